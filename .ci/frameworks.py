@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of docs/frameworks.md, of what .ci/clusters has just run.
+"""Update the table of docs/frameworks.md with the results of .ci/clusters.
 
-    python .ci/frameworks.py FOLDER PAGE    # NAME.xml (JUnit's) and NAME.txt (pip freeze) of stages
+    python .ci/frameworks.py FOLDER PAGE
 
-Writes the rows of these stages into the page, where the others stay, and prints the table.
+FOLDER has a JUnit file NAME.xml and a `pip freeze` NAME.txt per stage. The rows of these stages
+are replaced, the other rows stay, and the table is printed.
 """
 
 from __future__ import annotations
@@ -31,21 +32,21 @@ WORKS = {
     "ranks train as one process": r"one_process|that_of_one|in_a_function|fit_on|numpy_does",
     "lost and mistaken ranks are named": r"leaves|lost|killed|refus|mistak|differ|told",
 }
-"""What works, by names of tests: so many of them passed; "no" where one failed."""
+"""Columns, and patterns of test names. A cell has the number of passed tests, or "no"."""
 HEAD = ["framework", "versions", "Python", *WORKS, "tests passed", "failed"]
 
 
 def row(name: str, tests: Path, packages: Path) -> str:
-    """One line of the table."""
+    """Return a row of the table."""
     found = dict(line.split("==") for line in packages.read_text().split() if "==" in line)
     versions = ", ".join(f"{each} {found[each]}" for each in PACKAGES if each in found)
     passed: list[str] = []
     failed: list[str] = []
     for case in ElementTree.parse(tests).getroot().iter("testcase"):
-        said = {child.tag for child in case}
-        if "skipped" not in said:
-            wrong = said & {"failure", "error"}
-            (failed if wrong else passed).append(str(case.get("name")).partition("[")[0])
+        outcomes = {child.tag for child in case}
+        if "skipped" not in outcomes:
+            is_failed = outcomes & {"failure", "error"}
+            (failed if is_failed else passed).append(str(case.get("name")).partition("[")[0])
 
     def cell(pattern: str) -> str:
         if any(re.search(pattern, test) for test in failed):
@@ -58,7 +59,7 @@ def row(name: str, tests: Path, packages: Path) -> str:
 
 
 def main() -> None:
-    """Bring the page's table up to date."""
+    """Update the table of the page."""
     folder, page = map(Path, sys.argv[1:])
     lines = page.read_text().splitlines()
     head = f"| {' | '.join(HEAD)} |"

@@ -206,7 +206,7 @@ def main() -> int:
     if args.commits:
         return check_commits(args.commits)
     listed = git("ls-files", "--cached", "--others", "--exclude-standard", *SOURCES)
-    every = [path for path in listed if (ROOT / path).is_file()]  # not those that were deleted
+    every = [path for path in listed if (ROOT / path).is_file()]  # deleted files are still listed
     paths = every if args.rewrite else args.files or every
     return check_files([path for path in paths if path not in QUOTING], rewrite=args.rewrite)
 

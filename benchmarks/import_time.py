@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long `import ngd` takes: the median of fresh interpreters, as one JSON line.
+"""Measure the time of `import ngd` in fresh interpreters, and print one line of JSON.
 
 python benchmarks/import_time.py
 """
@@ -16,13 +16,13 @@ TURNS = 9
 
 
 def seconds(module: str) -> float:
-    """The seconds that a fresh interpreter needs to import a module."""
+    """Return the seconds that a fresh interpreter needs to import a module."""
     command = [sys.executable, "-c", PROGRAM.format(module)]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 def main() -> None:
-    """Take turns with numpy, the largest part of it."""
+    """Print the medians of ngd and of numpy, the largest part of it, measured in turns."""
     turns = [(seconds("ngd"), seconds("numpy")) for _ in range(TURNS)]
     ngd, numpy = (round(statistics.median(t), 3) for t in zip(*turns, strict=True))
     print(json.dumps({"import ngd": ngd, "import numpy": numpy, "bar": 0.25}))

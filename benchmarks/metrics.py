@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What NGD_METRICS costs a step of about 1 ms, as one JSON line.
+"""Measure the cost of NGD_METRICS for a step of about 1 ms, and print one line of JSON.
 
 python -m ngd.launch -n 2 --no-prefix benchmarks/metrics.py
 
-A process makes steps that are counted, and steps that are not, of one executable: what holds its
-variables is changed for that. A pair is so many of either, about a second, the order changing from
-pair to pair; at the beginning of those that are counted another process asks for the page. So what
-drifts does so for both, and each second has a scrape.
+Steps with and without counting use one executable. The object that locks its variables, which also
+counts steps, is exchanged between them. A pair is a series of counted steps and a series of plain
+steps, of about one second each, in an order that alternates. At the start of each counted series
+another process requests the page. Drifts of the machine therefore affect both series, and there is
+one scrape per second.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ for line in sys.stdin:
             size += len(part)
     print(size, flush=True)
 """
-"""Asks once for each line that it reads."""
+"""A client that requests the page once per line of its input."""
 
 
 def step_of(size: int) -> Any:
-    """Some products, and the sum of the result over all ranks."""
+    """Return a step of several matmuls, and of the mean of the result over all ranks."""
     x = ngd.placeholder("x", (size, size))
     y = x
     for _ in range(4):
@@ -52,7 +53,7 @@ def step_of(size: int) -> Any:
 
 
 def seconds(step: Any, hold: Any, x: Any, steps: int) -> tuple[float, float]:
-    """What so many steps take: by the clock, and of the cores by all threads of this process."""
+    """Return the wall time of a series of steps, and the CPU time of the process."""
     step.hold = hold
     ngd.barrier()
     begin, cpu = time.perf_counter(), time.process_time()
@@ -62,16 +63,16 @@ def seconds(step: Any, hold: Any, x: Any, steps: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Take the pairs; rank 0 prints what it saw."""
+    """Measure the pairs, and print a report on rank 0."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--size", type=int, default=288, help="of the matrices")
     parser.add_argument("--pairs", type=int, default=20)
     arguments = parser.parse_args()
     world = ngd.init()
     step = step_of(arguments.size)
-    where = os.environ.pop("NGD_METRICS")
+    setting = os.environ.pop("NGD_METRICS")
     counted, plain = step.hold, step_of(arguments.size).hold
-    os.environ["NGD_METRICS"] = where
+    os.environ["NGD_METRICS"] = setting
     address, client = ngd.metrics.address(), None
     if address is not None:
         command = [sys.executable, "-I", "-S", "-c", CLIENT, *map(str, address)]
@@ -79,8 +80,8 @@ def main() -> None:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
         )
     x = np.random.default_rng(0).normal(size=(arguments.size, arguments.size)).astype(np.float32)
-    taken = [seconds(step, hold, x, 200)[0] / 200 for hold in (counted, plain) * 3]
-    steps = int(ngd.broadcast(np.int64(1 / min(taken))))
+    step_seconds = [seconds(step, hold, x, 200)[0] / 200 for hold in (counted, plain) * 3]
+    steps = int(ngd.broadcast(np.int64(1 / min(step_seconds))))
     pairs, pages = [], []
     for number in range(arguments.pairs):
         found = {}
@@ -101,20 +102,21 @@ def main() -> None:
 
 
 Pair = tuple[tuple[float, float], tuple[float, float]]
-"""What seconds() gives of the steps that are counted, and of those that are not."""
+"""The results of seconds() for counted steps and for plain steps."""
 
 
-def median_of(seen: list[float]) -> tuple[float, list[float]]:
-    """The median, and where it lies with 95 % (bootstrap, percentiles)."""
+def median_of(values: list[float]) -> tuple[float, list[float]]:
+    """Return the median and its 95 % confidence interval (bootstrap, percentiles)."""
     draw = random.Random(0)
-    medians = sorted(statistics.median(draw.choices(seen, k=len(seen))) for _ in range(2000))
-    return round(statistics.median(seen), 4), [round(medians[50], 4), round(medians[-50], 4)]
+    medians = sorted(statistics.median(draw.choices(values, k=len(values))) for _ in range(2000))
+    return round(statistics.median(values), 4), [round(medians[50], 4), round(medians[-50], 4)]
 
 
 def report(pairs: list[Pair], steps: int, ranks: int, page: int) -> None:
-    """One line. Where the machine is busy, the cores' time says more than the ratio of the clock's.
+    """Print one line of JSON. On a busy machine, the CPU time is more reliable than the ratio.
 
-    `cpu_ms` is what a second's steps and the scrape took more of it: 10 of 1,000 ms are the bar.
+    `cpu_ms` is the additional CPU time per second of steps, including the scrape. The limit is 10
+    ms.
     """
     ratio, interval = median_of([counted[0] / plain[0] for counted, plain in pairs])
     cpu, cpu_interval = median_of([1e3 * (counted[1] - plain[1]) for counted, plain in pairs])

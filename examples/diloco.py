@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train a GPT with DiLoCo: each rank makes many steps on its own, then all ranks make one.
+"""Train a GPT with DiLoCo: each rank takes many steps on its own, then all ranks take one.
 
     ngd run -n 4 --min-ranks 2 --max-restarts 4 diloco.py --data FILE_OR_FOLDER
 
-If a rank is killed, the other ranks continue, and a new rank takes its place. To see it, kill a
+If a rank is killed, the other ranks continue, and a new rank takes its place. To try it, kill a
 process, or give --lose MEMBER:ROUND. With another launcher the number of ranks is fixed.
 """
 

@@ -77,23 +77,23 @@ def main() -> None:
         optimizer.load_state_dict(saved["optimizer"])
         schedule.load_state_dict(saved["schedule"])
         first = saved["step"]
-    begin, losses = time.perf_counter(), []
+    start, losses = time.perf_counter(), []
     for number in range(first, steps):
         generator = torch.Generator().manual_seed(number)
-        chosen = torch.randperm(len(rows), generator=generator)[: args.batch * size]
-        losses.append(step(rows[chosen[rank::size]]))  # instead of backward() and step()
+        indices = torch.randperm(len(rows), generator=generator)[: args.batch * size]
+        losses.append(step(rows[indices[rank::size]]))  # instead of backward() and step()
         schedule.step()
         if rank == 0 and number % 20 == 0:
             print(f"step {number}: loss {losses[-1]:.4f}")
-    seconds = time.perf_counter() - begin
+    seconds = time.perf_counter() - start
     if rank == 0 and args.save:
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
         torch.save({**state, "schedule": schedule.state_dict(), "step": steps}, args.save)
     if rank == 0:
         model.eval()
         prompt = tokens[None, : args.length // 4]
-        found = model.generate(prompt, max_new_tokens=16, do_sample=False, pad_token_id=0)
-        print(tokenizer.decode(found[0].tolist()))
+        generated = model.generate(prompt, max_new_tokens=16, do_sample=False, pad_token_id=0)
+        print(tokenizer.decode(generated[0].tolist()))
         report = {"loss": round(losses[-1].item(), 4) if losses else None, "steps": steps}
         speed = round(len(losses) * args.batch * size * args.length / seconds)
         print(json.dumps({"ranks": size, **report, "tokens_per_s": speed}), flush=True)

@@ -29,7 +29,7 @@ BAD = ["dreadful", "terrible", "awful", "horrible", "bad"]
 GOOD = ["superb", "wonderful", "excellent", "brilliant", "good"]
 
 
-def find(name: str) -> str:
+def folder_of(name: str) -> str:
     """Return the folder of a model in an installed package, or the name itself."""
     package = name.replace("-", "_")
     if package.isidentifier() and util.find_spec(package):
@@ -40,17 +40,17 @@ def find(name: str) -> str:
 def load(name: str | None, sentences: list[str]) -> tuple:
     """Return a tokenizer and a model with two classes."""
     if name:
-        folder = find(name)
+        folder = folder_of(name)
         tokenizer = AutoTokenizer.from_pretrained(folder)
         return tokenizer, AutoModelForSequenceClassification.from_pretrained(folder, num_labels=2)
     words = sorted({word for sentence in sentences for word in sentence.lower()[:-1].split()})
     vocabulary = {word: number for number, word in enumerate(["[PAD]", "[UNK]", ".", *words])}
-    plain = Tokenizer(models.WordLevel(vocabulary, "[UNK]"))
-    plain.normalizer, plain.pre_tokenizer = (
+    word_tokenizer = Tokenizer(models.WordLevel(vocabulary, "[UNK]"))
+    word_tokenizer.normalizer, word_tokenizer.pre_tokenizer = (
         normalizers.Lowercase(),
         pre_tokenizers.BertPreTokenizer(),
     )
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, pad_token="[PAD]")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=word_tokenizer, pad_token="[PAD]")
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
     config = BertConfig(vocab_size=len(vocabulary), num_attention_heads=2, **sizes)
     return tokenizer, AutoModelForSequenceClassification.from_config(config)
@@ -76,7 +76,7 @@ def main() -> None:
     tokens = tokenizer(sentences, padding=True, return_tensors="pt")
     data = {**tokens, "labels": torch.tensor([label for label, _ in rows])}
     is_test = torch.arange(len(rows)) % 5 == 0
-    train, test = ({k: v[chosen] for k, v in data.items()} for chosen in (~is_test, is_test))
+    train, test = ({k: v[indices] for k, v in data.items()} for indices in (~is_test, is_test))
 
     optimizer = torch.optim.AdamW(model.parameters(), args.lr or lr, weight_decay=0.01)
     step = ngd.torch.compile_step(  # instead of DistributedDataParallel
@@ -91,16 +91,16 @@ def main() -> None:
     for epoch in range(args.epochs or epochs):
         order = torch.randperm(len(train["labels"]), generator=torch.Generator().manual_seed(epoch))
         losses = []
-        for chosen in order[rank::size].split(count)[:num_steps]:
-            losses.append(step({k: v[chosen] for k, v in train.items()}))  # instead of backward()
+        for indices in order[rank::size].split(count)[:num_steps]:
+            losses.append(step({k: v[indices] for k, v in train.items()}))  # instead of backward()
             schedule.step()
         if rank == 0:
             print(f"epoch {epoch}: loss {torch.stack(losses).mean():.4f}")
     model.eval()
     with torch.no_grad():
-        found = model(**{k: v for k, v in test.items() if k != "labels"}).logits.argmax(1)
+        predictions = model(**{k: v for k, v in test.items() if k != "labels"}).logits.argmax(1)
     if rank == 0:
-        accuracy = (found == test["labels"]).float().mean().item()
+        accuracy = (predictions == test["labels"]).float().mean().item()
         if args.save:
             model.save_pretrained(args.save)
         report = {"loss": round(losses[-1].item(), 4), "accuracy": round(accuracy, 4)}

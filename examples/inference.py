@@ -61,8 +61,8 @@ def predict(folder: Path, x: np.ndarray, batch_size: int) -> np.ndarray:
         return ops.argmax(model(x), axis=1)
 
     shards = np.array_split(x, ngd.world_size())
-    mine = shards[ngd.rank()]
-    batches = np.split(mine, range(batch_size, len(mine), batch_size))
+    shard_of_rank = shards[ngd.rank()]
+    batches = np.split(shard_of_rank, range(batch_size, len(shard_of_rank), batch_size))
     classes = np.concatenate([classify(batch) for batch in batches])
     return ngd.all_gather_v(classes, counts=[len(shard) for shard in shards])
 

@@ -38,15 +38,15 @@ class Digits(NamedTuple):
 
 
 def load_digits(directory: Path | None, dtype: str) -> tuple[Digits, Digits]:
-    """Return the training and the test set; raise OSError or ValueError with one clear line."""
+    """Return the training and the test set. Raise OSError or ValueError with a one-line message."""
     if directory is None:
         return load_bundled(dtype)
     train, test = data.mnist(directory, dtype=dtype)
-    return as_rows(train), as_rows(test)
+    return flatten_images(train), flatten_images(test)
 
 
-def as_rows(images: data.Arrays) -> Digits:
-    """Return one image per row."""
+def flatten_images(images: data.Arrays) -> Digits:
+    """Return a set with one row per image."""
     pixels, labels = images.columns
     return Digits(pixels.reshape(len(pixels), -1), labels)
 
@@ -68,12 +68,12 @@ def load_bundled(dtype: str) -> tuple[Digits, Digits]:
 
 
 def logits_of(pixels: Any, W0: Any, b0: Any, W1: Any, b1: Any) -> Any:
-    """Build the network: one logit per class."""
+    """Return the graph of the network: one logit per class."""
     return ops.relu(pixels @ W0 + b0) @ W1 + b1
 
 
 def compile_step(images: int, network: Sequence[Any], args: argparse.Namespace) -> Any:
-    """Build the training step of a rank that has this many images of the batch."""
+    """Compile the training step of a rank that has this many images of the batch."""
     pixels = ngd.placeholder("pixels", (images, network[0].shape[0]), args.dtype)
     labels = ngd.placeholder("labels", (images,), "int64")
     weight = ngd.placeholder("weight", (), args.dtype)
@@ -89,14 +89,14 @@ def compile_step(images: int, network: Sequence[Any], args: argparse.Namespace) 
 
 
 def compile_prediction(images: int, network: Sequence[Any], args: argparse.Namespace) -> Any:
-    """Build the most likely class of each of this many images."""
+    """Compile a step that returns the most likely class of each image."""
     pixels = ngd.placeholder("pixels", (images, network[0].shape[0]), args.dtype)
     classes = ops.argmax(logits_of(pixels, *network), axis=1)
     return ngd.compile([pixels], [classes], device=args.device)
 
 
 def make_network(features: int, classes: int, args: argparse.Namespace) -> list[Any]:
-    """Make the variables; the same seed gives every rank the same values (He et al., 2015)."""
+    """Create the variables. The same seed gives equal values on all ranks (He et al., 2015)."""
     random = np.random.default_rng(args.seed)
     network = []
     for layer, (rows, columns) in enumerate([(features, HIDDEN), (HIDDEN, classes)]):
@@ -109,7 +109,7 @@ def make_network(features: int, classes: int, args: argparse.Namespace) -> list[
 def train(
     images: Digits, network: Sequence[Any], world: Any, args: argparse.Namespace
 ) -> tuple[int, float | None, float | None]:
-    """Run all epochs; return the number of steps, the last epoch's loss, and images per second."""
+    """Train. Return the number of steps, the last epoch's loss, and images per second."""
     from tqdm import tqdm
 
     step = functools.cache(lambda count: compile_step(count, network, args))
@@ -129,8 +129,10 @@ def train(
         total = 0.0
         with tqdm(shards, f"epoch {epoch + 1}", disable=world.rank != 0) as bar:
             for shard in bar:
-                mine, weight = shard.indices, np.array(shard.weight, args.dtype)
-                (step_loss,) = step(len(mine))(images.pixels[mine], images.labels[mine], weight)
+                indices, weight = shard.indices, np.array(shard.weight, args.dtype)
+                (step_loss,) = step(len(indices))(
+                    images.pixels[indices], images.labels[indices], weight
+                )
                 total += float(step_loss) * shard.total
                 steps += 1
                 if writer:
@@ -143,7 +145,7 @@ def train(
 
 
 def evaluate(images: Digits, network: Sequence[Any], world: Any, args: argparse.Namespace) -> float:
-    """Return the accuracy; rank r takes every n-th block of n ranks, from block r."""
+    """Return the accuracy. Rank r of n evaluates every n-th block of images, from block r."""
     predict = functools.cache(lambda count: compile_prediction(count, network, args))
     correct = 0
     for start in range(world.rank * args.batch, len(images.labels), world.size * args.batch):
@@ -154,7 +156,7 @@ def evaluate(images: Digits, network: Sequence[Any], world: Any, args: argparse.
 
 
 def check(args: argparse.Namespace, world: Any) -> None:
-    """Check the options before anything is loaded."""
+    """Check the options before any data is loaded."""
     if args.epochs < 0:
         raise ValueError(f"--epochs {args.epochs} is negative")
     if args.batch < world.size:
@@ -170,7 +172,7 @@ def check(args: argparse.Namespace, world: Any) -> None:
 
 
 def load_checkpoint(path: Path, network: Sequence[Any]) -> None:
-    """Assign the values that an earlier run has saved to the variables."""
+    """Assign the values of an earlier run to the variables."""
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
@@ -179,9 +181,9 @@ def load_checkpoint(path: Path, network: Sequence[Any]) -> None:
     except SafetensorError as error:
         raise ValueError(f"--load: {path} is not a safetensors file ({error})") from error
     for variable in network:
-        found = saved.get(variable.name)
-        if found is None or found.shape != variable.shape:
-            has = "nothing" if found is None else f"shape {found.shape}"
+        value = saved.get(variable.name)
+        if value is None or value.shape != variable.shape:
+            has = "nothing" if value is None else f"shape {value.shape}"
             raise ValueError(
                 f"--load: {path} holds {has} for {variable.name}, needed is {variable.shape}"
             )
@@ -190,8 +192,8 @@ def load_checkpoint(path: Path, network: Sequence[Any]) -> None:
 
 
 @contextmanager
-def all_or_none(world: Any) -> Iterator[None]:
-    """Exit on all ranks if the block fails on one; the first of these ranks prints the reason."""
+def exit_together(world: Any) -> Iterator[None]:
+    """Exit on all ranks if the block fails on any. The first such rank prints the reason."""
     problem = ""
     try:
         yield
@@ -201,7 +203,7 @@ def all_or_none(world: Any) -> Iterator[None]:
     if first == world.rank:
         print(f"{Path(sys.argv[0]).name}: {problem}", file=sys.stderr, flush=True)
     if first < world.size:
-        ngd.barrier()  # the line is out before the launcher sees a rank exit
+        ngd.barrier()  # print the line before the launcher notices that a rank exits
         sys.exit(1)
 
 
@@ -230,7 +232,7 @@ def main() -> None:
     """Train, evaluate, and report as one line of JSON."""
     args = parse_arguments()
     world = ngd.init()
-    with all_or_none(world):
+    with exit_together(world):
         check(args, world)
         training, test = load_digits(args.data, args.dtype)
         if len(training.labels) < world.size:

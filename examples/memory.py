@@ -77,9 +77,11 @@ def main() -> None:
         step = compile_with_limit(args) if form == "memory_limit" else compile_step(form, args)
         losses = [float(step(x[rows], y[rows])) for _ in range(args.steps)]
         memory = step.memory()
-        own = memory["variables"] - memory["sharded"] + memory["private"] + memory["shared"]
+        bytes_per_rank = (
+            memory["variables"] - memory["sharded"] + memory["private"] + memory["shared"]
+        )
         report = {key: memory[key] for key in ("variables", "private", "shared", "sharded")}
-        report |= {"host_bytes": size * own + memory["sharded"]}
+        report |= {"host_bytes": size * bytes_per_rank + memory["sharded"]}
         reports[form] = {**report, "first_loss": losses[0], "loss": losses[-1]}
         if rank == 0:
             mebibytes = report["host_bytes"] / 2**20

@@ -3,7 +3,7 @@
 
     ngd run -n 2 mnist_cnn.py --data DIR --save checkpoint
 
-DIR holds the four files of MNIST. Without --data the digits of scikit-learn are used. With --save,
+DIR has MNIST's four files. Without --data, the images are the digits of scikit-learn. With --save,
 SIGTERM and SIGUSR1 end the training with a checkpoint and exit code 75. --resume continues it.
 """
 
@@ -56,9 +56,11 @@ def read_digits(folder: Path | None) -> tuple[data.Arrays, data.Arrays]:
 def shift(columns: Any, generators: Any) -> Any:
     """Shift each image by up to 1/14 of its side, vertically and horizontally."""
     images, labels = columns
-    most = images.shape[-1] // 14
-    shifts = [generator.integers(-most, most + 1, 2) for generator in generators]
-    return np.stack([np.roll(x, by, (1, 2)) for x, by in zip(images, shifts, strict=True)]), labels
+    max_shift = images.shape[-1] // 14
+    shifts = [generator.integers(-max_shift, max_shift + 1, 2) for generator in generators]
+    return np.stack(
+        [np.roll(x, offset, (1, 2)) for x, offset in zip(images, shifts, strict=True)]
+    ), labels
 
 
 def make_trainer(args: argparse.Namespace) -> train.Trainer:
@@ -120,4 +122,4 @@ if __name__ == "__main__":
         device = os.environ.get("NGD_DEVICE", "CPU")
         print(json.dumps({"ranks": ngd.world_size(), "device": device, **report}), flush=True)
     if trainer.stopped:
-        sys.exit(os.EX_TEMPFAIL)  # the batch script then starts the job again
+        sys.exit(os.EX_TEMPFAIL)  # the batch script requeues the job

@@ -3,7 +3,7 @@
 
     ngd run -n 2 resnet50.py --data DIR --save checkpoint
 
-DIR holds the folders train and val, each with one folder per class. Without --data the images are
+DIR has the folders train and val, each with one folder per class. Without --data, the images are
 synthetic. The preset large-batch is that of You et al., 2017 (arXiv:1709.05011).
 """
 

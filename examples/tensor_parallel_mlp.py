@@ -62,8 +62,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         # ngd.grad differentiates the sum of the losses of all ranks. Along "model" the ranks have
         # the same loss, so it is divided by their number. Each rank has a copy of b1. The gradient
         # of b1 is the sum of the gradients of the copies.
-        *gradients, of_copy = ngd.grad(loss / model.size, network)
-        gradients.append(ops.all_reduce(of_copy, op="sum", group=model))
+        *gradients, gradient_of_copy = ngd.grad(loss / model.size, network)
+        gradients.append(ops.all_reduce(gradient_of_copy, op="sum", group=model))
         means = [ops.all_reduce(g, op="mean", group=data) for g in gradients]
         updates = {v: v - args.lr * g for v, g in zip(network, means, strict=True)}
         return ops.all_reduce(loss, op="mean", group=data), updates

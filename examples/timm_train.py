@@ -69,7 +69,7 @@ def main() -> None:
         train, args.batch, sampler=sampler, num_workers=args.workers, drop_last=True
     )
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, args.lr, args.epochs * len(loader))
-    begin = time.perf_counter()
+    start = time.perf_counter()
     for epoch in range(args.epochs):
         sampler.set_epoch(epoch)
         for x, y in loader:
@@ -77,12 +77,12 @@ def main() -> None:
             schedule.step()
         if rank == 0:
             print(f"epoch {epoch}: loss {loss:.4f}")
-    seconds = time.perf_counter() - begin
+    seconds = time.perf_counter() - start
     if rank == 0:
         model.eval()
         with torch.no_grad():
-            right = [(model(x).argmax(1) == y) for x, y in DataLoader(test, 100)]
-        accuracy = round(torch.cat(right).float().mean().item(), 4)
+            is_correct = [(model(x).argmax(1) == y) for x, y in DataLoader(test, 100)]
+        accuracy = round(torch.cat(is_correct).float().mean().item(), 4)
         speed = round(args.epochs * len(loader) * args.batch * size / seconds)
         report = {"model": args.model, "loss": round(loss.item(), 4), "accuracy": accuracy}
         print(json.dumps({"ranks": size, **report, "images_per_s": speed}), flush=True)

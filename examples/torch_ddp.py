@@ -4,7 +4,7 @@
     torchrun --nproc-per-node 2 torch_ddp.py
     ngd run -n 2 torch_ddp.py --backend gloo     # for comparison
 
-Two lines use ngd: the import, and the name of the backend.
+The example uses ngd in two lines: in the import, and in the name of the backend.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-def digits() -> tuple[Tensor, Tensor]:
+def load_images() -> tuple[Tensor, Tensor]:
     """Return 1797 images of 8 x 8 and their labels, in the same random order on all ranks."""
     images, labels = load_digits(return_X_y=True)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
@@ -49,26 +49,26 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse(argv)
     distributed.init_process_group(args.backend)
     rank, size = distributed.get_rank(), distributed.get_world_size()
-    inputs, labels = digits()
+    inputs, labels = load_images()
     train = len(labels) * 5 // 6 // (size * args.batch) * (size * args.batch)
     torch.manual_seed(rank)
     convolution = [nn.Conv2d(1, 16, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
     model = DistributedDataParallel(nn.Sequential(*convolution, nn.Linear(16 * 9, 10)))
     optimizer = torch.optim.SGD(model.parameters(), args.lr, momentum=0.9)
-    begin = time.perf_counter()
+    start = time.perf_counter()
     for epoch in range(args.epochs):
         order = torch.randperm(train, generator=torch.Generator().manual_seed(epoch))
         for batch in order.split(size * args.batch):
-            mine = batch[rank::size]
-            loss = nn.functional.cross_entropy(model(inputs[mine]), labels[mine])
+            indices = batch[rank::size]
+            loss = nn.functional.cross_entropy(model(inputs[indices]), labels[indices])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-    seconds = time.perf_counter() - begin
+    seconds = time.perf_counter() - start
     # Each rank tests its shard. The all-reduce adds the counts.
     with torch.no_grad():
-        right = model(inputs[train + rank :: size]).argmax(1) == labels[train + rank :: size]
-    total = torch.tensor([right.sum().item(), right.numel()])
+        is_correct = model(inputs[train + rank :: size]).argmax(1) == labels[train + rank :: size]
+    total = torch.tensor([is_correct.sum().item(), is_correct.numel()])
     distributed.all_reduce(total)
     if rank == 0:
         accuracy = round((total[0] / total[1]).item(), 4)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All tests of ngd; those of `ngd.x` are in the folder `x`."""
+"""The tests of ngd. The tests of the package `ngd.x` are in the folder `x`."""

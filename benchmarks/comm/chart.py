@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws what bench.py has printed: latency and bandwidth over size, ngd beside its peers.
+"""Draw the results of bench.py: latency and bandwidth of ngd and its peers over the size.
 
 python benchmarks/comm/chart.py all_reduce.jsonl all_reduce.svg
 """
@@ -14,7 +14,7 @@ from typing import Any
 COLORS = {"ngd": "#c1272d", "Open MPI": "#0000a7", "MPICH": "#008176", "gloo": "#b3741b"}
 MARKERS = {"ngd": "o", "Open MPI": "s", "MPICH": "^", "gloo": "D"}
 LEAST_OF_BANDWIDTH = 16 << 10
-"""Below, the time says it all."""
+"""The smallest size for which bandwidth is drawn. Smaller sizes are dominated by latency."""
 UNITS = ((1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
 
 
@@ -24,7 +24,7 @@ def size_text(nbytes: int) -> str:
 
 
 def series_of(lines: list[dict[str, Any]]) -> dict[str, dict[int, float]]:
-    """Microseconds by series and bytes; of ngd, the first of what it took beside each peer."""
+    """Return microseconds by series and bytes. For ngd, the first value of each size is used."""
     series: dict[str, dict[int, float]] = {}
     for way, words in (("graph", "in the graph"), ("array", "from arrays")):
         for line in lines:
@@ -41,7 +41,7 @@ def draw(lines: list[dict[str, Any]], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("agg")
-    matplotlib.rcParams["svg.hashsalt"] = "ngd"  # the same bytes for the same figures
+    matplotlib.rcParams["svg.hashsalt"] = "ngd"  # equal results give equal bytes
     import matplotlib.pyplot as plt
 
     figure, (latency, bandwidth) = plt.subplots(1, 2, figsize=(11, 4.4), layout="constrained")

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives of float32 among the ranks of one host, without Python:
+// Measure collectives of float32 among the ranks of one host, without Python:
 //     engine_bench [ranks] [kind] [flat|ring|auto|nodes] [bytes...]
 //     engine_bench [ranks] [kind] checks [bytes...]
 //     engine_bench [ranks] copy all [bytes...]
-// `bytes` is the larger side of a rank. Every rank rewrites its source before each call, so that no
-// call finds its input in a peer's cache; where there is a core for each rank it is bound to one,
-// as by mpirun. One JSON line a size and lane: over the calls, the median and the lowest tenth of
-// the slowest rank's time. "nodes": flat, of ranks that are told to be on two memory nodes.
-// "checks": in turns with a group that neither compares fingerprints nor watches for deaths, and
-// the median of the differences. "copy": the ranks together copy `bytes` from and to memory of
-// their own, as the engine copies large blocks: what memory allows, for comparison.
+// `bytes` is the size of a rank's larger buffer. Every rank rewrites its source before each call,
+// so that no call finds its input in a peer's cache. If there is a core for each rank, it is bound
+// to one, as under mpirun. The program prints one line of JSON per size and kind of memory. It has
+// the median and the lowest tenth of the times of the slowest rank, over the calls.
+// "nodes" is the flat algorithm, on ranks that are assigned to two NUMA nodes. "checks" takes turns
+// with a group that neither compares fingerprints nor watches for deaths, and adds the median of
+// the differences. With "copy", the ranks together copy `bytes` from and to private memory, as the
+// engine copies large blocks. This shows the limit of the memory.
 #include <sched.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -54,7 +55,7 @@ bool in_place(Kind kind) {
   return kind == Kind::AllReduce || kind == Kind::Broadcast || kind == Kind::Reduce;
 }
 
-// A block a rank where the kind is made of such, with `count` elements on the larger side.
+// One block per rank if the kind has blocks. The larger side has `count` elements.
 Collective make(const Settings& settings, float* source, float* destination, std::size_t count) {
   Collective collective;
   collective.kind = settings.kind;
@@ -69,12 +70,13 @@ Collective make(const Settings& settings, float* source, float* destination, std
   return collective;
 }
 
-// Of `work`, before every call of which all ranks write `written` elements to source and meet.
+// Time `work`. Before every call, all ranks write `written` elements to their source and
+// synchronise.
 template <typename Work>
 Times measure(Communicator& group, float* source, std::size_t written, std::size_t bytes,
               const Work& work) {
   const int calls = bytes <= 128 << 10 ? 400 : bytes <= 4 << 20 ? 60 : 15;
-  const int inner = bytes <= 64 ? 100 : 1;  // the clock is no finer
+  const int inner = bytes <= 64 ? 100 : 1;  // below the resolution of the clock
   std::vector<double> times;
   for (int i = -kWarmUp; i < calls; ++i) {
     for (std::size_t k = 0; k < written; ++k) source[k] = static_cast<float>(1 + group.rank());
@@ -114,7 +116,7 @@ void report(const Settings& settings, const char* lane, std::size_t bytes, Times
   std::fflush(stdout);
 }
 
-// To the rank-th of the cores that this process may use, where there are enough.
+// Bind to core number `rank` of the cores of this process, if there are enough.
 void bind(int rank, int ranks) {
   cpu_set_t all, one;
   if (::sched_getaffinity(0, sizeof all, &all) != 0 || CPU_COUNT(&all) < ranks) return;
@@ -144,7 +146,7 @@ void run(const Settings& settings, int rank, const std::string& key) {
   }
 }
 
-// What fingerprints and the death watch cost.
+// The cost of fingerprints and of the death watch.
 void run_checks(const Settings& settings, int rank, const std::string& key) {
   constexpr int kTurns = 11;
   bind(rank, settings.ranks);

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How every program of the comparison measures a collective, ngd and its peers alike.
+"""The measurement of a collective, which is equal for ngd and for all peers.
 
-Before every call each rank rewrites its operand, so that no call finds it shared in a cache; then
-all meet at a barrier, and a call's time is that of the slowest rank. A line of JSON holds the
-median over the calls, in microseconds. It needs nothing but NumPy.
+Before each call, every rank rewrites its operand, so that no call finds it in a shared cache. Then
+all ranks enter a barrier. The time of a call is that of the slowest rank. A line of JSON has the
+median over the calls, in microseconds. This module needs only NumPy.
 
-With --tail N the calls follow one another, N of them, with nothing in between: the line then holds
-percentiles of the slowest rank's times.
+With --tail N, the ranks make N calls without anything between them. The line then has percentiles
+of the times of the slowest rank.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ PERCENTILES = (50, 99, 99.9)
 
 @dataclass(frozen=True)
 class Case:
-    """A collective of float32: what each rank holds before and after."""
+    """A collective of float32, with its buffers on one rank."""
 
     kind: str
     nbytes: int
-    """Of a rank's larger buffer: what is reduced, scattered, exchanged, or what is gathered."""
+    """The size of a rank's larger buffer, which is the source or the result."""
     rank: int
     ranks: int
 
     @property
     def count(self) -> int:
-        """Elements of the larger buffer: a multiple of the ranks where it is made of blocks."""
+        """The number of elements of the larger buffer: a multiple of the ranks if it has blocks."""
         count = self.nbytes // 4
         in_place = self.kind in ("all_reduce", "broadcast")
         return count if in_place else max(1, count // self.ranks) * self.ranks
@@ -51,7 +51,7 @@ class Case:
         return 400 if self.nbytes <= 128 << 10 else 60 if self.nbytes <= 4 << 20 else 15
 
     def buffers(self) -> tuple[Array, Array]:
-        """Source and destination; one and the same where the call works in place."""
+        """Return the source and the destination. They are equal if the call works in place."""
         whole, block = np.empty(self.count, np.float32), np.empty(self.count, np.float32)
         block = block[: self.count // self.ranks]
         return {
@@ -63,7 +63,7 @@ class Case:
         }[self.kind]
 
     def check(self, result: Array) -> None:
-        """Raise where `result` is not what comes of every rank's 1 + rank."""
+        """Raise if `result` is not the result for operands that are 1 + rank on every rank."""
         total = self.ranks * (self.ranks + 1) / 2
         expected = {"all_reduce": [total], "reduce_scatter": [total], "broadcast": [1.0]}
         blocks = np.array(expected.get(self.kind, 1.0 + np.arange(self.ranks)), np.float32)
@@ -73,16 +73,16 @@ class Case:
 
 @dataclass(frozen=True)
 class Way:
-    """One way to call a collective."""
+    """One form of calling a collective."""
 
     call: Callable[[], Any]
     source: Array
     result: Array | None = None
-    """Where the result is to be checked."""
+    """The result to check, or None."""
 
 
 def read_arguments() -> argparse.Namespace:
-    """What the driver tells a program: kind and sizes."""
+    """Read the arguments that the driver gives to a program: kind and sizes."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--kind", choices=KINDS, required=True)
     parser.add_argument("--bytes", type=int, nargs="+", required=True)
@@ -99,10 +99,10 @@ def measure(
     slowest: Callable[[Array], Array],
     less: Mapping[str, str] | None = None,
 ) -> None:
-    """Time all ways in turns; rank 0 prints.
+    """Time all forms in turns, and print the medians on rank 0.
 
-    `slowest` gives every rank the element-wise maximum over the ranks. `less` names ways whose time
-    is another's less that of the named one.
+    `slowest` returns the element-wise maximum over the ranks. `less` maps the name of a form to the
+    name of another form, whose time is subtracted.
     """
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(-WARM_UP_CALLS, case.calls):
@@ -134,7 +134,7 @@ def measure_tail(
     barrier: Callable[[], Any],
     slowest: Callable[[Array], Array],
 ) -> None:
-    """Time calls that follow one another; rank 0 prints the percentiles over the calls."""
+    """Time calls without anything between them, and print percentiles on rank 0."""
     now = time.perf_counter_ns
     stamps = np.empty(calls + 1, np.int64)
     for _ in range(WARM_UP_TAIL):

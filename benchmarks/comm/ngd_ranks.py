@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A collective by ngd, from arrays and in the graph: started by bench.py with `ngd run`.
+"""The ranks of ngd in bench.py, which starts them with `ngd run`.
 
-In the graph the operand is computed by the same step, in memory that the ranks share. Its time is
-the step's less that of an equal step without the collective, taken in the same turn.
+Collectives are measured from arrays and in a graph. In the graph, the operand is computed by the
+same step, in memory that the ranks share. The time is that of the step minus that of an equal step
+without the collective, which runs in the same turn.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import ngd
 from ngd import ops
 
 COLUMNS = 1024
-"""The operand of a step is an outer product of rows of this many columns: written, hardly read."""
+"""The columns of a step's operand. It is an outer product, so it is written but hardly read."""
 
 
 def from_arrays(case: Case) -> Way:

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Do transfers between hosts progress while kernels run? Two hosts, one rank each, a slow link.
+"""Measure if transfers between two hosts progress while kernels run, over a slow link.
 
     python benchmarks/comm/overlap.py [--rate 1gbit] [--megabytes 16] [--rounds 7]
 
-Needs what benchmarks/namespaces.py needs: root, iproute2, mode OMPI, Open MPI. A step starts an
-all-reduce, computes, and waits; the computation is made to take as long as the transfer. A JSON
-line for NGD_PROGRESS=on, off and auto: medians in milliseconds over the rounds of the slowest
-rank, and the step over the larger of its two parts.
+The program has the requirements of benchmarks/namespaces.py: root, iproute2, mode OMPI, Open MPI.
+Each host has one rank. A step starts an all-reduce, computes, and waits, and the computation is
+about as long as the transfer. The program prints one line of JSON for each of NGD_PROGRESS=on, off
+and auto, with medians over the rounds of the slowest rank in milliseconds, and the ratio of the
+step to the longer of its two parts.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import namespaces
 from timing import cpu_name
 
 
-def options() -> argparse.Namespace:
+def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rate", default="1gbit", help="of each host's link, as tc writes it")
     parser.add_argument("--megabytes", type=float, default=16, help="of the array that is reduced")
@@ -39,12 +40,12 @@ def options() -> argparse.Namespace:
 
 
 def milliseconds(call: Callable[[], None]) -> float:
-    """How long a call took that all ranks begin together: the slowest rank's time."""
+    """Return the time of a call that all ranks start together, on the slowest rank."""
     ngd.barrier()
     start = time.perf_counter()
     call()
-    mine = np.array(time.perf_counter() - start)
-    return float(ngd.all_reduce(mine, op="max")) * 1e3
+    seconds = np.array(time.perf_counter() - start)
+    return float(ngd.all_reduce(seconds, op="max")) * 1e3
 
 
 def measure(args: argparse.Namespace) -> dict[str, float]:
@@ -68,9 +69,9 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
         work.wait()
 
     milliseconds(transfer), milliseconds(lambda: compute(50))
-    wanted = statistics.median(milliseconds(transfer) for _ in range(3))
+    transfer_time = statistics.median(milliseconds(transfer) for _ in range(3))
     one = statistics.median(milliseconds(lambda: compute(50)) for _ in range(3)) / 50
-    times = max(1, round(wanted / one))
+    times = max(1, round(transfer_time / one))
     rounds = [
         (
             milliseconds(transfer),
@@ -79,19 +80,21 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
         )
         for _ in range(args.rounds)
     ]
-    apart, together, both = (statistics.median(column) for column in zip(*rounds, strict=True))
+    transfer_ms, compute_ms, step_ms = (
+        statistics.median(column) for column in zip(*rounds, strict=True)
+    )
     ratios = [each / max(t, c) for t, c, each in rounds]
     return {
-        "transfer_ms": round(apart, 2),
-        "compute_ms": round(together, 2),
-        "step_ms": round(both, 2),
+        "transfer_ms": round(transfer_ms, 2),
+        "compute_ms": round(compute_ms, 2),
+        "step_ms": round(step_ms, 2),
         "step_over_larger": round(statistics.median(ratios), 3),
-        "step_over_sum": round(both / (apart + together), 3),
+        "step_over_sum": round(step_ms / (transfer_ms + compute_ms), 3),
     }
 
 
 def main() -> int:
-    args = options()
+    args = read_options()
     if "OMPI_COMM_WORLD_RANK" in os.environ:
         figures = measure(args)
         if ngd.init().rank == 0:
@@ -101,13 +104,13 @@ def main() -> int:
     if reason := namespaces.why_not():
         print(f"cannot play two hosts here: {reason}", file=sys.stderr)
         return 1
-    with namespaces.Hosts(2) as both:
-        both.slow_down(args.rate)
+    with namespaces.Hosts(2) as hosts:
+        hosts.slow_down(args.rate)
         for progress in ("on", "off", "auto"):
             switches = {"NGD_PROGRESS": progress, "NGD_THREADS": os.environ.get("NGD_THREADS", "1")}
             switches |= {"NGD_TIMEOUT": "60", "OMP_NUM_THREADS": "1", "NGD_CHECK": "0"}
             environment = {**os.environ, **namespaces.OPEN_MPI, **switches}
-            command = [*both.mpirun(1, switches), sys.executable, *sys.argv]
+            command = [*hosts.mpirun(1, switches), sys.executable, *sys.argv]
             status = subprocess.run(command, env=environment, timeout=300).returncode
             if status != 0:
                 return status

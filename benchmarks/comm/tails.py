@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The slow calls: 200,000 all-reduces of 8 bytes, one after the other, by ngd and by Open MPI.
+"""Measure slow calls: 200,000 all-reduces of 8 bytes in a row, by ngd and by Open MPI.
 
     python benchmarks/comm/tails.py --openmpi-python PATH --turns 10
 
-Each cell is a number of ranks and a neighbour: nobody, a process that wants a part of a core, or
-one that always computes at the lowest priority. Its runs of ngd and of Open MPI take turns. A line
-of JSON a cell holds, of each percentile over the calls, the medians over the runs in microseconds,
-the median of the paired ratios (ngd's time to Open MPI's: below 1 is faster), and all runs.
+Each cell has a number of ranks and a neighbour: none, a process that uses 5 % of a core, or a
+process that always computes at the lowest priority. The runs of ngd and of Open MPI take turns.
+The program prints one line of JSON per cell. For each percentile of the calls it has the medians
+over the runs in microseconds, the median of the paired ratios (ngd's time divided by Open MPI's),
+and all runs.
 """
 
 from __future__ import annotations
@@ -64,12 +65,12 @@ def main() -> None:
 
 
 def compare(cell: str, args: argparse.Namespace) -> dict[str, Any]:
-    """The line of one cell."""
+    """Return the line of one cell."""
     ranks, neighbour = CELLS[cell]
     arguments = ["--kind", "all_reduce", "--bytes", str(args.bytes), "--tail", str(args.calls)]
     ours: list[Percentiles] = []
     theirs: list[Percentiles] = []
-    with beside(NEIGHBOURS[neighbour]):
+    with run_neighbour(NEIGHBOURS[neighbour]):
         for _ in range(args.turns):
             ours.append(lines_of("ngd", ranks, args, arguments)[0]["us"])
             theirs.append(lines_of("openmpi", ranks, args, arguments)[0]["us"])
@@ -87,8 +88,8 @@ def compare(cell: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def beside(program: str | None) -> Iterator[None]:
-    """While a neighbour runs."""
+def run_neighbour(program: str | None) -> Iterator[None]:
+    """Run a neighbour process during the block."""
     if program is None:
         yield
         return

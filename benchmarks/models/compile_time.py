@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long it takes to build, differentiate and compile a graph: one JSON line a case.
+"""Measure the time to build, differentiate and compile graphs: one line of JSON per case.
 
 python benchmarks/models/compile_time.py [--peer-python PATH] [--turns 3] [--cases layers:500 ...]
 
-A turn is a fresh process, warmed up by a small graph; the seconds are those of its CPU. With
---peer-python, a Python that has another build of ngd, the two builds take turns, and `speedup` is
-the median of the paired ratios of time. `seconds` has the phases: what the user's script does
-(build, grad), the passes by name, `emit` (the program), and `executor` (kernels and buffers; only
-where the step can run here: the one with all-reduces is compiled for a rank of two, device NULL).
+A turn is a fresh process, warmed up by a small graph. Times are CPU seconds. --peer-python is a
+Python with another build of ngd. Then the builds take turns, and `speedup` is the median of the
+paired ratios. `seconds` has the phases: the calls of the user's script (build, grad), the passes
+by name, `emit` (the program), and `executor` (kernels and buffers). The case with all-reduces is
+compiled for one rank of two on the NULL device, so it has no `executor`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ DEADLINE_SECONDS = 600
 
 
 class Clock:
-    """Adds up seconds by phase; a phase inside another counts for itself alone."""
+    """Seconds by phase. The time of a phase inside another one is not counted twice."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -50,19 +50,19 @@ class Clock:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count what runs inside."""
+        """Measure the block as a phase."""
         self.inner.append(0.0)
         start = time.thread_time()
         try:
             yield
         finally:
-            whole = time.thread_time() - start
-            own = whole - self.inner.pop()
-            self.inner[-1] += whole
+            total = time.thread_time() - start
+            own = total - self.inner.pop()
+            self.inner[-1] += total
             self.seconds[name] = self.seconds.get(name, 0.0) + own
 
     def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, as a phase."""
+        """Return the function, measured as a phase."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             with self.phase(name):
@@ -72,13 +72,13 @@ class Clock:
 
 
 class Two:
-    """A group as far as compilation looks at it."""
+    """A stand-in for a group, with the attributes that the compiler reads."""
 
     rank, size = 0, 2
 
 
 def layers(n: int, clock: Clock, reduced: bool = False) -> dict[str, Any]:
-    """Layers with a weight and a bias each, the gradient by all of them, and their updates."""
+    """Return layers with weights and biases, the gradients of all of them, and their updates."""
     import ngd
     from ngd import ops
 
@@ -101,12 +101,12 @@ def layers(n: int, clock: Clock, reduced: bool = False) -> dict[str, Any]:
 
 
 def all_reduces(n: int, clock: Clock) -> dict[str, Any]:
-    """Layers whose gradients are all-reduced."""
+    """Return layers whose gradients are all-reduced."""
     return layers(n, clock, reduced=True) | {"device": "NULL", "group": Two()}
 
 
 def additions(n: int, clock: Clock) -> dict[str, Any]:
-    """A chain of additions."""
+    """Return a chain of additions."""
     import ngd
 
     with clock.phase("build"):
@@ -117,7 +117,7 @@ def additions(n: int, clock: Clock) -> dict[str, Any]:
 
 
 def variables(n: int, clock: Clock) -> dict[str, Any]:
-    """Variables that one step updates."""
+    """Return updates of many variables in one step."""
     import ngd
 
     with clock.phase("build"):
@@ -136,7 +136,7 @@ BUILDERS: dict[str, Callable[[int, Clock], dict[str, Any]]] = {
 
 
 def watch_compiler(clock: Clock) -> None:
-    """Let the clock hear of every phase of ngd.compile."""
+    """Measure all phases of ngd.compile with the clock."""
     from ngd import _core
     from ngd.compiler import driver as compiler
     from ngd.graph.graph import Graph
@@ -155,12 +155,12 @@ def watch_compiler(clock: Clock) -> None:
 
 
 def turn(case: str) -> None:
-    """Measure one case here, and print it."""
+    """Measure a case in this process, and print it."""
     os.environ["NGD_THREADS"] = "1"
     import ngd
 
     name, _, n = case.partition(":")
-    ngd.compile(**BUILDERS[name](2, Clock()))  # what only the first compilation has to do
+    ngd.compile(**BUILDERS[name](2, Clock()))  # work of the first compilation only
     clock = Clock()
     watch_compiler(clock)
     start = time.thread_time()
@@ -173,7 +173,7 @@ def turn(case: str) -> None:
 
 
 def measure(python: str, case: str) -> dict[str, float]:
-    """A turn of a Python."""
+    """Run one turn with a Python."""
     command = [python, __file__, "--turn", case]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_SECONDS)
     if done.returncode != 0:
@@ -183,12 +183,12 @@ def measure(python: str, case: str) -> dict[str, float]:
 
 
 def median(turns: list[dict[str, float]]) -> dict[str, float]:
-    """Of each phase."""
+    """Return the medians of the phases."""
     return {k: round(statistics.median(t.get(k, 0.0) for t in turns), 4) for k in turns[0]}
 
 
 def main() -> None:
-    """Run the cases."""
+    """Measure all cases, or one case in this process."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--cases", nargs="+", default=CASES)
     parser.add_argument("--turns", type=int, default=3)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's DistributedDataParallel over "ngd", and Horovod's names, beside it over "gloo".
+"""Compare PyTorch's DistributedDataParallel over ngd with the same over gloo, in turns.
 
     python benchmarks/models/ddp_torch.py --hidden 100 --turns 5          # both, in turns
     torchrun --nproc-per-node 2 benchmarks/models/ddp_torch.py --backend ngd
 
-Without a launcher it starts the ranks of each backend itself, in turns, under this Python. One JSON
-line a backend and turn, then one with the medians: of the times a step, and of the turns' ratios.
+"horovod" is the optimizer of ngd.horovod.torch. Without a launcher, the program starts the ranks
+of each backend, in turns, with this Python. It prints one line of JSON per backend and turn, and
+one line with the medians of the times per step and of the paired ratios.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ sys.path.insert(0, str(HERE.parents[1]))
 from timing import cpu_name, last_line  # noqa: E402
 
 BACKENDS = ("ngd", "horovod", "gloo")
-"""The last one is the peer; "horovod" is ngd.horovod.torch's optimizer instead of the wrapper."""
+"""The backends. The last one is the peer. "horovod" uses ngd.horovod.torch's optimizer."""
 ROUNDS = 5
 WARM_UP_STEPS = 20
 
 
 def train(args: argparse.Namespace) -> list[float]:
-    """The seconds a step of each round."""
+    """Return the seconds per step of each round."""
     import torch
     from torch import nn
 
@@ -71,7 +72,7 @@ def train(args: argparse.Namespace) -> list[float]:
 
 
 def run_rank(args: argparse.Namespace) -> None:
-    """One rank: the median of the rounds."""
+    """Run one rank, and print the median of the rounds on rank 0."""
     import torch
 
     import ngd.horovod.torch as hvd
@@ -83,7 +84,7 @@ def run_rank(args: argparse.Namespace) -> None:
     else:
         torch.distributed.init_process_group(args.backend)
     rounds = train(args)
-    gc.collect()  # gloo aborts where a model still holds the group that is destroyed
+    gc.collect()  # gloo aborts if a model still refers to the destroyed group
     if int(os.environ["RANK"]) == 0:
         result = {
             "backend": args.backend,
@@ -100,7 +101,7 @@ def run_rank(args: argparse.Namespace) -> None:
 
 
 def measure(backend: str, args: argparse.Namespace) -> dict[str, Any]:
-    """One turn of one backend, in processes of its own."""
+    """Measure one backend once, in separate processes."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(args.ranks)]
     case = ["--hidden", *map(str, args.hidden), "--batch", str(args.batch)]
     case += ["--steps", str(args.steps), "--threads", str(args.threads), "--backend", backend]

@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training step of ngd beside its floor: the same step's oneDNN primitives alone, in turns.
+"""Compare training steps with their floor: the oneDNN primitives of the step, in turns.
 
     cmake --preset release && cmake --build --preset release --target floors_bench
     python benchmarks/models/floors.py --network resnet50 --batch 16 --threads 2
     python benchmarks/models/floors.py --hidden 100 --batch 128 --threads 1
 
-In the floor are the step's products, convolutions, their two gradients, and batch norms (with relu,
-forward and backward), of the shapes and dtypes that the step has. Each counts in its fastest
-layout. Not in it: reorders into that layout, a bias and what else follows a product in its kernel,
-attention, softmax, pooling, layer norm, elementwise ops, sums, and an optimizer's update. The last
-line has `floor_over_ngd`, the part of the step's time that is its floor: the median of the turns.
-One turn says little: two of ResNet-50 in bfloat16 gave 1.08 and 0.72. On the shared machine of that
-measurement a process sometimes ran at half its speed; the reason was not found.
+The floor contains the matmuls, convolutions, gradients of convolutions, and batch norms (with ReLU,
+forward and backward) of the step, with its shapes and dtypes, each in its fastest layout. The floor
+does not contain reorders into that layout, biases and other post-operations, attention, softmax,
+pooling, layer norm, elementwise ops, sums, and updates of optimizers.
+
+The last line has `floor_over_ngd`, the floor as a share of the step's time: the median of the
+turns. One turn is not reliable: two turns of ResNet-50 in bfloat16 gave 1.08 and 0.72. On the
+shared machine of that measurement a process sometimes ran at half its speed, for an unknown reason.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ sys.path.insert(0, str(HERE.parent))
 from timing import DEADLINE_SECONDS, cpu_name, last_line  # noqa: E402
 
 BENCH = HERE.parents[1] / "build" / "release" / "benchmarks" / "models" / "floors_bench"
-MOST_BYTES = 64 << 20
-"""Of the copies of a primitive's operands: more than the caches of one processor hold."""
+MAX_BYTES = 64 << 20
+"""The size of all copies of a primitive's operands, larger than the caches of a processor."""
 
 
 def primitives(row: dict[str, Any]) -> Iterator[str]:
-    """The lines for floors_bench of a row of Executable.report().to_dict()."""
+    """Yield the lines for floors_bench of a row of Executable.report().to_dict()."""
     operands = [each["shape"] for each in row["operands"]]
     results, attrs = [each["shape"] for each in row["results"]], row["attrs"]
     if row["op"] in ("matmul", "elementwise_product"):
@@ -51,7 +52,7 @@ def primitives(row: dict[str, Any]) -> Iterator[str]:
         yield " ".join(map(str, [*dtypes(row), *convolution(data, weights, attrs)]))
     elif row["op"] == "moments" and len(operands[0]) > 2:
         kept = [axis for axis, n in enumerate(results[0]) if n != 1]
-        if len(kept) == 1 and 0 in attrs["axes"]:  # a batch norm's
+        if len(kept) == 1 and 0 in attrs["axes"]:  # the statistics of a batch norm
             extents = [n for axis, n in enumerate(operands[0]) if axis not in (0, kept[0])]
             dtype = row["operands"][0]["dtype"]
             head = [operands[0][0], operands[0][kept[0]], len(extents)]
@@ -59,14 +60,14 @@ def primitives(row: dict[str, Any]) -> Iterator[str]:
 
 
 def dtypes(row: dict[str, Any]) -> list[str]:
-    """The head of a line: the op, the dtype of its factors, and that of its result."""
+    """Return the start of a line: the op, the dtype of its operands, and that of its result."""
     return [row["op"], row["operands"][0]["dtype"], row["results"][0]["dtype"]]
 
 
 def product(
     operands: Sequence[Sequence[int]], result: Sequence[int], attrs: dict[str, Any]
 ) -> list[int]:
-    """BATCH M K N; the rows of all matrices are one's where they meet the same one."""
+    """Return BATCH M K N. A batch with one right matrix is a single matrix with more rows."""
     *batch, rows, columns = result
     transposed = attrs.get("transpose_a")
     depth = operands[0][-2 if transposed else -1]
@@ -77,7 +78,7 @@ def product(
 
 
 def convolution(data: Sequence[int], weights: Sequence[int], attrs: dict[str, Any]) -> list[int]:
-    """N GROUPS IN OUT AXES, and the numbers of each axis."""
+    """Return N GROUPS IN OUT AXES, and the numbers of each axis."""
     batch, channels, *extents = data
     if attrs.get("channels_last"):
         batch, *extents, channels = data
@@ -88,8 +89,8 @@ def convolution(data: Sequence[int], weights: Sequence[int], attrs: dict[str, An
     return [*head, *(n for axis in axes for n in axis)]
 
 
-def profiled(script: str, case: Sequence[str]) -> tuple[Counter[str], int]:
-    """How often a step runs each primitive, and the bytes of the step's memory."""
+def profile_primitives(script: str, case: Sequence[str]) -> tuple[Counter[str], int]:
+    """Return how often a step runs each primitive, and the memory of the step in bytes."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "report.json"
         profile = [sys.executable, "-m", "ngd", "profile", "--json", str(file)]
@@ -103,7 +104,7 @@ def profiled(script: str, case: Sequence[str]) -> tuple[Counter[str], int]:
 
 
 def run(command: Sequence[str], **how: Any) -> str:
-    """What a program prints."""
+    """Return the output of a program."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_SECONDS, **how)
     if done.returncode != 0:
         raise SystemExit(f"{command[0]} returned {done.returncode}:\n{done.stderr}")
@@ -140,8 +141,8 @@ def main() -> None:
     case += ["--warm-up", "3"] if args.network else []
     script = str(HERE / ("network_ngd.py" if args.network else "mlp_ngd.py"))
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.threads])
-    counts, bytes_of_step = profiled(script, case)
-    bench = [str(args.bench), str(min(bytes_of_step, MOST_BYTES))]
+    counts, bytes_of_step = profile_primitives(script, case)
+    bench = [str(args.bench), str(min(bytes_of_step, MAX_BYTES))]
     if not counts:
         raise SystemExit("floors: the step has no product, convolution or norm of oneDNN's")
     lines = "".join(f"{line}\n" for line in counts)

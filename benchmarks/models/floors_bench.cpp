@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// oneDNN's primitives alone, for floors.py, which writes the lines that this reads:
+// Time oneDNN's primitives without a step, for floors.py, which writes the lines that this reads:
 //     floors_bench BYTES
 //   matmul FACTORS RESULT BATCH M K N
 //   conv|conv_data_grad|conv_weight_grad FACTORS RESULT N GROUPS IN OUT AXES, then of each axis:
 //       data, kernel, stride, dilation (1: none), before, after   (IN and OUT are those of a group)
 //   norm DATA DATA N CHANNELS AXES, then the extent of each axis  (batch norm and relu; forward and
 //       backward together)
-// FACTORS, RESULT and DATA are dtypes. Each line gets one: the microseconds of the fastest layout,
-// the median of its runs. Reorders into that layout are not in it.
+// FACTORS, RESULT and DATA are dtypes. Each line is answered by the microseconds of the fastest
+// layout, the median of its runs. Reorders into that layout are not included.
 //
-// A primitive finds its operands as a step has them. A step touches BYTES between two runs of a
-// primitive. So there are as many copies of its operands, weights among them, as make BYTES or more,
-// and each run takes the next copy. Where BYTES exceed the caches, no run finds its operands there.
-// With one copy it would, and would be faster than in most steps. In a step, what the instruction
-// before has written may still be in a cache, and so may the weights in a loop's rounds: there a
-// primitive may be faster than here.
+// A primitive finds its operands in the same state as in a step. A step touches BYTES between two
+// runs of a primitive. Therefore its operands, including weights, have several copies of BYTES or
+// more in all, and each run takes the next copy. If BYTES exceed the caches, no run finds its
+// operands there. With one copy it would, and would be faster than in most steps. In a step, the
+// results of the previous instruction may still be in a cache, and so may the weights of a loop. In
+// these cases a primitive may be faster than measured here.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -45,9 +45,9 @@ using Type = memory::data_type;
 
 constexpr double kEnoughSeconds = 0.1;
 constexpr std::size_t kLeastRuns = 5, kWarmUp = 2;
-// A layout is given up whose first runs all take longer than the fastest layout by this factor.
-// Eight measurements of one layout, on two cores that others used, were apart by up to 1.08 x
-// (products and convolutions) and 1.27 x (batch norms).
+// A layout is abandoned if its first runs are all slower than the fastest layout by this factor.
+// Eight measurements of one layout, on two cores that other processes used, differed by up to 1.08
+// x (matmuls and convolutions) and 1.27 x (batch norms).
 constexpr double kGiveUp = 1.3;
 constexpr double kNone = std::numeric_limits<double>::infinity();
 
@@ -82,7 +82,7 @@ void fill(void* data, std::size_t bytes) {
     elements[i] = Element(0.01F * static_cast<float>(i % 7));
 }
 
-// An operand of small numbers; what holds bits has some set.
+// An operand of small numbers. Masks of bits have some bits set.
 memory make_operand(const memory::desc& desc) {
   memory operand(desc, engine());
   void* data = operand.get_data_handle();
@@ -98,7 +98,7 @@ memory make_operand(const memory::desc& desc) {
   return operand;
 }
 
-// Of primitives that compute the same in other layouts, the fastest.
+// The fastest of the primitives that compute the same in other layouts.
 class Contest {
  public:
   Contest(std::size_t bytes_of_step, Names names)
@@ -106,7 +106,7 @@ class Contest {
 
   double least_us() const { return least_us_; }
 
-  // Nothing happens where oneDNN has no such primitive, or has been asked for the same one.
+  // Does nothing if oneDNN has no such primitive, or if it was added before.
   void enter(const dnnl::primitive_desc& descriptor) {
     if (!descriptor) return;
     std::vector<memory::desc> operands;
@@ -114,7 +114,7 @@ class Contest {
       operands.push_back(descriptor.query_md(dnnl::query::exec_arg_md, name));
     if (std::find(seen_.begin(), seen_.end(), operands) != seen_.end()) return;
     seen_.push_back(operands);
-    // One that oneDNN has for reference takes seconds.
+    // oneDNN's reference implementations take seconds.
     const std::string_view kind = descriptor.impl_info_str();
     if (least_us_ < kNone && kind.find("ref") != std::string_view::npos) return;
     least_us_ = std::min(least_us_, median_us(dnnl::primitive(descriptor), copies_of(operands)));
@@ -133,7 +133,7 @@ class Contest {
     return copies;
   }
 
-  // Infinite for one that is far behind the fastest.
+  // Infinite if the first runs are much slower than the fastest layout.
   double median_us(const dnnl::primitive& primitive, const std::vector<Arguments>& copies) const {
     dnnl::stream stream(engine());
     std::vector<double> runs;
@@ -159,7 +159,7 @@ class Contest {
   double least_us_ = kNone;
 };
 
-// Also as the transposed product of the transposed factors, which is another order of the result.
+// Also tries the transposed product of the transposed operands, which has another result layout.
 double matmul(std::size_t bytes_of_step, std::istream& line) {
   const Type factors = read_type(line), result = read_type(line);
   const memory::dims given = read(line, 4);
@@ -208,7 +208,7 @@ struct Convolution {
     }
   }
 
-  // What is made of the two others has the type of the primitive's result.
+  // The operand that the primitive computes has the dtype of the result.
   dnnl::primitive_desc describe(const std::string& which, Tag layout) const {
     const auto direct = dnnl::algorithm::convolution_direct;
     const auto type = [&](const char* maker) { return which == maker ? made : factors; };

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training steps of networks.lstm, f32: ngd beside PyTorch, in turns, on the same cores.
+"""Compare training steps of networks.lstm in float32 with PyTorch, in turns on the same cores.
 
 python benchmarks/models/lstm.py --threads 2 --peers torch,torch-compile --peer-python PATH
 """

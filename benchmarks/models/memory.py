@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of the weights and moments of all ranks of a host: a copy a rank, and one a host.
+"""Measure the memory of weights and moments on a host: a copy per rank, or one per host.
 
     python benchmarks/models/memory.py --ranks 4 --megabytes 300
 
-A network of three layers is trained by Adam for a few steps. What counts is the sum of the ranks'
-Pss (each page shared by n processes is 1/n of it in each) less what there was before the variables
-were made, and less the arenas of the step. One JSON line a way, with its ratio to one rank's.
+Adam trains a network of three layers for a few steps. The result is the sum of the ranks' Pss,
+minus the Pss before the variables were created, and minus the arenas of the step. (In the Pss of a
+process, a page that n processes share counts 1/n.) One line of JSON per form has the ratio to the
+memory of one rank.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ STEPS = 3
 
 
 def pss() -> int:
-    """This process's share of the memory that it maps, in bytes."""
+    """Return this process's proportional share of the memory that it maps, in bytes."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
 
 
 def turn(megabytes: int, shard: str) -> None:
-    """Train; rank 0 prints what all ranks keep."""
+    """Train, and print the memory of all ranks on rank 0."""
     import ngd
     from ngd import ops, optim
 
@@ -53,8 +54,8 @@ def turn(megabytes: int, shard: str) -> None:
         step(np.ones((2, width), np.float32))
     world.barrier()
     memory = step.memory()
-    kept = pss() - before - memory["private"] - memory["shared"]
-    total = int(world.all_reduce(np.array([kept]), op="sum")[0])
+    pss_of_variables = pss() - before - memory["private"] - memory["shared"]
+    total = int(world.all_reduce(np.array([pss_of_variables]), op="sum")[0])
     if world.rank == 0:
         print(json.dumps({"mib": round(total / 2**20), "of_one_rank": memory["variables"] / 2**20}))
 

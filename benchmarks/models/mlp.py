@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training steps of a small network: ngd beside its peers, in turns, on the same cores.
+"""Compare training steps of a small network with other frameworks, in turns on the same cores.
 
 python benchmarks/models/mlp.py --hidden 100 --peers torch,jax --peer-python PATH
 """

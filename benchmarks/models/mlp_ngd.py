@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One turn of ngd: see mlp.py."""
+"""One turn of ngd, for mlp.py."""
 
 from __future__ import annotations
 

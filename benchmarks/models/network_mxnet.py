@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One turn of MXNet over ngd's store: see turns.py, and networks.resnet50."""
+"""One turn of MXNet over ngd's store, for turns.py, with networks.resnet50."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mxnet.gluon import nn  # noqa: E402
 
 
 def normed(outputs: int, size: int, stride: int = 1, active: bool = True) -> list[Any]:
-    """A convolution, its batch norm, and perhaps its activation."""
+    """Return a convolution, its batch norm, and an activation if there is one."""
     made = [nn.Conv2D(outputs, size, stride, size // 2, use_bias=False), nn.BatchNorm()]
     return [*made, nn.Activation("relu")] if active else made
 
@@ -34,7 +34,7 @@ def sequence(*blocks: Any) -> Any:
 
 
 class Bottleneck(nn.HybridBlock):  # type: ignore[misc,name-defined]
-    """With the stride in the middle."""
+    """A bottleneck with the stride in the middle convolution."""
 
     def __init__(self, inputs: int, inner: int, stride: int) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ def resnet50() -> Any:
 
 if case.network != "resnet50" or case.precision != "float32":
     raise SystemExit("network_mxnet.py: expected --network resnet50 in float32")
-mx.random.seed(0)  # the same weights on all ranks
+mx.random.seed(0)  # equal weights on all ranks
 net = resnet50()
 net.initialize(mx.init.Xavier())
 net.hybridize(static_alloc=True, static_shape=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One turn of ngd: see turns.py."""
+"""One turn of ngd, for turns.py."""
 
 from __future__ import annotations
 

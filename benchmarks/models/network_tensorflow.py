@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One turn of TensorFlow over ngd.horovod: see turns.py, and networks.resnet50."""
+"""One turn of TensorFlow over ngd.horovod, for turns.py, with networks.resnet50."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ import ngd.horovod.tensorflow as hvd  # noqa: E402
 
 
 def normed(x: Any, outputs: int, size: int, stride: int = 1) -> Any:
-    """A convolution, padded as PyTorch does it, and its batch norm."""
+    """Return a convolution and its batch norm, with the padding of PyTorch."""
     padded = layers.ZeroPadding2D(size // 2)(x) if size > 1 else x
     x = layers.Conv2D(outputs, size, stride, use_bias=False)(padded)
     return layers.BatchNormalization(momentum=0.9, epsilon=1e-5)(x)
 
 
 def bottleneck(x: Any, inner: int, stride: int) -> Any:
-    """With the stride in the middle."""
+    """Return a bottleneck with the stride in the middle convolution."""
     around = x
     if stride != 1 or x.shape[-1] != 4 * inner:
         around = normed(x, 4 * inner, 1, stride)
@@ -41,7 +41,7 @@ def bottleneck(x: Any, inner: int, stride: int) -> Any:
 
 
 def resnet50() -> Any:
-    """With the channels last, as TensorFlow has them on CPUs."""
+    """Return ResNet-50 with channels last, TensorFlow's layout on CPUs."""
     images = keras.Input((224, 224, 3))
     x = layers.ReLU()(normed(images, 64, 7, 2))
     x = layers.MaxPooling2D(3, 2)(layers.ZeroPadding2D(1)(x))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Networks that ngd.nn and torch.nn both make: a `library` is the one or the other.
+"""Networks that can be built from ngd.nn or torch.nn, given as `library`.
 
-A case is how to make the network, and shapes and numbers of classes of what it is trained on.
+A case has the function that builds a network, and the shapes and class counts of its data.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ STATES, PLACES = 512, 64
 
 class Case(NamedTuple):
     make: Callable[[Any, Any], Any]
-    """From a library, and its attention (query, key, value -> value, causal)."""
+    """A function of a library and its attention that returns a network."""
     sample: tuple[int, ...]
     tokens: int
-    """What a sample is made of: so many kinds of tokens; 0: float32."""
+    """The vocabulary size of the samples, or 0 if they are float32."""
     labels: tuple[int, ...]
     classes: int
     optimizer: str
 
 
 def bottleneck(nn: Any, inputs: int, inner: int, stride: int) -> Any:
-    """He et al., 2016 (arXiv:1512.03385), figure 5, with the stride in the middle."""
+    """He et al., 2016 (arXiv:1512.03385), figure 5, with the stride in the middle convolution."""
     outputs = 4 * inner
 
     class Bottleneck(nn.Module):  # type: ignore[misc]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PaddlePaddle's DataParallel of ngd.paddle beside its own over gloo: an MLP, in turns.
+"""Compare PaddlePaddle's DataParallel over ngd.paddle with its own over gloo: an MLP, in turns.
 
     python benchmarks/models/parallel_paddle.py --hidden 1024 1024 1024
 
-It needs PaddlePaddle, and a build of ngd that goes with it (docs/paddle.md).
+It needs PaddlePaddle, and a build of ngd that is compatible with it (docs/paddle.md).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import ways
 
 
 def step_of(args: argparse.Namespace) -> Callable[[], Callable[[], Any]]:
-    """A step over this rank's batch."""
+    """Return a step on this rank's batch."""
     rank, workers = os.environ["RANK"], os.environ["WORKERS"].split(",")
     os.environ |= {"OMP_NUM_THREADS": str(args.threads), "MKL_NUM_THREADS": str(args.threads)}
     if args.way == "gloo":

@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples a second over the number of ranks, a thread each, on one host or several.
+r"""Measure samples per second over the number of ranks, on one host or several.
 
 python benchmarks/models/scaling.py --network resnet50 --batch 8 --ranks 1 2 4 --peers torch \
     --peer-python PATH --chart docs/images/scaling.svg
 python benchmarks/models/scaling.py --batch 2 --ranks 1 2 4 --peers tensorflow,mxnet \
     --python tensorflow=PATH mxnet=PATH --chart docs/images/bridges.svg
 
-One JSON line a number of hosts and of ranks: the medians of the turns. Where ranks outnumber cores,
-they share. With --hosts 1 2, the ranks are also divided among two hosts, which are network
-namespaces (namespaces.py: root, mode OMPI, Open MPI); of --ranks the multiples of two count there.
-Open MPI's mpirun then starts the ranks of all programs, and PyTorch's speak over gloo.
+The program prints one line of JSON per number of hosts and of ranks, with the medians of the
+turns. Each rank has one thread. If there are more ranks than cores, ranks share cores. With
+--hosts 1 2, the ranks are also divided among two hosts, which are network namespaces
+(namespaces.py: root, mode OMPI, Open MPI). Only the even numbers of --ranks are used for them.
+Open MPI's mpirun then starts the ranks of all programs, and PyTorch communicates over gloo.
 
-"tensorflow" and "mxnet" are ngd's bridges: the same network in these frameworks, each under a
-Python that has it and ngd.
+"tensorflow" and "mxnet" train the same network in these frameworks, through ngd's bridges. Each
+needs a Python with the framework and ngd.
 """
 
 from __future__ import annotations
@@ -41,19 +42,19 @@ COLORS = {
     "mxnet": "#5c3d99",
 }
 MARKERS = "os^Dv"
-MEETING = {"MASTER_ADDR": namespaces.address(0), "MASTER_PORT": "29500"}
-MEETING |= {"GLOO_SOCKET_IFNAME": "eth0"}
-"""Where PyTorch's ranks meet: on the first host."""
+RENDEZVOUS = {"MASTER_ADDR": namespaces.address(0), "MASTER_PORT": "29500"}
+RENDEZVOUS |= {"GLOO_SOCKET_IFNAME": "eth0"}
+"""The rendezvous of PyTorch's ranks, on the first host."""
 AS_RANK = (
     "export RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=$OMPI_COMM_WORLD_SIZE "
     'LOCAL_RANK=$OMPI_COMM_WORLD_LOCAL_RANK; exec "$@"'
 )
-"""Tells a program what mpirun says in names of its own."""
+"""A shell command that sets the variables of torchrun from those of mpirun."""
 
 
 @contextlib.contextmanager
-def made(count: int, rate: str | None) -> Iterator[namespaces.Hosts | None]:
-    """So many hosts, while the context lasts; one is this host."""
+def create_hosts(count: int, rate: str | None) -> Iterator[namespaces.Hosts | None]:
+    """Create hosts for the duration of the block. One host is this host."""
     if count == 1:
         yield None
         return
@@ -66,17 +67,17 @@ def made(count: int, rate: str | None) -> Iterator[namespaces.Hosts | None]:
 def turn(
     hosts: namespaces.Hosts | None, program: str, script: str, options: list[str], case: Any
 ) -> dict[str, Any]:
-    """What one turn of a program reports."""
+    """Run one turn of a program, and return its report."""
     if hosts is None:
         return last_line(command_of(program, script, options, case), program)
-    names = [*MEETING, *(name for name in os.environ if name.startswith("NGD_"))]
+    names = [*RENDEZVOUS, *(name for name in os.environ if name.startswith("NGD_"))]
     line = [*hosts.mpirun(case.ranks // hosts.count, names), "/bin/sh", "-c", AS_RANK, program]
     line += program_of(program, script, options, case)
-    return last_line(line, program, {**os.environ, **namespaces.OPEN_MPI, **MEETING})
+    return last_line(line, program, {**os.environ, **namespaces.OPEN_MPI, **RENDEZVOUS})
 
 
-def why_not(args: Any, programs: list[str]) -> str | None:
-    """The reason why this cannot be measured on several hosts."""
+def reason_against_hosts(args: Any, programs: list[str]) -> str | None:
+    """Return the reason why several hosts cannot be used, or None."""
     if others := [p for p in programs if p.partition("-")[0] not in ("ngd", "torch")]:
         return f"{', '.join(others)}: one process has all ranks' work"
     if any(all(ranks % hosts for ranks in args.ranks) for hosts in args.hosts):
@@ -84,10 +85,10 @@ def why_not(args: Any, programs: list[str]) -> str | None:
     return namespaces.why_not()
 
 
-def measured(
+def measure(
     args: Any, programs: list[str], hosts: namespaces.Hosts | None, ranks: int
 ) -> dict[str, Any]:
-    """Samples a second of every program, with so many ranks."""
+    """Return the samples per second of every program with a number of ranks."""
     pythons = dict(pair.split("=", 1) for pair in args.python)
     if args.network == "mlp":
         script, options = "mlp", ["--hidden", *map(str, args.hidden)]
@@ -116,23 +117,23 @@ def measured(
 
 
 def draw(lines: list[dict[str, Any]], path: Path) -> None:
-    """Write the chart: what is measured, and dashed what the first number of ranks promises."""
+    """Write the chart. Dashed lines are linear speedups from the first number of ranks."""
     import matplotlib
 
     matplotlib.use("agg")
-    matplotlib.rcParams["svg.hashsalt"] = "ngd"  # the same bytes for the same figures
+    matplotlib.rcParams["svg.hashsalt"] = "ngd"  # equal results give equal bytes
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(6, 4.2), layout="constrained")
-    for place, hosts in enumerate(dict.fromkeys(line["hosts"] for line in lines)):
-        there = [line for line in lines if line["hosts"] == hosts]
-        ranks = [line["ranks"] for line in there]
+    for index, hosts in enumerate(dict.fromkeys(line["hosts"] for line in lines)):
+        lines_of_hosts = [line for line in lines if line["hosts"] == hosts]
+        ranks = [line["ranks"] for line in lines_of_hosts]
         for program in lines[0]["samples_per_s"]:
-            rates = [line["samples_per_s"][program] for line in there]
-            how = {"color": COLORS[program.partition("-")[0]], "marker": MARKERS[place]}
+            rates = [line["samples_per_s"][program] for line in lines_of_hosts]
+            how = {"color": COLORS[program.partition("-")[0]], "marker": MARKERS[index]}
             label = f"{program}, {hosts} hosts" if hosts > 1 else program
-            axes.plot(ranks, rates, label=label, alpha=1 if place == 0 else 0.6, **how)
-            if place == 0:
+            axes.plot(ranks, rates, label=label, alpha=1 if index == 0 else 0.6, **how)
+            if index == 0:
                 ideal = [rates[0] / ranks[0] * n for n in ranks if n <= lines[0]["cores"]]
                 dashed = {"color": how["color"], "linestyle": "--", "linewidth": 1, "alpha": 0.6}
                 axes.plot(ranks[: len(ideal)], ideal, **dashed)
@@ -165,13 +166,13 @@ def main() -> None:
     programs = ["ngd", *filter(None, args.peers.split(","))]
     if min(args.hosts) < 1:
         parser.error(f"--hosts: expected 1 or more; got {min(args.hosts)}")
-    if max(args.hosts) > 1 and (reason := why_not(args, programs)):
+    if max(args.hosts) > 1 and (reason := reason_against_hosts(args, programs)):
         parser.error(f"--hosts: {reason}")
     lines = []
     for count in args.hosts:
-        with made(count, args.rate) as hosts:
+        with create_hosts(count, args.rate) as hosts:
             for ranks in (n for n in args.ranks if n % count == 0):
-                lines.append(measured(args, programs, hosts, ranks))
+                lines.append(measure(args, programs, hosts, ranks))
                 print(json.dumps(lines[-1]), flush=True)
     if args.chart:
         draw(lines, args.chart)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JAX with ngd.jax beside jax.distributed over gloo: an MLP, in turns.
+"""Compare JAX with ngd.jax and jax.distributed over gloo: an MLP, in turns.
 
     python benchmarks/models/step_jax.py --hidden 100 --steps 200
 
-Ours is a jitted step with an all_reduce of the gradients; JAX's own shards the batch over the
-processes' devices, and lets the compiler put the reduction in. Both give the weights' memory away.
+The step of ngd is jitted, with an all_reduce of the gradients. JAX's own step shards the batch
+over the devices of all processes, and the compiler inserts the reduction. Both donate the memory
+of the weights.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import ways
 
 
 def step_of(args: argparse.Namespace) -> Callable[[], Callable[[], Any]]:
-    """A step over this rank's batch, compiled."""
+    """Return a jitted step on this rank's batch."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     cores, rank = sorted(os.sched_getaffinity(0)), int(os.environ["RANK"])
     os.sched_setaffinity(0, cores[rank * args.threads :][: args.threads] or cores)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorFlow over ngd.horovod beside its MultiWorkerMirroredStrategy over gRPC: an MLP, in turns.
+"""Compare TensorFlow over ngd.horovod with MultiWorkerMirroredStrategy over gRPC, in turns.
 
     python benchmarks/models/tape_tensorflow.py --hidden 1024 1024 1024
 
-Both run their step in a tf.function: ours with a DistributedGradientTape, TensorFlow's own with
-`strategy.run`. It needs TensorFlow 2.16 or newer.
+The network is an MLP, and both steps are a tf.function. The step of ngd uses a
+DistributedGradientTape, and TensorFlow's own uses `strategy.run`. The program needs TensorFlow
+2.16 or newer.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import ways
 
 
 def step_of(args: argparse.Namespace) -> Callable[[], Callable[[], Any]]:
-    """A step over this rank's batch, compiled."""
+    """Return a step on this rank's batch, in a tf.function."""
     workers = os.environ["WORKERS"].split(",")
     os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
     if args.way == "mirrored":

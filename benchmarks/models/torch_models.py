@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training steps of PyTorch models: ngd.torch.compile_step beside PyTorch, in turns.
+"""Compare training steps of PyTorch models: ngd.torch.compile_step and PyTorch, in turns.
 
     python benchmarks/models/torch_models.py                       # one process: eager and inductor
     python benchmarks/models/torch_models.py --ranks 2             # two ranks: DDP over gloo
@@ -8,7 +8,7 @@
 
 Without ranks, all ways run in one process, one after the other in each turn. With ranks, each turn
 starts a job per way. One JSON line per model has the median times, the seconds of the first step,
-and the median of the paired ratios: a ratio > 1 means that ngd is faster.
+and the median of the paired ratios. A ratio > 1 means that ngd is faster.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ALONE = ("ngd", "eager", "inductor")
 OF_RANKS = ("ngd", "ddp", "ddp-compiled")
 """The ways to train: of one process, and of ranks. The first is compared with the others."""
 MORE_WAYS = ("backend",)
-"""Ways that are measured if they are named."""
+"""Ways that are measured only if they are named."""
 
 Step = Callable[[], Any]
 Case = tuple[Any, Callable[..., Any], tuple[Any, ...]]

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Preparation and memory of training steps: ngd.torch.compile_step beside PyTorch.
+"""Measure the first step and the memory of ngd.torch.compile_step and PyTorch.
 
     python benchmarks/models/torch_preparation.py                      # the first step, on one core
     python benchmarks/models/torch_preparation.py --ranks 4            # memory of ranks of a host
     python benchmarks/models/torch_preparation.py --models resnet50 --ways ngd
 
-Without ranks, each way runs in a process of its own: the seconds until the first step has ended,
-and the seconds of the first step of another batch size. Compilers begin without a cache.
+Without ranks, each way runs in a separate process. The results are the seconds until the end of
+the first step, and those of the first step of another batch size. Compilers start without a cache.
 
-With ranks, each way is a job: the memory that weights and the state of the optimizer take on the
-host, as a multiple of one copy. Memory that several processes share counts once.
+With ranks, each way is a job. The result is the memory of weights and optimizer state on the host,
+as a multiple of one copy. Memory that several processes share counts once.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Mapping(NamedTuple):
 
 
 def mappings() -> tuple[list[Mapping], dict[int, int]]:
-    """Return this process's mappings, and by file the bytes that it has copies of."""
+    """Return the mappings of this process, and by file the bytes that it has copied."""
     found: list[Mapping] = []
     copied: dict[int, int] = {}
     for line in Path("/proc/self/smaps").read_text().splitlines():
@@ -116,7 +116,7 @@ def mappings() -> tuple[list[Mapping], dict[int, int]]:
 
 
 def memory_of(tensors: Sequence[Any]) -> tuple[int, dict[int, int]]:
-    """Return the bytes of tensors that this process has alone, and those in each shared file."""
+    """Return the bytes of tensors that are private, and the bytes in each shared file."""
     known, copied = mappings()
     alone, files = 0, dict[int, int]()
     for tensor in tensors:
@@ -130,7 +130,7 @@ def memory_of(tensors: Sequence[Any]) -> tuple[int, dict[int, int]]:
 
 
 def run_rank(way: str, name: str) -> None:
-    """Take two steps on this rank; rank 0 prints the memory of all ranks."""
+    """Take two steps on this rank, and print the memory of all ranks on rank 0."""
     import torch
 
     torch.distributed.init_process_group("gloo")
@@ -153,7 +153,7 @@ def run_rank(way: str, name: str) -> None:
 
 
 def measure(way: str, name: str, ranks: int) -> dict[str, Any]:
-    """Return what one way needs, measured in processes of its own."""
+    """Return the results of one way, measured in separate processes."""
     command = [sys.executable, str(HERE), "--models", name, "--ways", way, "--inner"]
     if ranks > 1:
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]

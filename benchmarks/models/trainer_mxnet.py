@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MXNet's Trainer over ngd's store beside its own dist_sync, with its servers: an MLP, in turns.
+"""Compare MXNet's Trainer over ngd's store with its own dist_sync: an MLP, in turns.
 
     python benchmarks/models/trainer_mxnet.py --hidden 1024 1024 1024
 
-MXNet's own way has a scheduler, and one server a rank, on this host; rank 0 starts the former, each
-rank one of the latter. It needs MXNet 1.9.1 and NumPy 1.26 (docs/mxnet.md).
+MXNet's own way has a scheduler, which rank 0 starts, and one server per rank, which each rank
+starts, all on this host. The program needs MXNet 1.9.1 and NumPy 1.26 (docs/mxnet.md).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Any
 
 import ways
 
-SERVE = "import ngd.kvstore.mxnet"  # imports MXNet, which serves where DMLC_ROLE says so
+SERVE = "import ngd.kvstore.mxnet"  # MXNet serves on import if DMLC_ROLE is set
 
 
 def begin_servers() -> None:
-    """Of MXNet's own store: before MXNet is imported."""
+    """Start MXNet's servers. Call it before MXNet is imported."""
     workers = os.environ["WORKERS"].split(",")
     host, port = workers[0].split(":")
     os.environ |= {"DMLC_PS_ROOT_URI": host, "DMLC_PS_ROOT_PORT": port}
@@ -37,14 +37,14 @@ def begin_servers() -> None:
     def end() -> None:
         for server in servers:
             server.kill()
-        os._exit(0)  # MXNet's own end waits for all servers, of large arrays for ever
+        os._exit(0)  # with large arrays, MXNet's exit waits for its servers forever
 
     atexit.register(end)
     os.environ["DMLC_ROLE"] = "worker"
 
 
 def step_of(args: argparse.Namespace) -> Callable[[], Callable[[], Any]]:
-    """A step over this rank's batch."""
+    """Return a step on this rank's batch."""
     os.environ["OMP_NUM_THREADS"] = str(args.threads)
     if args.way == "dist_sync":
         begin_servers()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training steps of networks.transformer, f32: ngd beside PyTorch, in turns, on the same cores.
+"""Compare training steps of networks.transformer in float32 with PyTorch, in turns.
 
 python benchmarks/models/transformer.py --threads 2 --peers torch --peer-python PATH
 """

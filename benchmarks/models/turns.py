@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs in turns on the same cores: ngd beside its peers, each under a Python that has it.
+"""Comparisons of training programs in turns on the same cores, each with its own Python.
 
-One JSON line a program and turn, then one with the medians: of each program's time a step, of its
-peak of memory, and of the ratios ngd / peer of the turns.
+The output has one line of JSON per program and turn, and a line with the medians: of the time per
+step and the peak memory of each program, and of the paired ratios ngd / peer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from timing import cpu_name, last_line  # noqa: E402
 def parser_of(
     description: str | None, batch: int, steps: int, ranks: Sequence[int] = ()
 ) -> argparse.ArgumentParser:
-    """The arguments that all comparisons have; of `ranks`, several may be given."""
+    """Return a parser with the common arguments. If `ranks` is given, --ranks accepts several."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--batch", type=int, default=batch, help="samples a rank and step")
     parser.add_argument("--ranks", type=int, default=ranks or 1, nargs="+" if ranks else None)
@@ -42,9 +42,9 @@ def parser_of(
 
 
 def program_of(program: str, script: str, case: Sequence[str], args: Any) -> list[str]:
-    """The command line of one rank of a program; "torch-compile" is torch with --compile.
+    """Return the command line of one rank of a program.
 
-    "ngd-shard" is ngd with --shard.
+    "torch-compile" is torch with --compile, and "ngd-shard" is ngd with --shard.
     """
     name, _, option = program.partition("-")
     options = [*case, "--batch", str(args.batch), "--steps", str(args.steps)]
@@ -57,7 +57,7 @@ def program_of(program: str, script: str, case: Sequence[str], args: Any) -> lis
 
 
 def command_of(program: str, script: str, case: Sequence[str], args: Any) -> list[str]:
-    """The command line of one turn of a program, with all of its ranks."""
+    """Return the command line of one turn of a program, with all of its ranks."""
     python, *rest = program_of(program, script, case, args)
     name = program.partition("-")[0]
     if name in ("ngd", *BRIDGES):
@@ -78,7 +78,7 @@ def compare_network(description: str | None, name: str, batch: int) -> None:
 def compare(
     parser: argparse.ArgumentParser, args: Any, title: str, script: str, case: Sequence[str]
 ) -> None:
-    """Run the turns and print them."""
+    """Run all turns, and print their results and the summary."""
     cores = len(os.sched_getaffinity(0))
     if args.ranks * args.threads > cores:
         parser.error(f"{args.ranks} ranks x {args.threads} threads need more than {cores} cores")
@@ -91,14 +91,14 @@ def compare(
         for result in results.values():
             print(json.dumps({"turn": turn, **result}), flush=True)
 
-    def found(program: str, what: str) -> list[float]:
+    def values_of(program: str, what: str) -> list[float]:
         return [turn[program][what] for turn in turns]
 
     def medians(what: str) -> dict[str, float]:
-        return {p: round(statistics.median(found(p, what)), 1) for p in programs}
+        return {p: round(statistics.median(values_of(p, what)), 1) for p in programs}
 
     def ratio(peer: str) -> float:
-        pairs = zip(found(ours, "us_per_step"), found(peer, "us_per_step"), strict=True)
+        pairs = zip(values_of(ours, "us_per_step"), values_of(peer, "us_per_step"), strict=True)
         return round(statistics.median(a / b for a, b in pairs), 3)
 
     summary = {

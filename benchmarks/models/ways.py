@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two ways to make one step data-parallel, in turns: ngd's, and the framework's own.
+"""Compare two ways to make one step data-parallel, in turns: ngd's and the framework's own.
 
-A program that does both calls `main`; each rank of a turn is a process of its own, started by it.
-One JSON line a way and turn, then one with the medians: of the times a step, and of the turns'
+A program with both ways calls `main`, which starts a process per rank and turn. The output has one
+line of JSON per way and turn, and a line with the medians of the times per step and of the paired
 ratios.
 """
 
@@ -26,11 +26,11 @@ from timing import cpu_name
 ROUNDS, WARM_UP_STEPS, DEADLINE_SECONDS = 5, 20, 600
 
 StepOf = Callable[[argparse.Namespace], Callable[[], Callable[[], Any]]]
-"""Gives a step of this rank, which gives what waits for its result."""
+"""A function that returns the step of this rank. The step returns a function that waits for it."""
 
 
 def run_rank(args: argparse.Namespace, step_of: StepOf) -> None:
-    """One rank: the median of the rounds."""
+    """Run one rank, and print the median of the rounds."""
     step = step_of(args)
 
     def seconds(steps: int) -> float:
@@ -46,7 +46,7 @@ def run_rank(args: argparse.Namespace, step_of: StepOf) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of this host that nobody listens to."""
+    """Return ports of this host that no program listens on."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [each.getsockname()[1] for each in sockets]
     for each in sockets:
@@ -55,25 +55,29 @@ def free_ports(count: int) -> list[int]:
 
 
 def measure(file: str, way: str, args: argparse.Namespace) -> dict[str, Any]:
-    """One turn of one way, in processes of its own; WORKERS lists an address for each rank."""
+    """Run one turn of a way in separate processes. WORKERS is the list of their addresses."""
     case = ["--hidden", *map(str, args.hidden), "--batch", str(args.batch)]
     case += ["--steps", str(args.steps), "--threads", str(args.threads), "--way", way]
     workers = [f"127.0.0.1:{port}" for port in free_ports(args.ranks)]
     ranks = []
     for rank in range(args.ranks):
-        place = {"RANK": rank, "WORLD_SIZE": args.ranks, "LOCAL_RANK": rank}
-        place |= {"LOCAL_WORLD_SIZE": args.ranks, "NGD_JOB": workers[0]}
-        env = {**os.environ, **{k: str(v) for k, v in place.items()}, "WORKERS": ",".join(workers)}
+        variables = {"RANK": rank, "WORLD_SIZE": args.ranks, "LOCAL_RANK": rank}
+        variables |= {"LOCAL_WORLD_SIZE": args.ranks, "NGD_JOB": workers[0]}
+        env = {
+            **os.environ,
+            **{k: str(v) for k, v in variables.items()},
+            "WORKERS": ",".join(workers),
+        }
         command = [sys.executable, file, *case]
         ranks.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True))
-    said = [rank.communicate(timeout=DEADLINE_SECONDS)[0] for rank in ranks]
+    outputs = [rank.communicate(timeout=DEADLINE_SECONDS)[0] for rank in ranks]
     if any(rank.returncode for rank in ranks):
         raise SystemExit(f"{way}: the ranks returned {[rank.returncode for rank in ranks]}")
-    return dict(json.loads(said[0].splitlines()[-1]))
+    return dict(json.loads(outputs[0].splitlines()[-1]))
 
 
 def main(file: str, description: str | None, ways: Sequence[str], step_of: StepOf) -> None:
-    """Run the turns and print them; or, in a rank, one way."""
+    """Run all turns and print their results, or run one way as a rank."""
     parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
     parser.add_argument("--hidden", type=int, nargs="+", default=[1024, 1024, 1024])
     parser.add_argument("--batch", type=int, default=128, help="images a rank and step")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recipe of ngd for Spack (docs/hpc.md)."""
+"""The Spack recipe of ngd (docs/hpc.md)."""
 
 from spack.package import conflicts, depends_on, license, variant, version
 from spack_repo.builtin.build_systems.python import PythonPackage
@@ -13,7 +13,7 @@ class PyNgdRuntime(PythonPackage):
 
     license("Apache-2.0", checked_by="ngd")
 
-    # `spack checksum py-ngd-runtime` adds the line of a release; a clone is built with
+    # `spack checksum py-ngd-runtime` adds the line of a release. A clone is built with
     # `spack dev-build py-ngd-runtime@=main`.
     version("main")
 
@@ -43,7 +43,7 @@ class PyNgdRuntime(PythonPackage):
     conflicts("platform=darwin", msg="ngd runs on Linux")
 
     def config_settings(self, spec, prefix):
-        """What pip hands to scikit-build-core."""
+        """Return the settings that pip passes to scikit-build-core."""
         return {
             "cmake.define.NGD_DISTRIBUTED_ENABLE": spec.variants["mode"].value.upper(),
             "cmake.define.NGD_ONEDNN": "ON" if spec.satisfies("+onednn") else "OFF",

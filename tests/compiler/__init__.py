@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of `ngd.compile` and `ngd.function`."""
+"""The tests of `ngd.compile` and `ngd.function`."""

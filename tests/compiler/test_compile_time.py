@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What compiling costs, counted and not timed: it grows with the graph, and asks nothing twice."""
+"""The cost of a compilation, as a number of calls: it is linear in the size of the graph."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from ngd.graph.graph import Graph
 from ngd.passes.memory.plan import Plan, Storage
 
 DOUBLE = 2.2
-"""How much more a graph of twice the size may cost."""
+"""The maximum ratio of the numbers of calls for graphs of 2 n and n layers."""
 
 
 class Pair:
-    """A group as far as compilation looks at it."""
+    """A stand-in for a group, with the attributes that the compiler reads."""
 
     rank, size = 0, 2
 
 
 def layers(n: int, reduced: bool = False) -> dict[str, Any]:
-    """Layers, the gradient by all weights and biases, and their updates."""
+    """Return layers, the gradients of all weights and biases, and their updates."""
     x = ngd.placeholder("x", (4, 4))
     variables, hidden = [], x
     for i in range(n):
@@ -71,7 +71,7 @@ def placeholders(n: int) -> dict[str, Any]:
 
 
 def expansions(n: int) -> dict[str, Any]:
-    """Ops that are expanded, and differentiated by their expansion."""
+    """Return ops that are expanded. Their gradients come from the expansions."""
     x = y = ngd.placeholder("x", (4, 4))
     for _ in range(n):
         y = ops.tanh(y - ops.mean(y, axis=0) + ops.logsumexp(y, axis=1, keepdims=True))
@@ -79,14 +79,14 @@ def expansions(n: int) -> dict[str, Any]:
 
 
 def sizes_of_every_kind(n: int) -> dict[str, Any]:
-    """Values that live long and have different sizes: the planner's worst."""
+    """Return long-lived values of different sizes, the worst case for the memory planner."""
     x = ngd.placeholder("x", (2, 4))
     tops = [ops.concat([x] * (1 + i * 7 % 13)) @ np.eye(4, dtype=np.float32) for i in range(n)]
     return {"inputs": [x], "outputs": [ops.sum(ops.concat(tops[::-1]))]}
 
 
 def adam(n: int) -> dict[str, Any]:
-    """Kernels of three results."""
+    """Return updates that are kernels with three results."""
     x = ngd.placeholder("x", (4,))
     updates: dict[Any, Any] = {}
     for i in range(n):
@@ -98,14 +98,14 @@ def adam(n: int) -> dict[str, Any]:
 
 
 def siblings(n: int) -> dict[str, Any]:
-    """Many results of one operand, and one sum of them all."""
+    """Return many results computed from one operand, and one sum of them all."""
     x = ngd.placeholder("x", (4,))
     given = [ops.tanh(x * float(i)) for i in range(n)]
     return {"inputs": [x], "outputs": [*given, ops.sum(ops.concat(given))]}
 
 
 def parts(n: int) -> dict[str, Any]:
-    """Applications of several results, some of which nobody reads, and their gradients."""
+    """Return ops with several results, of which some are not read, and the gradients."""
     x = y = ngd.placeholder("x", (4,))
     for _ in range(n):
         a, b, _ = ops.split(ops.top_k(y, 4)[0], [1, 3])
@@ -128,15 +128,15 @@ CASES: tuple[tuple[Callable[[int], dict[str, Any]], int], ...] = (
 
 
 def calls(make: Callable[[int], dict[str, Any]], n: int) -> int:
-    """How many functions, Python's and C's, are called to build, differentiate and compile."""
+    """Return the number of calls, of Python and C functions, that build and compile the graph."""
     count = 0
 
-    def see(frame: Any, event: str, argument: Any) -> None:
+    def count_call(frame: Any, event: str, argument: Any) -> None:
         nonlocal count
         count += 1
 
     before = sys.getprofile()
-    sys.setprofile(see)
+    sys.setprofile(count_call)
     try:
         ngd.compile(**make(n), device="NULL", group=Pair())  # type: ignore[arg-type]
     finally:
@@ -146,73 +146,73 @@ def calls(make: Callable[[int], dict[str, Any]], n: int) -> int:
 
 @pytest.mark.parametrize(("make", "n"), CASES, ids=[make.__name__ for make, _ in CASES])
 @pytest.mark.parametrize("check", [False, True], ids=["plain", "checked"])
-def test_twice_the_graph_costs_twice_the_calls(
+def test_twice_the_graph_needs_at_most_twice_the_calls(
     make: Callable[[int], dict[str, Any]], n: int, check: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NGD_CHECK", str(int(check)))
-    calls(make, n)  # what is remembered from one compilation to the next is there now
+    calls(make, n)  # fills the caches that persist between compilations
     assert calls(make, 2 * n) <= DOUBLE * calls(make, n)
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Counter[Any]:
-    """The questions to the kernel table, from here on, of a process that has asked nothing."""
+def queries(monkeypatch: pytest.MonkeyPatch) -> Counter[Any]:
+    """Count the queries of the kernel table by their arguments. The cache of answers is empty."""
     count: Counter[Any] = Counter()
 
-    class Asked(_core.Device):
+    class CountingDevice(_core.Device):
         def query_kernel(self, op: str, inputs: Any, outputs: Any, attrs: dict[str, Any]) -> Any:
             count[op, tuple(inputs), tuple(outputs), tuple(sorted(attrs.items()))] += 1
             return super().query_kernel(op, inputs, outputs, attrs)
 
-    monkeypatch.setattr(cpu, "DEVICE", Asked("CPU"))
+    monkeypatch.setattr(cpu, "DEVICE", CountingDevice("CPU"))
     cpu.ask.cache_clear()
     return count
 
 
-def test_every_question_is_asked_once(asked: Counter[Any]) -> None:
+def test_each_kernel_query_is_made_once(queries: Counter[Any]) -> None:
     ngd.compile(**layers(20))
-    assert asked
-    assert set(asked.values()) == {1}
-    assert len(asked) < 30
+    assert queries
+    assert set(queries.values()) == {1}
+    assert len(queries) < 30
     ngd.compile(**layers(40))  # another graph of the same layers
-    assert set(asked.values()) == {1}
-    assert len(asked) < 35  # whatever the number of layers
+    assert set(queries.values()) == {1}
+    assert len(queries) < 35  # whatever the number of layers
 
 
-def test_a_question_holds_for_a_number_of_threads(
-    asked: Counter[Any], monkeypatch: pytest.MonkeyPatch
+def test_kernel_queries_are_repeated_for_another_number_of_threads(
+    queries: Counter[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for threads, times in ((1, 1), (2, 2), (1, 2)):
         monkeypatch.setattr(_core, "thread_count", lambda threads=threads: threads)
         ngd.compile(**layers(2), device="NULL")
-        assert set(asked.values()) == {times}
+        assert set(queries.values()) == {times}
 
 
-def test_attributes_of_other_types_are_another_question(asked: Counter[Any]) -> None:
+def test_attributes_that_differ_in_type_are_different_kernel_queries(queries: Counter[Any]) -> None:
     target, type_ = cpu.CpuTarget(Pair()), Type(np.dtype("float32"), (2,))  # type: ignore[arg-type]
     first = [target.query("of", [type_], [type_], {"axes": value}) for value in (1, 1.0, True)]
-    assert sum(asked.values()) == 3
+    assert sum(queries.values()) == 3
     assert not any(verdict.accepted for verdict in first)
 
 
-def test_a_graph_is_walked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_is_walked_once_per_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
     walks: Counter[int] = Counter()
-    real = Graph.nodes.func  # type: ignore[attr-defined]
+    original = Graph.nodes.func  # type: ignore[attr-defined]
 
-    def counted(graph: Graph) -> Any:
+    def counting_nodes(graph: Graph) -> Any:
         walks[id(graph)] += 1
-        kept.append(graph)
-        return real(graph)
+        graphs.append(graph)
+        return original(graph)
 
-    kept: list[Graph] = []
-    monkeypatch.setattr(Graph.nodes, "func", counted)
+    graphs: list[Graph] = []
+    monkeypatch.setattr(Graph.nodes, "func", counting_nodes)
     ngd.compile(**layers(3))
-    assert kept
+    assert graphs
     assert set(walks.values()) == {1}
 
 
 @pytest.mark.long
-def test_a_chain_of_100000_is_as_good_as_any() -> None:
+def test_a_chain_of_100000_ops_compiles_and_runs() -> None:
     step = ngd.compile(**additions(100_000))
     (result,) = step(np.full(4, 0.5, np.float32))
     np.testing.assert_array_equal(result, 50_000.5)
@@ -220,7 +220,7 @@ def test_a_chain_of_100000_is_as_good_as_any() -> None:
 
 
 @pytest.mark.long
-def test_a_deep_gradient_and_a_deep_chain_that_nothing_fuses() -> None:
+def test_deep_gradients_and_deep_unfused_chains_compile() -> None:
     x = y = ngd.placeholder("x", (2, 2))
     for _ in range(4_000):
         y = ops.tanh(y @ x)
@@ -230,17 +230,17 @@ def test_a_deep_gradient_and_a_deep_chain_that_nothing_fuses() -> None:
 
 
 def slow_first_fit(lives: Sequence[tuple[int, int, int]]) -> list[int]:
-    """Each at the lowest end of another, or at 0, where it meets nothing that is alive with it."""
-    placed: list[tuple[int, int, int, int]] = []
+    """Return the lowest free address of each storage, by comparing all pairs of storages."""
+    placements: list[tuple[int, int, int, int]] = []
     for first, last, size in lives:
-        rivals = [(at, at + n) for f, t, n, at in placed if f <= last and first <= t]
-        fits = [
+        occupied = [(at, at + n) for f, t, n, at in placements if f <= last and first <= t]
+        candidates = [
             at
-            for at in (0, *(end for _, end in rivals))
-            if all(end <= at or at + size <= begin for begin, end in rivals)
+            for at in (0, *(end for _, end in occupied))
+            if all(end <= at or at + size <= begin for begin, end in occupied)
         ]
-        placed.append((first, last, size, min(fits)))
-    return [at for *_, at in placed]
+        placements.append((first, last, size, min(candidates)))
+    return [at for *_, at in placements]
 
 
 def random_lives(seed: int) -> list[tuple[int, int, int]]:
@@ -254,14 +254,14 @@ def random_lives(seed: int) -> list[tuple[int, int, int]]:
     return sorted(lives, key=lambda life: -life[2]) if seed % 2 else lives
 
 
-def test_the_lowest_free_place_is_found() -> None:
+def test_first_fit_equals_a_search_of_all_addresses() -> None:
     for seed in range(400):
         lives = random_lives(seed)
         assert _core.first_fit(lives) == slow_first_fit(lives), f"seed {seed}"
 
 
-def test_verify_finds_what_lies_in_one_place() -> None:
-    found = 0
+def test_verify_reports_live_storages_that_overlap() -> None:
+    num_overlaps = 0
     for seed in range(400):
         lives = random_lives(seed)
         storages = [
@@ -273,7 +273,7 @@ def test_verify_finds_what_lies_in_one_place() -> None:
             storage.place = storages[0].place
             a, b = storages[:2]
             if a.first <= b.last and b.first <= a.last:
-                found += 1
+                num_overlaps += 1
                 with pytest.raises(CompileError, match="alive in one place"):
                     Plan(storages=storages).verify()
-    assert found > 20
+    assert num_overlaps > 20

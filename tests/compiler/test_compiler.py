@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiled steps: what a call returns, how variables change, and what is refused."""
+"""Compiled steps: results of calls, changes of variables, and errors for bad arguments."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_call_returns_fresh_arrays(device: str) -> None:
 
 
 class Wrong(Op):
-    """An op whose expansion or simpler form is of another type; it is not in the registry."""
+    """An op whose rewrite has another type than the op. It is not in the registry."""
 
     name = "wrong"
 
@@ -74,7 +74,9 @@ class Wrong(Op):
     ],
     ids=["dtype", "longer", "scalar"],
 )
-def test_a_rewrite_of_another_type_is_an_error(method: str, rewrite: Any, made: str) -> None:
+def test_a_rewrite_of_another_type_raises_compile_error(
+    method: str, rewrite: Any, made: str
+) -> None:
     x = ngd.placeholder("x", (3,))
     y = Wrong(method, rewrite).node((x,))
     message = (
@@ -89,7 +91,7 @@ def test_a_rewrite_of_another_type_is_an_error(method: str, rewrite: Any, made: 
             simplify(Graph((x,), (y + 1,)), None, CompileOptions())  # type: ignore[arg-type]
 
 
-def test_one_node_twice_among_the_outputs(device: str) -> None:
+def test_a_node_may_be_several_outputs(device: str) -> None:
     x = ngd.placeholder("x", (3,))
     y = x + 1
     step = ngd.compile([x], [y, y, ops.exp(y)], device=device)
@@ -100,18 +102,18 @@ def test_one_node_twice_among_the_outputs(device: str) -> None:
     assert not np.shares_memory(first, again)
 
 
-def test_out_takes_the_results(device: str) -> None:
+def test_results_are_written_to_the_arrays_of_out(device: str) -> None:
     x = ngd.placeholder("x", (2,))
     step = ngd.compile([x], [x + 1], device=device)
-    given = np.empty(2, np.float32)
-    (result,) = step(np.zeros(2, np.float32), out=[given])
-    assert result is given
-    np.testing.assert_array_equal(given, [1, 1])
+    out_array = np.empty(2, np.float32)
+    (result,) = step(np.zeros(2, np.float32), out=[out_array])
+    assert result is out_array
+    np.testing.assert_array_equal(out_array, [1, 1])
     with pytest.raises(ShapeError, match=r"out\[0\]"):
         step(np.zeros(2, np.float32), out=[np.empty(3, np.float32)])
 
 
-def test_updates_happen_after_all_reads(device: str) -> None:
+def test_updates_are_written_after_all_reads(device: str) -> None:
     a = ngd.variable("a", np.array([1.0, 2.0]))
     b = ngd.variable("b", np.array([10.0, 20.0]))
     step = ngd.compile([], [a + b, a], updates={a: b, b: a}, device=device)
@@ -124,8 +126,8 @@ def test_updates_happen_after_all_reads(device: str) -> None:
     np.testing.assert_array_equal(a.numpy(), [1, 2])
 
 
-def test_an_update_that_reads_what_another_overwrites(device: str) -> None:
-    # Momentum: both new values are made of both old ones, by hand for one step.
+def test_an_update_may_read_a_variable_that_another_update_overwrites(device: str) -> None:
+    # Momentum: both new values depend on both old values. The expected values are computed by hand.
     w = ngd.variable("w", np.array([1.0, 1.0]))
     v = ngd.variable("v", np.array([0.5, 0.5]))
     x = ngd.placeholder("x", (2,), "float64")
@@ -136,7 +138,7 @@ def test_an_update_that_reads_what_another_overwrites(device: str) -> None:
     np.testing.assert_allclose(w.numpy(), [1 - 0.145 + 0.5, 1 - 0.245 + 0.5], rtol=1e-15)
 
 
-def test_an_update_through_another_variable_and_a_transpose(device: str) -> None:
+def test_an_update_may_read_a_transposed_variable_and_another_variable(device: str) -> None:
     a = ngd.variable("a", np.arange(4.0).reshape(2, 2))
     b = ngd.variable("b", np.ones((2, 2)))
     step = ngd.compile([], [], updates={a: ops.transpose(a) + b, b: a @ a}, device=device)
@@ -146,7 +148,7 @@ def test_an_update_through_another_variable_and_a_transpose(device: str) -> None
     np.testing.assert_array_equal(b.numpy(), old @ old)
 
 
-def test_executables_of_a_device_share_a_variable(device: str) -> None:
+def test_executables_of_one_device_share_a_variable(device: str) -> None:
     v = ngd.variable("v", np.zeros(2, np.float32))
     add = ngd.compile([], [], updates={v: v + 1}, device=device)
     read = ngd.compile([], [v * 1], device=device)
@@ -157,7 +159,7 @@ def test_executables_of_a_device_share_a_variable(device: str) -> None:
     np.testing.assert_array_equal(read()[0], [5, 6])
 
 
-def test_a_device_that_comes_later_starts_from_the_newest_value() -> None:
+def test_another_device_starts_from_the_newest_value_of_a_variable() -> None:
     v = ngd.variable("v", np.zeros(2, np.float32))
     ngd.compile([], [], updates={v: v + 3}, device="CPU")()
     (seen,) = ngd.compile([], [v + 0.5], device="INTERPRETER")()
@@ -171,7 +173,7 @@ def test_the_same_nodes_give_the_same_executable() -> None:
     assert ngd.compile([x], [y]) is not ngd.compile([x], [y], device="INTERPRETER")
 
 
-def test_bad_arguments_are_named() -> None:
+def test_bad_arguments_raise_errors_that_name_the_input() -> None:
     x = ngd.placeholder("images", (2, 3))
     step = ngd.compile([x], [x + 1])
     with pytest.raises(TypeError, match=r"expected 1 array \(images\); got 0"):
@@ -187,12 +189,12 @@ def test_bad_arguments_are_named() -> None:
 MASKED = np.ma.masked_array(np.ones(2, np.float32), [False, True])
 
 
-def test_a_mask_is_refused_wherever_an_array_goes_in(device: str) -> None:
+def test_masked_arrays_are_rejected_wherever_arrays_are_accepted(device: str) -> None:
     x, v = ngd.placeholder("x", (2,)), ngd.variable("masked", np.zeros(2, np.float32))
     step = ngd.compile([x], [x + v], device=device)
     calls = [
         lambda: step(MASKED),
-        lambda: step(np.ma.masked_array(np.ones(2, np.float32))),  # an empty mask is one
+        lambda: step(np.ma.masked_array(np.ones(2, np.float32))),  # an empty mask is also rejected
         lambda: step([1.0, np.ma.masked]),
         lambda: ngd.variable("initial", MASKED),
         lambda: v.assign(MASKED),
@@ -211,7 +213,7 @@ def test_a_mask_is_refused_wherever_an_array_goes_in(device: str) -> None:
     np.testing.assert_array_equal(step(np.ones(2, np.float32).view(np.ndarray))[0], [1, 1])
 
 
-def test_assign_takes_numbers_only() -> None:
+def test_assign_rejects_values_that_are_not_numbers() -> None:
     v = ngd.variable("numbers", np.zeros(2, np.float32))
     for value in (["1", "2"], [None, 1], [1j, 2], np.zeros(2, [("a", "f4")])):
         with pytest.raises(TypeError, match=r"variable 'numbers': assign: expected a dtype"):
@@ -220,7 +222,7 @@ def test_assign_takes_numbers_only() -> None:
     np.testing.assert_array_equal(v.numpy(), [1, 2])
 
 
-def test_what_would_be_lost_or_overwritten_is_refused(device: str) -> None:
+def test_values_out_of_range_and_overlapping_outputs_are_rejected(device: str) -> None:
     x, n = ngd.placeholder("x", (2,)), ngd.placeholder("n", (), "int8")
     step = ngd.compile([x, n], [x + 1, x * 2], device=device)
     a = np.zeros(2, np.float32)
@@ -234,7 +236,7 @@ def test_what_would_be_lost_or_overwritten_is_refused(device: str) -> None:
         step(a, 3, out=[b := np.empty(2, np.float32), b])
 
 
-def test_numpys_functions_make_nodes() -> None:
+def test_numpy_functions_return_nodes() -> None:
     x = ngd.placeholder("x", (3,))
     assert np.exp(x).op is ops.exp
     assert (np.ones(3, np.float32) - x).op is ops.subtract
@@ -253,13 +255,13 @@ def test_equality_of_nodes_is_elementwise(device: str) -> None:
     np.testing.assert_array_equal(twos, a == 2)
 
 
-def test_steps_of_equal_looking_nodes_are_two() -> None:
+def test_equal_variables_with_equal_names_are_compiled_separately() -> None:
     a, b = ngd.variable("v", np.zeros(2)), ngd.variable("v", np.ones(2))
     first, second = ngd.compile([], [a * 1]), ngd.compile([], [b * 1])
     assert first is not second
 
 
-def test_bad_graphs_are_refused_with_their_line() -> None:
+def test_errors_of_bad_graphs_name_the_line() -> None:
     x, y = ngd.placeholder("x", (2,)), ngd.placeholder("y", (2,))
     with pytest.raises(CompileError, match=r"'y' \(made at .*test_compiler.py:\d+\), which"):
         ngd.compile([x], [x + y])
@@ -274,7 +276,7 @@ def test_bad_graphs_are_refused_with_their_line() -> None:
         ngd.compile([x + 1], [x])
 
 
-def test_the_null_device_compiles_only() -> None:
+def test_the_null_device_only_compiles() -> None:
     x = ngd.placeholder("x", (2,))
     step = ngd.compile([x], [ops.exp(x)], device="NULL")
     assert "elementwise" in str(step)
@@ -282,7 +284,7 @@ def test_the_null_device_compiles_only() -> None:
         step(np.zeros(2, np.float32))
 
 
-def test_the_planner_shares_memory() -> None:
+def test_the_planner_reuses_memory() -> None:
     x = ngd.placeholder("x", (64, 64))
     y = x
     for _ in range(6):
@@ -296,13 +298,13 @@ def test_the_planner_shares_memory() -> None:
 
 
 class Pair:
-    """A group as far as compilation looks at it."""
+    """A stand-in for a group, with the attributes that the compiler reads."""
 
     rank, size = 0, 2
 
 
 @pytest.mark.parametrize("kind", ["all_to_all", "broadcast", "all_reduce"])
-def test_a_collective_is_in_place_where_its_operand_dies(kind: str) -> None:
+def test_a_collective_is_in_place_if_nothing_else_reads_its_operand(kind: str) -> None:
     group: Any = Pair()
     call: Callable[[Any], Any] = {
         "all_to_all": lambda x: ops.all_to_all(x, group=group),
@@ -310,20 +312,20 @@ def test_a_collective_is_in_place_where_its_operand_dies(kind: str) -> None:
         "all_reduce": lambda x: ops.all_reduce(x, op="sum", group=group),
     }[kind]
 
-    def places(outputs: Callable[[Any], list[Any]]) -> tuple[str, ...]:
-        """Where operand and result of the collective lie."""
+    def operand_and_result(outputs: Callable[[Any], list[Any]]) -> tuple[str, ...]:
+        """Return the addresses of the operand and the result of the collective."""
         x = ngd.placeholder("x", (4, 16))
         text = str(ngd.compile([x], outputs(x * 2), device="NULL", group=group))
-        found = re.search(rf"(%\d+) = start {kind}\((%\d+)\)", text)
-        assert found
-        lies = dict(re.findall(r"(%\d+) : \S+ @ (\S+)", text))
-        return lies[found[2]], lies[found[1]]
+        match = re.search(rf"(%\d+) = start {kind}\((%\d+)\)", text)
+        assert match
+        addresses = dict(re.findall(r"(%\d+) : \S+ @ (\S+)", text))
+        return addresses[match[2]], addresses[match[1]]
 
-    operand, result = places(lambda y: [call(y)])
+    operand, result = operand_and_result(lambda y: [call(y)])
     assert operand == result
-    operand, result = places(lambda y: [call(y), y])
+    operand, result = operand_and_result(lambda y: [call(y), y])
     assert operand != result
-    operand, result = places(lambda y: [call(y), ops.argmax(y, 0)])
+    operand, result = operand_and_result(lambda y: [call(y), ops.argmax(y, 0)])
     assert operand != result
 
 
@@ -331,7 +333,7 @@ def plan_of(*steps: Step) -> Plan:
     return Plan(steps=list(steps))
 
 
-def test_verify_refuses_what_touches_a_buffer_in_flight() -> None:
+def test_verify_rejects_instructions_that_touch_a_pending_buffer() -> None:
     type_ = Type(ngd.float32, (4,))
     block, other = Storage("shared", 0, 16), Storage("shared", 64, 16)
     near = Storage("shared", 4, 16)
@@ -350,7 +352,7 @@ def test_verify_refuses_what_touches_a_buffer_in_flight() -> None:
         plan_of(step("start", near, block), wait).verify()
 
 
-def test_a_step_that_fails_leaves_the_variables_or_poisons_them() -> None:
+def test_a_failed_step_leaves_variables_unchanged_and_poisoned_ones_unreadable() -> None:
     table = ngd.variable("table", np.zeros((3, 2), np.float32))
     other = ngd.variable("other", np.zeros(2, np.float32))
     i = ngd.placeholder("i", (2,), "int64")
@@ -360,7 +362,7 @@ def test_a_step_that_fails_leaves_the_variables_or_poisons_them() -> None:
     )
     with pytest.raises(ValueError, match=r"9.*test_compiler.py"):
         step(np.array([0, 9]))
-    np.testing.assert_array_equal(table.numpy(), 0)  # it failed before any update
+    np.testing.assert_array_equal(table.numpy(), 0)  # the step failed before its first update
     np.testing.assert_array_equal(other.numpy(), 0)
     table.cell.poisoned = True
     with pytest.raises(PoisonedVariableError, match="'table'"):
@@ -372,7 +374,7 @@ def test_a_step_that_fails_leaves_the_variables_or_poisons_them() -> None:
     np.testing.assert_allclose(table.numpy(), 1 + 2 * np.e, rtol=1e-6)
 
 
-def test_a_second_concurrent_call_raises() -> None:
+def test_a_second_concurrent_call_raises_busy_error() -> None:
     x = ngd.placeholder("x", (700, 700), "float64")
     y = x
     for _ in range(4):
@@ -397,7 +399,7 @@ def test_a_second_concurrent_call_raises() -> None:
     assert all("a second call while one runs" in e for e in errors)
 
 
-def test_a_refused_call_poisons_nothing() -> None:
+def test_a_call_that_raises_busy_error_poisons_no_variable() -> None:
     v = ngd.variable("v", np.eye(600))
     step = ngd.compile([], [], updates={v: v @ v @ v @ v})
     refused: list[BusyError] = []
@@ -418,7 +420,7 @@ def test_a_refused_call_poisons_nothing() -> None:
     np.testing.assert_array_equal(v.numpy(), np.eye(600))
 
 
-def test_zero_sizes(device: str) -> None:
+def test_arrays_without_elements_are_computed(device: str) -> None:
     x = ngd.placeholder("x", (0, 3))
     w = ngd.variable("w", np.ones((3, 2), np.float32))
     step = ngd.compile([x], [ops.sum(x @ w), x @ w, ops.relu(x)], device=device)
@@ -437,7 +439,7 @@ def test_a_learning_rate_can_be_a_placeholder(device: str) -> None:
     np.testing.assert_array_equal(w.numpy(), [1, 1.5])
 
 
-def test_fused_is_unfused_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_kernels_have_the_bits_of_unfused_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     for dtype in ("float32", "float64", "bfloat16", "float16"):
         x = ngd.placeholder("x", (7, 33), dtype)
@@ -448,13 +450,13 @@ def test_fused_is_unfused_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
         fused = ngd.compile([x], [chain[-1]])(a)[0]
         with monkeypatch.context() as patch:
             patch.setattr(elementwise, "MAX_INSTRUCTIONS", 1)
-            apart = ngd.compile([x], [chain[-1]])
-        assert str(apart).count("elementwise") == 10
-        assert fused.tobytes() == apart(a)[0].tobytes()
+            unfused = ngd.compile([x], [chain[-1]])
+        assert str(unfused).count("elementwise") == 10
+        assert fused.tobytes() == unfused(a)[0].tobytes()
 
 
 @pytest.mark.parametrize("device", ["CPU", "INTERPRETER"])
-def test_an_update_takes_the_old_value_of_a_variable_that_an_output_is_computed_with(
+def test_an_update_reads_the_old_value_of_a_variable_that_is_updated_too(
     device: str,
 ) -> None:
     first, second = ngd.variable("v0", np.full(4, 1.0)), ngd.variable("v1", np.full(4, 2.0))
@@ -465,24 +467,24 @@ def test_an_update_takes_the_old_value_of_a_variable_that_an_output_is_computed_
     assert second.numpy().tolist() == [1.0] * 4
 
 
-def test_outputs_come_back_in_their_structure(device: str) -> None:
+def test_outputs_have_the_structure_that_the_caller_gave(device: str) -> None:
     x = ngd.placeholder("x", (2, 3))
-    given = np.arange(6, dtype=np.float32).reshape(2, 3)
+    x_value = np.arange(6, dtype=np.float32).reshape(2, 3)
     one = ngd.compile(x, ops.sum(x, axis=1), device=device)
-    np.testing.assert_array_equal(one(given), [3, 12])
-    np.testing.assert_array_equal(one(x=given), [3, 12])
+    np.testing.assert_array_equal(one(x_value), [3, 12])
+    np.testing.assert_array_equal(one(x=x_value), [3, 12])
     out = np.empty(2, np.float32)
-    assert one(given, out=out) is out
+    assert one(x_value, out=out) is out
     np.testing.assert_array_equal(out, [3, 12])
-    (listed,) = ngd.compile((x,), [x + 1], device=device)(given)
-    np.testing.assert_array_equal(listed, given + 1)
-    pair = ngd.compile([x], (x * 2, {"a": x}), device=device)(given)
+    (listed,) = ngd.compile((x,), [x + 1], device=device)(x_value)
+    np.testing.assert_array_equal(listed, x_value + 1)
+    pair = ngd.compile([x], (x * 2, {"a": x}), device=device)(x_value)
     assert type(pair) is tuple
-    np.testing.assert_array_equal(pair[0], given * 2)
-    np.testing.assert_array_equal(pair[1]["a"], given)
+    np.testing.assert_array_equal(pair[0], x_value * 2)
+    np.testing.assert_array_equal(pair[1]["a"], x_value)
 
 
-def test_a_step_says_what_it_is() -> None:
+def test_repr_of_a_step_shows_its_call_site_and_sizes() -> None:
     x, w = ngd.placeholder("x", (2, 3)), ngd.variable("w", np.ones((3, 1024), np.float32))
     step = ngd.compile(x, [x @ w], {w: w * 2})
     assert re.fullmatch(
@@ -494,7 +496,7 @@ def test_a_step_says_what_it_is() -> None:
     assert "instruction" not in repr(ngd.compile(x, x @ w, device="INTERPRETER"))
 
 
-def test_a_variable_is_read_as_a_number_or_an_array(device: str) -> None:
+def test_a_variable_converts_to_a_number_and_to_an_array(device: str) -> None:
     w, n = ngd.variable("w", 2.5), ngd.variable("n", np.int64(3))
     ngd.compile([], [], {w: w * 2}, device=device)()
     assert float(w) == w.item() == 5.0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ngd.function: what is traced, when, and what a call gives, beside the function on arrays."""
+"""Tests of `ngd.function`: what is traced, when it is traced, and the results of calls."""
 
 from __future__ import annotations
 
@@ -45,23 +45,23 @@ class Batch:
     label: Any
 
 
-def test_structures_in_and_out(device: str) -> None:
+def test_arguments_and_results_may_be_nested_structures(device: str) -> None:
     @ngd.function(device=device)
     def f(batch: Batch, pair: Pair, *rest: Any, weights: dict[str, Any]) -> Any:
         total = batch.image * weights["w"] + pair.first + rest[0]
         return {"batch": Batch(total, batch.label), "all": [pair, rest], "none": None}
 
     x = ones(2, 3)
-    found = f(Batch(x, np.arange(2)), Pair(2 * x, x), 3 * x, weights={"w": 4 * x})
-    npt.assert_array_equal(found["batch"].image, 9 * x)
-    npt.assert_array_equal(found["batch"].label, np.arange(2))
-    assert isinstance(found["all"][0], Pair)
-    npt.assert_array_equal(found["all"][1][0], 3 * x)
-    assert found["none"] is None
+    results = f(Batch(x, np.arange(2)), Pair(2 * x, x), 3 * x, weights={"w": 4 * x})
+    npt.assert_array_equal(results["batch"].image, 9 * x)
+    npt.assert_array_equal(results["batch"].label, np.arange(2))
+    assert isinstance(results["all"][0], Pair)
+    npt.assert_array_equal(results["all"][1][0], 3 * x)
+    assert results["none"] is None
     assert f.num_traces == 1
 
 
-def test_traced_once_for_each_kind() -> None:
+def test_a_function_is_traced_once_per_shape_and_dtype() -> None:
     runs = []
 
     @ngd.function
@@ -69,8 +69,8 @@ def test_traced_once_for_each_kind() -> None:
         runs.append(x.type)
         return x + 1
 
-    for given in (ones(2), 3 * ones(2), ones(3), ones(2, dtype=np.int32), ones(2)):
-        npt.assert_array_equal(f(given), given + 1)
+    for argument in (ones(2), 3 * ones(2), ones(3), ones(2, dtype=np.int32), ones(2)):
+        npt.assert_array_equal(f(argument), argument + 1)
     assert len(runs) == f.num_traces == 3
     f.clear()
     assert f.num_traces == 0
@@ -78,24 +78,24 @@ def test_traced_once_for_each_kind() -> None:
     assert len(runs) == 4
 
 
-def test_defaults_that_are_not_given_stay_python_values() -> None:
-    table, seen = ones(2), []
+def test_omitted_defaults_stay_python_values() -> None:
+    table, calls = ones(2), []
 
     @ngd.function
     def f(x: Any, rate: float = 0.5, *rest: Any, shift: Any = table, **named: Any) -> Any:
-        seen.append((rate, shift))
+        calls.append((rate, shift))
         return x * rate + shift + sum(rest) + sum(named.values())
 
     npt.assert_array_equal(f(ones(2)), [1.5, 1.5])
-    assert seen == [(0.5, table)]
-    assert seen[0][1] is table
+    assert calls == [(0.5, table)]
+    assert calls[0][1] is table
     npt.assert_array_equal(f(ones(2), 0.5), [1.5, 1.5])
-    assert isinstance(seen[1][0], Node)
+    assert isinstance(calls[1][0], Node)
     npt.assert_array_equal(f(ones(2), 2.5), [3.5, 3.5])
     npt.assert_array_equal(f(ones(2), shift=2.0), [2.5, 2.5])
     npt.assert_array_equal(f(ones(2), 1.0, 2.0, three=3.0), [7, 7])
     npt.assert_array_equal(f(ones(2)), [1.5, 1.5])
-    assert f.num_traces == len(seen) == 4
+    assert f.num_traces == len(calls) == 4
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_defaults_of_differentiated_functions_stay_python_values() -> None:
     npt.assert_allclose(both(np.array([1.0, 2.0]))[1], 3)
 
 
-def test_order_of_keys_and_lists_for_tuples_are_no_other_trace() -> None:
+def test_the_order_of_keys_and_the_kind_of_sequence_cause_no_retrace() -> None:
     @ngd.function
     def f(x: dict[str, Any], pair: Any) -> Any:
         return x["a"] - x["b"] + pair[1]
@@ -155,17 +155,17 @@ def test_order_of_keys_and_lists_for_tuples_are_no_other_trace() -> None:
     ],
     ids=lambda x: type(x).__name__,
 )
-def test_arrays_of_every_kind(given: Any) -> None:
+def test_arrays_of_all_kinds_and_dtypes_are_arguments(given: Any) -> None:
     f = ngd.function(lambda x: x)
-    wanted = np.asarray(given)
+    expected = np.asarray(given)
     found = f(given)
-    assert (found.dtype, found.shape) == (wanted.dtype.newbyteorder("="), wanted.shape)
-    npt.assert_array_equal(found, wanted)
+    assert (found.dtype, found.shape) == (expected.dtype.newbyteorder("="), expected.shape)
+    npt.assert_array_equal(found, expected)
     f(given)
     assert f.num_traces == 1
 
 
-def test_a_tensor_of_pytorch() -> None:
+def test_tensors_of_pytorch_are_arguments() -> None:
     torch = pytest.importorskip("torch", reason="PyTorch, whose tensors speak DLPack, is needed")
     f = ngd.function(lambda x: x + 1)
     npt.assert_array_equal(f(torch.ones(3)), 2 * ones(3))
@@ -175,23 +175,23 @@ def test_a_tensor_of_pytorch() -> None:
 @pytest.mark.parametrize(
     "dtype", [np.float16, bfloat16, np.float32, np.float64, np.int32, np.uint8, np.bool_]
 )
-def test_floats_are_traced_and_take_the_dtype_of_what_they_meet(dtype: Any, device: str) -> None:
+def test_floats_are_traced_and_take_the_dtype_of_the_other_operand(dtype: Any, device: str) -> None:
     def f(x: Any, rate: float) -> Any:
         return [x * rate, rate - x, np.maximum(x, 2 * rate + 1), -rate / 3, abs(rate) + x * 2]
 
     def fixed(rate: float) -> Any:
-        """As if the number stood in the function."""
+        """Return the result of a function in which the rate is a constant."""
         return ngd.function(lambda x: f(x, rate), device=device)
 
     traced, x = ngd.function(f, device=device), np.array([0, 1]).astype(dtype)
     for rate in (0.1, 0.7):
-        for found, wanted in zip(traced(x, rate), fixed(rate)(x), strict=True):
-            assert found.dtype == np.asarray(wanted).dtype
-            npt.assert_array_equal(found, wanted)
+        for found, expected in zip(traced(x, rate), fixed(rate)(x), strict=True):
+            assert found.dtype == np.asarray(expected).dtype
+            npt.assert_array_equal(found, expected)
     assert traced.num_traces == 1
 
 
-def test_floats_meet_variables_and_are_differentiated_by() -> None:
+def test_traced_floats_combine_with_variables_and_have_gradients() -> None:
     half, double = ngd.variable("h", np.ones(2, bfloat16)), ngd.variable("d", np.ones(2))
     f = ngd.function(lambda rate: (half * rate, double * rate, ops.exp(rate) * half))
     assert [a.dtype for a in f(0.1)] == [bfloat16, np.float64, bfloat16]
@@ -202,7 +202,7 @@ def test_floats_meet_variables_and_are_differentiated_by() -> None:
     npt.assert_allclose(slope, 0.6, rtol=1e-6)
 
 
-def test_all_else_is_fixed_in_the_trace() -> None:
+def test_arguments_that_are_not_arrays_or_floats_are_fixed_in_the_trace() -> None:
     @ngd.function
     def f(x: Any, axis: int | None = None, mean: bool = False, kind: str = "a") -> Any:
         return (ops.mean if mean else ops.sum)(x, axis), kind
@@ -212,7 +212,7 @@ def test_all_else_is_fixed_in_the_trace() -> None:
     npt.assert_array_equal(f(x, 1)[0], x.sum(1))
     npt.assert_array_equal(f(x, axis=1)[0], x.sum(1))
     assert f.num_traces == 2
-    npt.assert_array_equal(f(x, True)[0], x.sum(1))  # another type than 1
+    npt.assert_array_equal(f(x, True)[0], x.sum(1))  # True and 1 are different keys
     npt.assert_array_equal(f(x, 1, True, kind="b")[0], x.mean(1))
     assert f(x, 1, True, kind="b")[1] == "b"
     assert f.num_traces == 4
@@ -236,15 +236,15 @@ def test_updates_change_variables(device: str) -> None:
         loss = ops.sum((w - x) ** 2)
         return loss, {w: w - rate * ngd.grad(loss, w)}
 
-    wanted, x = np.zeros(2), np.array([1.0, 2.0])
+    expected, x = np.zeros(2), np.array([1.0, 2.0])
     for rate in (0.1, 0.2, 0.1):
-        npt.assert_allclose(step(x, rate), np.sum((wanted - x) ** 2), rtol=1e-12)
-        wanted -= rate * 2 * (wanted - x)
-    npt.assert_allclose(w.numpy(), wanted, rtol=1e-12)
+        npt.assert_allclose(step(x, rate), np.sum((expected - x) ** 2), rtol=1e-12)
+        expected -= rate * 2 * (expected - x)
+    npt.assert_allclose(w.numpy(), expected, rtol=1e-12)
     assert step.num_traces == 1
 
 
-def test_updates_that_are_not_declared_are_refused() -> None:
+def test_undeclared_updates_raise_type_error() -> None:
     w = ngd.variable("w", ones(2))
     with pytest.raises(TypeError, match="updates=True"):
         ngd.function(lambda: (1, [{w: w + 1}]))()
@@ -255,7 +255,7 @@ def test_updates_that_are_not_declared_are_refused() -> None:
     npt.assert_array_equal(w.numpy(), ones(2))
 
 
-def test_calls_inside_a_trace_inline() -> None:
+def test_calls_inside_a_trace_are_inlined() -> None:
     w = ngd.variable("w", ones(2))
     inner = ngd.function(lambda x: x * 2)
     change = ngd.function(lambda x: (x + w, {w: w + x}), updates=True)
@@ -276,7 +276,7 @@ def test_calls_inside_a_trace_inline() -> None:
     assert inner.num_traces == 0
 
 
-def test_a_group_of_its_own_cannot_be_inlined() -> None:
+def test_a_function_with_its_own_group_cannot_be_inlined_elsewhere() -> None:
     alone = ngd.init()
     f = ngd.function(lambda x: ops.all_reduce(x, op="sum"), group=alone)
     npt.assert_array_equal(f(ones(2)), ones(2))
@@ -288,7 +288,7 @@ def test_a_group_of_its_own_cannot_be_inlined() -> None:
     assert ngd.value_and_grad(of_group).device == "INTERPRETER"
 
 
-def test_after_shutdown_the_new_world_is_taken() -> None:
+def test_after_shutdown_a_function_uses_the_new_world() -> None:
     f = ngd.function(lambda x: ops.all_reduce(x, op="sum"))
     npt.assert_array_equal(f(ones(2)), ones(2))
     ngd.shutdown()
@@ -297,7 +297,7 @@ def test_after_shutdown_the_new_world_is_taken() -> None:
     assert f.num_traces == 1
 
 
-def test_trace_shows_what_is_compiled() -> None:
+def test_trace_returns_the_compiled_step() -> None:
     f = ngd.function(lambda x, pair: x + pair["a"])
     step = f.trace(ones(2), {"a": 1.0})
     assert str(step.graph).startswith('graph("x": f32[2], "pair[\'a\']": f64[])')
@@ -307,7 +307,7 @@ def test_trace_shows_what_is_compiled() -> None:
         f.trace(ngd.placeholder("x", (2,)), {"a": 1.0})
 
 
-def test_results_are_fresh_and_may_be_anything() -> None:
+def test_results_are_fresh_and_may_be_any_values() -> None:
     table = np.arange(3)
     f = ngd.function(lambda x: {"x": x, "again": x, "table": table, "text": "t", "n": 3})
     x = ones(2)
@@ -331,7 +331,7 @@ class Model:
         return x * self.w
 
 
-def test_methods_and_what_a_function_is_called() -> None:
+def test_methods_can_be_traced_and_keep_their_names() -> None:
     model, other = Model(), Model()
     other.w.assign(2 * ones(2))
     npt.assert_array_equal(model.apply(ones(2)), ones(2))
@@ -350,12 +350,12 @@ def doubled(x: Any) -> Any:
     return 2 * x
 
 
-def test_copies_are_the_function_itself() -> None:
+def test_copies_and_pickles_are_the_same_function() -> None:
     assert copy.deepcopy({"f": doubled})["f"] is doubled
     assert pickle.loads(pickle.dumps(doubled)) is doubled
 
 
-def test_what_can_be_called_can_be_a_function() -> None:
+def test_any_callable_can_be_a_function() -> None:
     model = ngd.nn.Linear(2, 3)
     model.trace = "an attribute of the model"
     f = ngd.function(model)
@@ -368,7 +368,7 @@ def test_what_can_be_called_can_be_a_function() -> None:
     npt.assert_array_equal(ngd.function(ops.add)(ones(2), 1.0), 2 * ones(2))
 
 
-def test_retraces_are_reported_once() -> None:
+def test_a_function_that_is_retraced_often_warns_once() -> None:
     f = ngd.function(lambda x, n: x * n)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -379,7 +379,7 @@ def test_retraces_are_reported_once() -> None:
     ) as seen:
         f(ones(8, 2), 3)
     assert seen[0].filename == __file__
-    f(ones(9, 2), 3)  # not again: a warning would be an error here
+    f(ones(9, 2), 3)  # no second warning, which would be an error
     g = ngd.function(lambda x, n: x * n)
     for n in range(7):
         g(ones(2), n)
@@ -387,7 +387,7 @@ def test_retraces_are_reported_once() -> None:
         g(ones(2), 7)
 
 
-def test_what_an_argument_cannot_be() -> None:
+def test_bad_arguments_raise_errors_that_name_them() -> None:
     f = ngd.function(lambda x, table: x)
     with pytest.raises(TypeError, match=r"table\['a'\]\[0\]: expected an array, .*; got set"):
         f(ones(2), {"a": [set()]})
@@ -401,7 +401,7 @@ def test_what_an_argument_cannot_be() -> None:
         f(np.ma.array([1.0], mask=[True]), None)
 
 
-def test_a_function_reads_its_own_arguments_alone() -> None:
+def test_a_function_that_reads_an_argument_of_another_trace_raises_compile_error() -> None:
     kept: list[Any] = []
 
     @ngd.function
@@ -415,7 +415,7 @@ def test_a_function_reads_its_own_arguments_alone() -> None:
     assert leaks.num_traces == 1
 
 
-def test_a_choice_by_a_value_says_what_to_do() -> None:
+def test_a_branch_on_a_traced_value_raises_an_error_with_advice() -> None:
     with pytest.raises(TypeError, match=r"ngd\.ops\.where"):
         ngd.function(lambda x: x if x > 0 else -x)(1.0)
     for made in (float, int, range, lambda x: [1, 2][x], lambda x: f"{x:.2}"):
@@ -423,7 +423,7 @@ def test_a_choice_by_a_value_says_what_to_do() -> None:
             ngd.function(lambda x, made=made: made(x))(1.0)
 
 
-def test_an_error_leaves_nothing_behind() -> None:
+def test_an_exception_in_a_trace_leaves_no_trace() -> None:
     @ngd.function
     def f(x: Any, fails: bool) -> Any:
         if fails:
@@ -437,7 +437,7 @@ def test_an_error_leaves_nothing_behind() -> None:
     assert isinstance(f(ones(2), False), np.ndarray)
 
 
-def test_a_block_of_training_belongs_into_the_function() -> None:
+def test_a_block_of_nn_training_around_a_call_raises_type_error() -> None:
     drop = ngd.nn.Dropout(0.5)
     f = ngd.function(lambda x: drop(x))
     random = ngd.nn.Random(1)
@@ -450,7 +450,7 @@ def test_a_block_of_training_belongs_into_the_function() -> None:
                 f(given)
         with ngd.nn.evaluation():
             npt.assert_array_equal(f(ones(64)), ones(64))
-        made = f(ngd.placeholder("x", (64,)))  # of the graph that is built in the block
+        made = f(ngd.placeholder("x", (64,)))  # part of the graph that is built in this block
     assert isinstance(made, ngd.Node)
 
     @ngd.function(updates=True)
@@ -464,7 +464,7 @@ def test_a_block_of_training_belongs_into_the_function() -> None:
     assert random.step.numpy() == 2
 
 
-def test_traces_share_variables_and_the_optimizers_state() -> None:
+def test_traces_share_the_variables_and_the_state_of_an_optimizer() -> None:
     def trained(sizes: list[int], traced: bool) -> Any:
         w, optimizer = ngd.variable("w", np.zeros(3)), ngd.optim.AdamW(0.1)
 
@@ -488,7 +488,7 @@ def test_traces_share_variables_and_the_optimizers_state() -> None:
     assert trained(sizes, True) == trained(sizes, False)
 
 
-def test_functions_made_in_a_loop_are_reported() -> None:
+def test_functions_that_are_defined_in_a_loop_are_reported() -> None:
     def once(n: int) -> None:
         ngd.value_and_grad(lambda x: ops.sum(x) * n)(ones(2))
 
@@ -499,7 +499,7 @@ def test_functions_made_in_a_loop_are_reported() -> None:
     once(100)
 
 
-def test_threads_trace_once() -> None:
+def test_several_threads_trace_once() -> None:
     runs = []
 
     @ngd.function
@@ -538,7 +538,7 @@ LINEAR = nn.Linear(2, 2)
         (lambda x: ops.sum(x["a"]), {"a": [1.0, 2.0]}, "x['a']", "list"),
     ],
 )
-def test_a_list_of_numbers_in_place_of_an_array_is_named(
+def test_a_list_of_numbers_instead_of_an_array_is_named(
     python: Any, argument: Any, path: str, kind: str
 ) -> None:
     with pytest.raises(TypeError) as caught:
@@ -549,7 +549,7 @@ def test_a_list_of_numbers_in_place_of_an_array_is_named(
     )
 
 
-def test_a_list_of_nodes_in_place_of_an_array_is_named() -> None:
+def test_a_list_of_nodes_instead_of_an_array_is_named() -> None:
     x = ngd.placeholder("x", (2,))
     with pytest.raises(TypeError, match=r"^relu: expected a node, .*; got a list of nodes\. Join"):
         ops.relu([x, x])
@@ -557,7 +557,7 @@ def test_a_list_of_nodes_in_place_of_an_array_is_named() -> None:
         ngd.function(lambda pair: ops.relu(pair))([ones(2), ones(2)])
 
 
-def test_an_error_that_no_list_caused_is_unchanged() -> None:
+def test_an_unrelated_error_is_unchanged() -> None:
     with pytest.raises(AttributeError, match="missing"):
         ngd.function(lambda x, sizes: x.missing)(ones(2), [1, 2])
     with pytest.raises(TypeError, match="unsupported operand"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps of ngd.function on two ranks: the training of one, whatever each rank traces."""
+"""Tests of `ngd.function` on two ranks: they train like one rank, whichever traces they have."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tests.support import harness
 from tests.support.standing import run_in_world
 
 
-def trained(remat: bool = False) -> dict[str, Any]:
-    """Ten data-parallel steps; each rank has its part of the batch, of a size that changes."""
+def train(remat: bool = False) -> dict[str, Any]:
+    """Take ten data-parallel steps. The shard of each rank changes its size."""
     world = ngd.init()
     random = np.random.default_rng(3)
     parameters = {
@@ -26,8 +26,8 @@ def trained(remat: bool = False) -> dict[str, Any]:
         return ops.tanh(x @ p["w"] + p["b"])
 
     def loss_of(p: Any, x: Any, y: Any) -> Any:
-        made = (ngd.remat(hidden) if remat else hidden)(p, x) @ p["v"]
-        return ops.mean((made - y) ** 2)
+        predicted = (ngd.remat(hidden) if remat else hidden)(p, x) @ p["v"]
+        return ops.mean((predicted - y) ** 2)
 
     @ngd.function(updates=True)
     def step(x: Any, y: Any, rate: float) -> Any:
@@ -42,8 +42,8 @@ def trained(remat: bool = False) -> dict[str, Any]:
     for number in range(10):
         x, y = random.normal(size=(6, 4)), random.normal(size=(6, 2))
         cuts = [1 + number % 3] if world.size == 2 else []
-        mine = np.array_split(np.arange(6), cuts)[world.rank]
-        losses.append(float(step(x[mine], y[mine], 0.1 / (1 + number))))
+        shard = np.array_split(np.arange(6), cuts)[world.rank]
+        losses.append(float(step(x[shard], y[shard], 0.1 / (1 + number))))
     assert step.num_traces == (3 if world.size == 2 else 1)
     return {"losses": losses, **{k: v.numpy().tolist() for k, v in parameters.items()}}
 
@@ -55,20 +55,20 @@ def compare(alone: dict[str, Any], both: list[dict[str, Any]]) -> None:
 
 
 @harness.needs_ranks
-def test_two_ranks_train_as_one() -> None:
-    (alone,) = run_in_world(trained, "shm", 1)
-    compare(alone.value, [rank.value for rank in run_in_world(trained, "shm", 2)])
+def test_two_ranks_take_the_steps_of_one() -> None:
+    (alone,) = run_in_world(train, "shm", 1)
+    compare(alone.value, [rank.value for rank in run_in_world(train, "shm", 2)])
 
 
 @harness.needs_ranks
-def test_two_ranks_train_as_one_with_remat() -> None:
-    (alone,) = run_in_world(trained, "shm", 1)
-    both = run_in_world(trained, "shm", 2, remat=True)
+def test_two_ranks_take_the_steps_of_one_with_remat() -> None:
+    (alone,) = run_in_world(train, "shm", 1)
+    both = run_in_world(train, "shm", 2, remat=True)
     compare(alone.value, [rank.value for rank in both])
 
 
 def through_collectives() -> dict[str, Any]:
-    """Derivatives through a collective, in the forward pass and computed again in the backward."""
+    """Differentiate through a collective, with and without rematerialisation."""
     world = ngd.init()
     x = np.arange(3.0) + world.rank
 
@@ -90,11 +90,11 @@ def through_collectives() -> dict[str, Any]:
 
 
 @harness.needs_ranks
-def test_derivatives_through_collectives() -> None:
+def test_derivatives_through_collectives_equal_the_formulas() -> None:
     first, second = (rank.value for rank in run_in_world(through_collectives, "shm", 2))
     a, b = np.arange(3.0), np.arange(3.0) + 1
     assert first["f"][0] == np.sum((a + b) ** 2)
-    # ngd.grad differentiates the sum over the ranks of their losses, which are two equal ones.
+    # ngd.grad differentiates the sum of the losses of all ranks: here twice the same loss.
     np.testing.assert_allclose(first["f"][1], 4 * (a + b))
     for rank in (first, second):
         assert rank["again"] == rank["g"]
@@ -108,7 +108,7 @@ def test_derivatives_through_collectives() -> None:
 
 
 def after_shutdown() -> list[float]:
-    """A function that was traced in one world runs in the next one."""
+    """Run a function that was traced in one world in the next world."""
     f = ngd.function(lambda x: ops.all_reduce(x, op="sum"))
     found = [float(f(np.float64(ngd.init().rank + 1)))]
     ngd.shutdown()
@@ -123,6 +123,6 @@ def after_shutdown() -> list[float]:
 
 
 @harness.needs_ranks
-def test_a_function_goes_on_in_the_next_world() -> None:
+def test_a_function_runs_in_the_next_world() -> None:
     for rank in run_in_world(after_shutdown, "shm", 2):
         assert rank.value == [3, -1, 3]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""float64 that comes of float32 by promotion is warned of, once per step, with its line."""
+"""Tests of PromotionWarning, for float64 values that promotion of float32 causes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ X = np.ones((4, 8), np.float32)
 MASK = np.ones((4, 1), np.int64)
 
 
-def here() -> str:
+def call_site() -> str:
     frame = inspect.currentframe()
     assert frame is not None
     assert frame.f_back is not None
@@ -77,7 +77,7 @@ CASES: dict[str, tuple[Callable[[Node], Any], str]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_float64_of_float32_is_warned_of(case: str) -> None:
+def test_float64_by_promotion_warns_once_with_the_line(case: str) -> None:
     build, says = CASES[case]
     with pytest.warns(PromotionWarning, match=f"^compile: expected floats .*{says}") as caught:
         ngd.function(lambda x: build(x))(X)
@@ -88,7 +88,7 @@ def test_float64_of_float32_is_warned_of(case: str) -> None:
 def test_the_first_line_is_named_once_per_step() -> None:
     @ngd.function
     def attend(x: Node) -> Node:
-        lines.append(here())
+        lines.append(call_site())
         y = x @ ops.transpose(x) / np.sqrt(8)
         return ops.softmax(y * MASK) @ x
 
@@ -102,19 +102,19 @@ def test_the_first_line_is_named_once_per_step() -> None:
     x = ngd.placeholder("x", X.shape)
     with pytest.warns(PromotionWarning):
         step = ngd.compile([x], [x * MASK, x / np.float64(2)])
-    assert step(X)[0].dtype == np.float64  # as NumPy 2 has it
+    assert step(X)[0].dtype == np.float64  # as in NumPy 2
 
 
 def loss(x: Any) -> Node:
     model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 2))
     if x.dtype == np.float64:
         model.astype("float64")
-    made: Node = ops.cross_entropy(model(x), np.array([0, 1, 1, 0]))
-    return made * 0.5 + 2 * made / 3 + made**2 - np.float32(1)
+    entropy: Node = ops.cross_entropy(model(x), np.array([0, 1, 1, 0]))
+    return entropy * 0.5 + 2 * entropy / 3 + entropy**2 - np.float32(1)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_programs_of_one_dtype_are_silent(dtype: str) -> None:
+def test_steps_of_one_dtype_do_not_warn(dtype: str) -> None:
     optimizer = optim.AdamW(optim.cosine(1e-3, 10), clip_norm=1.0)
     weights = ngd.variable("w", np.ones((8, 8), dtype))
 
@@ -141,5 +141,5 @@ def test_programs_of_one_dtype_are_silent(dtype: str) -> None:
         lambda x: (x * 2, 3 - x, x**2, ops.where(x > 0, x, 0.0), ops.maximum(x, 1)),
     ],
 )
-def test_explicit_casts_and_weak_scalars_are_silent(build: Callable[[Node], Any]) -> None:
+def test_explicit_casts_and_weak_scalars_do_not_warn(build: Callable[[Node], Any]) -> None:
     ngd.function(lambda x: build(x))(X)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps whose ranks differ: in their shards, in their constants, in what goes wrong."""
+"""Tests of steps that differ between the ranks: in shards, constants, memory limits and errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEVICES = ("CPU", "INTERPRETER")
 
 
 def one_operand_many_collectives() -> None:
-    """Collectives in flight at once over one operand, the last of which could work in place."""
+    """Run pending collectives over one operand. The last one could work in place."""
     world = ngd.init()
     x = ngd.placeholder("x", (70_000,), np.float64)
     y = x * 1.5
@@ -44,12 +44,12 @@ def one_operand_many_collectives() -> None:
 
 @over
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_one_operand_many_collectives(communicator: str, ranks: int) -> None:
+def test_pending_collectives_may_share_an_operand(communicator: str, ranks: int) -> None:
     run_in_world(one_operand_many_collectives, communicator, ranks)
 
 
 def constants_of_a_rank() -> None:
-    """What is equal on one rank alone is not merged there, nor dropped."""
+    """Reduce a value that is equal to another one on rank 0 only. It is merged on no rank."""
     world = ngd.init()
     x = ngd.placeholder("x", (3,), np.float64)
     factor = ngd.constant(np.float64(1 if world.rank == 0 else 2))
@@ -63,12 +63,12 @@ def constants_of_a_rank() -> None:
 
 @over
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_constants_of_a_rank(communicator: str, ranks: int) -> None:
+def test_equal_operands_on_one_rank_only_are_not_merged(communicator: str, ranks: int) -> None:
     run_in_world(constants_of_a_rank, communicator, ranks)
 
 
 def shards_that_broadcast() -> None:
-    """Local batches of 1, 2, 3 against biases of both shapes: the gradient of one process."""
+    """Compare shards of 1, 2 and 3 rows, and biases of both shapes, with one process."""
     world = ngd.init()
     rng = np.random.default_rng(0)
     data = rng.standard_normal((6, 4))
@@ -100,12 +100,14 @@ def shards_that_broadcast() -> None:
 
 @over
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_shards_that_broadcast(communicator: str, ranks: int) -> None:
+def test_gradients_of_uneven_shards_equal_those_of_one_process(
+    communicator: str, ranks: int
+) -> None:
     run_in_world(shards_that_broadcast, communicator, ranks)
 
 
 def fails_alone(device: str) -> dict[str, str]:
-    """Rank 0 is given a label out of range, and goes on as if nothing were."""
+    """Give rank 0 a label out of range. It catches the error and continues."""
     world = ngd.init()
     logits = ngd.placeholder("logits", (2, 3), np.float64)
     labels = ngd.placeholder("labels", (2,), np.int64)
@@ -131,7 +133,7 @@ def test_a_rank_that_fails_alone_never_shifts_the_sequence(communicator: str, de
 
 
 def bytes_and_halves() -> None:
-    """Arrays of the other byte order, and a weight beyond what float16 holds."""
+    """Reduce an array of the other byte order, and float16 with a weight beyond its range."""
     world = ngd.init()
     swapped = ngd.all_reduce(np.array([1, 2, 3], ">f4"), op="sum")
     np.testing.assert_array_equal(swapped, np.array([1, 2, 3]) * world.size)
@@ -142,22 +144,24 @@ def bytes_and_halves() -> None:
 
 @over
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_bytes_and_halves(communicator: str, ranks: int) -> None:
+def test_byte_orders_and_large_weights_of_float16_are_converted(
+    communicator: str, ranks: int
+) -> None:
     run_in_world(bytes_and_halves, communicator, ranks)
 
 
 def held_variable(device: str) -> dict[str, Any]:
-    """A signal comes while a step waits for a late rank; its handler asks for what the step has."""
+    """Let a signal handler use the variable of a step that waits for a late rank."""
     world = ngd.init()
     v = ngd.variable("weights", np.zeros(3))
     step = ngd.compile([], [], updates={v: ops.all_reduce(v + 1, op="sum")}, device=device)
     step()
-    said: dict[str, Any] = {}
+    errors: dict[str, Any] = {}
 
     def ask(number: int, frame: Any) -> None:
-        said["numpy"] = caught(v.numpy)
-        said["assign"] = caught(lambda: v.assign(np.ones(3)))
-        said["step"] = caught(step)
+        errors["numpy"] = caught(v.numpy)
+        errors["assign"] = caught(lambda: v.assign(np.ones(3)))
+        errors["step"] = caught(step)
 
     if world.rank == 0:
         signal.signal(signal.SIGALRM, ask)
@@ -165,13 +169,15 @@ def held_variable(device: str) -> dict[str, Any]:
     else:
         time.sleep(1)
     step()
-    step()  # the group is open, and nothing is held
-    return {**said, "value": v.numpy().tolist()}
+    step()  # the group is still open, and the variable is not locked
+    return {**errors, "value": v.numpy().tolist()}
 
 
 @over
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_signal_handler_meets_the_variable_of_a_step(communicator: str, device: str) -> None:
+def test_a_signal_handler_that_uses_the_variable_of_a_step_gets_busy_error(
+    communicator: str, device: str
+) -> None:
     job = harness.over(communicator, arguments={"device": device})
     first, second = harness.run(held_variable, 2, **job)
     for what in ("numpy", "assign", "step"):
@@ -180,8 +186,8 @@ def test_a_signal_handler_meets_the_variable_of_a_step(communicator: str, device
     assert first.value["value"] == second.value["value"] == [14, 14, 14]
 
 
-def trained(precision: str, limits: tuple[float, ...]) -> dict[str, Any]:
-    """Ten data-parallel steps in which each rank has a memory limit of its own, or none."""
+def train(precision: str, limits: tuple[float, ...]) -> dict[str, Any]:
+    """Take ten data-parallel steps with another memory limit on each rank, or without one."""
     world = ngd.init()
     draw = np.random.default_rng(1)
     x = ngd.placeholder("x", (256, 64), np.float32)
@@ -220,19 +226,19 @@ def trained(precision: str, limits: tuple[float, ...]) -> dict[str, Any]:
 @over
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("limits", [(0.9,), (0.9, 0.8), (0.9, 0, 0.85)])
-def test_ranks_with_memory_limits_of_their_own(
+def test_ranks_may_have_different_memory_limits(
     communicator: str, limits: tuple[float, ...], precision: str
 ) -> None:
-    ends = run_in_world(trained, communicator, len(limits), precision=precision, limits=limits)
+    ends = run_in_world(train, communicator, len(limits), precision=precision, limits=limits)
     outcomes = [end.value for end in ends]
-    # In two bytes, what is computed again is not rounded in between.
+    # In bfloat16, a rematerialised value is not rounded between its ops.
     assert max(outcome["apart"] for outcome in outcomes) <= (0 if precision == "float32" else 0.1)
     assert [outcome["recomputed"] > 0 for outcome in outcomes] == [limit > 0 for limit in limits]
     assert len({outcome["sum"] for outcome in outcomes}) == 1
 
 
 def interrupted_in_a_step() -> dict[str, Any]:
-    """Rank 0 is interrupted between two products; rank 1 comes to its all-reduce."""
+    """Interrupt rank 0 between two matmuls, while rank 1 waits in its all-reduce."""
     world = ngd.init()
     a = np.ones((384, 384), np.float32)
     x = ngd.placeholder("x", a.shape)
@@ -262,7 +268,7 @@ def test_ctrl_c_between_instructions_closes_the_group() -> None:
 
 
 def wrong_arguments_of_uneven_calls() -> float:
-    """Arguments are checked before the ranks exchange their numbers of rows."""
+    """Check that arguments are checked before the ranks exchange their numbers of rows."""
     world, rows = ngd.init(), np.ones((2, 3), np.float32)
     for wrong in ([1, 2], np.ones((4, 3)), np.ones((4, 2), np.float32)):
         with pytest.raises((TypeError, ValueError), match="all_gather_v: out: expected"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sources and transforms whose processes the tests look at, and programs that tests end."""
+"""Sources and transforms for tests of loaders, and a program that tests kill."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ngd import data
 
 
 class Numbers:
-    """The numbers from 0; something happens where an index is in `at`."""
+    """The numbers from 0. An index in `at` causes the failure `what`."""
 
     def __init__(self, count: int = 40, at: tuple[int, ...] = (), what: str = "") -> None:
         self.count, self.at, self.what = count, at, what
@@ -44,7 +44,7 @@ class UnpicklableError(Exception):
 
 
 def noisy(columns: Any, random: Any) -> Any:
-    """Beside each number a draw, and in which process this is."""
+    """Return each number, a random draw for it, and the id of this process."""
     draws = np.array([r.integers(0, 10**6) for r in random])
     where = np.full(len(draws), os.getpid())
     return columns[0], draws, where
@@ -55,12 +55,12 @@ class Named(NamedTuple):
 
 
 def named(columns: Any, random: Any) -> Any:
-    """A column with a name."""
+    """Return a column with a name."""
     return Named(columns[0] / 2)
 
 
 def about_the_process(columns: Any, random: Any) -> Any:
-    """Is the engine here? How many threads, and how deaf?"""
+    """Return if the C++ core is loaded, the number of threads, and if SIGINT is blocked."""
     with open("/proc/self/status") as file:
         status = dict(line.split(":\t") for line in file)
     blocked = bool(int(status["SigBlk"], 16) & 1 << signal.SIGINT - 1)
@@ -74,12 +74,12 @@ def asks_for_ngd(columns: Any, random: Any) -> Any:
 
 
 def large(columns: Any, random: Any) -> Any:
-    """More than any socket holds."""
+    """Return more bytes than the buffer of a socket holds."""
     return np.full((len(columns[0]), 10**6), columns[0][:, None], np.int32), {"empty": np.zeros(0)}
 
 
 def forever() -> None:
-    """Load with two processes, whose numbers are said, until somebody ends this."""
+    """Load with two processes and print their ids, until this program is killed."""
     loader = data.Loader(Numbers(), data.Sampler(40, 4), noisy, num_workers=2, prefetch_factor=3)
     while True:
         processes = set()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samplers, loaders and trainers on ranks: the shards of the world and of a mesh, and one end."""
+"""Tests of samplers, loaders and trainers on several ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROWS, FEATURES, BATCH = 23, 3, 10
 
 
 def shards_before_and_after_init() -> list[list[list[int]]]:
-    """A sampler is made before the world is joined, as most programs do."""
+    """Create a sampler before `ngd.init`, as most programs do."""
     sampler = data.Sampler(10, 4, shuffle=False)
     before = [shard.indices.tolist() for shard in sampler]
     ngd.init()
@@ -35,13 +35,13 @@ def test_a_sampler_divides_the_samples_among_the_ranks(launcher: str) -> None:
 
 def shards_of_a_mesh() -> list[Any]:
     mesh = ngd.make_mesh((2, 2), ("data", "model"))
-    found = [data.Sampler(8, 4, mesh=mesh, shuffle=False).shard(0).indices.tolist()]
+    shards = [data.Sampler(8, 4, mesh=mesh, shuffle=False).shard(0).indices.tolist()]
     by_model = data.Sampler(8, 4, mesh=mesh, axis="model", shuffle=False)
-    return [*found, by_model.shard(0).indices.tolist()]
+    return [*shards, by_model.shard(0).indices.tolist()]
 
 
 @harness.needs_ranks
-def test_a_sampler_of_a_mesh_divides_along_its_data_axis() -> None:
+def test_a_sampler_of_a_mesh_divides_the_samples_along_its_data_axis() -> None:
     outcomes = harness.run(shards_of_a_mesh, 4)
     assert [outcome.value[0] for outcome in outcomes] == [[0, 1], [0, 1], [2, 3], [2, 3]]
     assert [outcome.value[1] for outcome in outcomes] == [[0, 1], [2, 3], [0, 1], [2, 3]]
@@ -54,7 +54,7 @@ def points() -> Any:
 
 
 def fit(has_weight: bool, dtype: str = "float64") -> dict[str, Any]:
-    """Train in the loop that the documentation shows; each batch has 10 or 3 samples."""
+    """Train with the loop of the documentation. Each batch has 10 or 3 samples."""
     x, y = (each.astype(dtype) for each in points())
     w = ngd.variable("w", np.zeros(FEATURES, dtype))
     optimizer = optim.SGD(0.05, momentum=0.9)
@@ -83,10 +83,10 @@ def fit(has_weight: bool, dtype: str = "float64") -> dict[str, Any]:
 @pytest.mark.long
 @harness.needs_ranks
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float32", 1e-5)])
-def test_any_number_of_ranks_takes_the_same_steps_with_the_weights_of_batches(
+def test_any_number_of_ranks_takes_the_same_steps_with_batch_weights(
     dtype: str, tolerance: float
 ) -> None:
-    """Two of five ranks have no sample of the last batch."""
+    """With five ranks, two ranks have no sample of the last batch."""
     arguments = {"has_weight": True, "dtype": dtype}
     (one,) = harness.run(fit, 1, arguments=arguments)
     assert (one.value["warnings"], one.value["dtype"]) == ([], dtype)
@@ -98,7 +98,7 @@ def test_any_number_of_ranks_takes_the_same_steps_with_the_weights_of_batches(
 
 
 @harness.needs_ranks
-def test_ranks_that_do_not_read_the_weight_are_warned_once() -> None:
+def test_training_without_batch_weights_warns_once_on_each_rank() -> None:
     (one,) = harness.run(fit, 1, arguments={"has_weight": True})
     for outcome in harness.run(fit, 2, arguments={"has_weight": False}):
         assert outcome.value["warnings"] == ["UnevenBatchWarning"]
@@ -106,7 +106,7 @@ def test_ranks_that_do_not_read_the_weight_are_warned_once() -> None:
 
 
 class StopAt(train.Callback):
-    """Ends the training on one rank, at a step, in one of two ways."""
+    """A callback that stops the training on one rank at a step, in one of two ways."""
 
     def __init__(self, rank: int, step: int, by_call: bool) -> None:
         self.rank, self.step, self.by_call = rank, step, by_call
@@ -121,7 +121,7 @@ class StopAt(train.Callback):
 
 
 class StopAfterEpoch:
-    """A callback that derives from no class."""
+    """A callback without a base class."""
 
     def __init__(self, rank: int, epoch: int) -> None:
         self.rank, self.epoch = rank, epoch
@@ -150,7 +150,7 @@ def trainer_of(callbacks: list[Any], **options: Any) -> tuple[train.Trainer, Any
 
 
 def stop_early(kind: str, rank: int, folder: str) -> dict[str, Any]:
-    """End after step 7 of 20, or after the second epoch; and train to the end after that."""
+    """Stop after step 7 of 20, or after the second epoch. Then train to the end."""
     ends = StopAfterEpoch(rank, 2) if kind == "epoch" else StopAt(rank, 7, kind == "call")
     trainer, w = trainer_of([ends], save=folder)
     report = trainer.run()
@@ -171,23 +171,23 @@ def stop_early(kind: str, rank: int, folder: str) -> dict[str, Any]:
 
 @harness.needs_ranks
 @pytest.mark.parametrize("kind", ["result", "call", "epoch"])
-def test_one_ranks_callback_ends_the_training_on_all_ranks(kind: str, tmp_path: Any) -> None:
+def test_a_callback_on_one_rank_stops_the_training_on_all_ranks(kind: str, tmp_path: Any) -> None:
     due = 10 if kind == "epoch" else 7
-    found = {}
+    outcome_of = {}
     for ranks in (1, 2):
         folder = tmp_path / f"{ranks}"
         arguments = {"kind": kind, "rank": ranks - 1, "folder": str(folder)}
         outcomes = harness.run(stop_early, ranks, arguments=arguments)
         values = [outcome.value for outcome in outcomes]
         assert all(value == values[0] for value in values)
-        found[ranks] = values[0]
+        outcome_of[ranks] = values[0]
         assert checkpoint.exists(folder)
-    for value in found.values():
+    for value in outcome_of.values():
         assert (value["steps"], value["done"], value["early"]) == (due, due, True)
         assert value["signal"] is None
         assert value["then"] == [20, False]
     for name in ("w", "end"):
-        np.testing.assert_allclose(found[2][name], found[1][name], rtol=1e-12)
+        np.testing.assert_allclose(outcome_of[2][name], outcome_of[1][name], rtol=1e-12)
 
 
 class FailsOnOneRank(train.Callback):
@@ -202,7 +202,7 @@ def fail_in_a_callback() -> None:
 
 
 @harness.needs_ranks
-def test_a_callback_that_raises_on_one_rank_is_an_error_on_all() -> None:
+def test_an_exception_in_a_callback_of_one_rank_ends_all_ranks() -> None:
     with harness.Job(fail_in_a_callback, 2) as job:
         first, second = job.wait(60)
     assert first.code == second.code == 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transforms of images, against NumPy and Pillow."""
+"""Tests of image transforms, compared with NumPy and Pillow."""
 
 from __future__ import annotations
 
@@ -22,42 +22,42 @@ def picture(height: int, width: int, channels: int = 3) -> Any:
     return random.integers(0, 256, (height, width, channels)).astype(np.uint8)
 
 
-def transformed(transform: Any, images: Sequence[Any], seed: int = 0) -> Any:
+def apply_transform(transform: Any, images: Sequence[Any], seed: int = 0) -> Any:
     return transform((images, None), generators(len(images), seed))[0]
 
 
-def test_resize_keeps_the_shape() -> None:
+def test_resize_keeps_the_aspect_ratio_and_equals_pillow() -> None:
     wide, high = picture(20, 30), picture(30, 20)
-    found = transformed(data.Resize(10), [wide, high])
+    found = apply_transform(data.Resize(10), [wide, high])
     assert [image.shape for image in found] == [(10, 15, 3), (15, 10, 3)]
     expected = Image.fromarray(wide).resize((15, 10), Image.Resampling.BILINEAR)
     np.testing.assert_array_equal(found[0], np.array(expected))
 
 
-def test_grey_images_are_resized_too() -> None:
+def test_grey_images_are_resized() -> None:
     for image in (picture(8, 8, 1), picture(8, 8, 1)[..., 0]):
-        (found,) = transformed(data.Resize(4), [image])
+        (found,) = apply_transform(data.Resize(4), [image])
         assert found.shape == (4, 4, *image.shape[2:])
     flat = np.full((9, 7), 77, np.uint8)
-    np.testing.assert_array_equal(transformed(data.Resize(5), [flat])[0], np.full((6, 5), 77))
+    np.testing.assert_array_equal(apply_transform(data.Resize(5), [flat])[0], np.full((6, 5), 77))
 
 
-def test_center_crop() -> None:
+def test_center_crop_takes_the_middle_and_rejects_small_images() -> None:
     image = picture(7, 9)
-    (found,) = transformed(data.CenterCrop((3, 4)), [image])
+    (found,) = apply_transform(data.CenterCrop((3, 4)), [image])
     np.testing.assert_array_equal(found, image[2:5, 2:6])
     with pytest.raises(ValueError, match="expected images of 8 x 8 pixels or more; got 7 x 9"):
-        transformed(data.CenterCrop(8), [image])
+        apply_transform(data.CenterCrop(8), [image])
 
 
-def test_a_random_part_is_resized_as_pillow_does() -> None:
-    """Rows and columns of an image that counts them tell which part it was."""
+def test_a_random_crop_is_resized_like_pillow() -> None:
+    """The values of the image are its row and column numbers, so they show the area of the crop."""
     rows, columns = np.mgrid[:200, :200]
     image = np.stack([rows, columns, rows], -1).astype(np.uint8)
     crop = data.RandomResizedCrop(50)
     areas = []
     for seed in range(200):
-        (found,) = transformed(crop, [image], seed)
+        (found,) = apply_transform(crop, [image], seed)
         assert found.shape == (50, 50, 3)
         height, width = (
             float(found[-1, 25, 0]) - float(found[0, 25, 0]),
@@ -65,66 +65,66 @@ def test_a_random_part_is_resized_as_pillow_does() -> None:
         )
         areas.append(
             height * width / 0.98**2 / 40000
-        )  # from the first pixel's middle to the last's
+        )  # from the center of the first pixel to the center of the last one
         assert 0.7 < width / height < 1.45
     assert 0.07 < min(areas) < 0.15
     assert 0.8 < max(areas) < 1.05
     assert 0.4 < np.mean(areas) < 0.65
     part = Image.fromarray(image[crop._region(200, 200, np.random.default_rng((3, 0)))])
     expected = np.array(part.resize((50, 50), Image.Resampling.BILINEAR))
-    np.testing.assert_array_equal(transformed(crop, [image], 3)[0], expected)
+    np.testing.assert_array_equal(apply_transform(crop, [image], 3)[0], expected)
 
 
-def test_a_part_of_an_image_too_long_is_its_middle() -> None:
+def test_a_crop_of_a_very_long_image_is_its_middle() -> None:
     image = np.zeros((1, 100, 3), np.uint8)
     image[:, 49] = 255
-    (found,) = transformed(data.RandomResizedCrop(4, ratio=(0.5, 0.6)), [image])
-    assert found.min() == 255  # a pixel of 1 x 1, of ratio 1, is all that fits
+    (found,) = apply_transform(data.RandomResizedCrop(4, ratio=(0.5, 0.6)), [image])
+    assert found.min() == 255  # only a region of 1 x 1 pixels fits
 
 
-def test_random_flip_turns_about_half_of_them() -> None:
+def test_random_flip_flips_about_half_of_the_images() -> None:
     image = picture(4, 6)
-    found = transformed(data.RandomFlip(), [image] * 400)
-    turned = [np.array_equal(one, image[:, ::-1]) for one in found]
-    assert all(t or np.array_equal(one, image) for t, one in zip(turned, found, strict=True))
-    assert 160 < sum(turned) < 240
-    assert all(np.array_equal(f, image) for f in transformed(data.RandomFlip(0), [image] * 9))
+    found = apply_transform(data.RandomFlip(), [image] * 400)
+    is_flipped = [np.array_equal(one, image[:, ::-1]) for one in found]
+    assert all(t or np.array_equal(one, image) for t, one in zip(is_flipped, found, strict=True))
+    assert 160 < sum(is_flipped) < 240
+    assert all(np.array_equal(f, image) for f in apply_transform(data.RandomFlip(0), [image] * 9))
 
 
-def test_normalize_gives_planes_of_floats() -> None:
+def test_normalize_returns_float32_planes() -> None:
     images = np.stack([picture(4, 5), picture(4, 5)[::-1]])
     mean, std = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
-    found = transformed(data.Normalize(mean, std), images)
+    found = apply_transform(data.Normalize(mean, std), images)
     assert found.dtype == np.float32
     assert found.flags.c_contiguous
     expected = (images / 255 - mean) / np.array(std)
     np.testing.assert_allclose(found, expected.transpose(0, 3, 1, 2), rtol=1e-5, atol=1e-6)
-    grey = transformed(data.Normalize(0.5, 0.5), images[..., 0])
+    grey = apply_transform(data.Normalize(0.5, 0.5), images[..., 0])
     np.testing.assert_allclose(grey[:, 0], images[..., 0] / 127.5 - 1, rtol=1e-5, atol=1e-6)
 
 
 def test_normalize_does_not_divide_floats_by_255() -> None:
     images = picture(4, 5, 1)[None, ..., 0] / np.float32(255)
     before = images.copy()
-    found = transformed(data.Normalize(0.5, 0.25), images)
+    found = apply_transform(data.Normalize(0.5, 0.25), images)
     np.testing.assert_allclose(found, (before[:, None] - 0.5) / 0.25, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(images, before)
     with pytest.raises(ValueError, match=r"images of uint8 or floats .*; got int64\[1, 2, 2, 1\]"):
-        transformed(data.Normalize(0, 1), np.zeros((1, 2, 2), np.int64))
+        apply_transform(data.Normalize(0, 1), np.zeros((1, 2, 2), np.int64))
 
 
-def test_normalize_refuses_what_it_cannot_mean() -> None:
+def test_normalize_rejects_other_sizes_and_other_channels() -> None:
     normalize = data.Normalize((0.5, 0.5), (0.5, 0.5))
     with pytest.raises(ValueError, match="expected images of one size"):
-        transformed(normalize, [picture(3, 3), picture(4, 4)])
+        apply_transform(normalize, [picture(3, 3), picture(4, 4)])
     with pytest.raises(ValueError, match="expected images of uint8 or floats with 2 channels"):
-        transformed(normalize, [picture(3, 3)])
+        apply_transform(normalize, [picture(3, 3)])
     with pytest.raises(ValueError, match="expected a mean, and a std > 0"):
         data.Normalize(0, 0)
 
 
-def test_mixup_is_a_mean_of_two_images_and_of_their_labels() -> None:
-    """Images of one value: the mean tells the share, and the labels must have the same."""
+def test_mixup_averages_two_images_and_their_labels() -> None:
+    """The images have one value each, so the mean shows the weight of each image."""
     values = np.arange(5, dtype=np.uint8) * 10
     source = data.Arrays(np.broadcast_to(values[:, None, None, None], (5, 2, 2, 3)), np.arange(5))
     mixup = data.Mixup(source, data.Normalize(0, 1), num_classes=5, alpha=0.7)
@@ -138,7 +138,7 @@ def test_mixup_is_a_mean_of_two_images_and_of_their_labels() -> None:
     assert np.any(own < 1)
 
 
-def test_mixup_has_the_shares_of_its_distribution() -> None:
+def test_mixup_weights_have_a_beta_distribution() -> None:
     source = data.Arrays(np.zeros((1000, 1, 1, 1), np.uint8), np.arange(1000))
     mixup = data.Mixup(source, data.Normalize(0, 1), num_classes=1000, alpha=0.4)
     _, labels = mixup(source[np.arange(1000)], generators(1000))
@@ -163,4 +163,4 @@ def test_bad_arguments_are_refused() -> None:
     with pytest.raises(
         ValueError, match=r"data\.Resize: expected images uint8.*; got float64\[3, 3\]"
     ):
-        transformed(data.Resize(2), [np.zeros((3, 3))])
+        apply_transform(data.Resize(2), [np.zeros((3, 3))])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loaders: the same batches for any number of processes, and no process left, whatever happens."""
+"""Tests of loaders: equal batches for any number of processes, and no process is left running."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def children() -> list[psutil.Process]:
 
 
 @pytest.fixture(autouse=True)
-def _none_is_left() -> Any:
+def _no_worker_is_left() -> Any:
     yield
     assert children() == []
 
 
 def expect_gone(processes: list[int], seconds: float = 20) -> None:
-    """All of them end in time."""
+    """Wait until all processes have ended."""
     deadline = time.monotonic() + seconds
     while left := [p for p in processes if psutil.pid_exists(p)]:
         assert time.monotonic() < deadline, f"{left} are still there"
@@ -51,10 +51,10 @@ def epoch_of(loader: data.Loader) -> list[Any]:
 
 
 @pytest.mark.parametrize("num_workers", [1, 3])
-def test_any_number_of_processes_makes_the_same_batches(num_workers: int) -> None:
+def test_any_number_of_processes_loads_the_same_batches(num_workers: int) -> None:
     source = loaded.Numbers(23)
-    here = data.Loader(source, data.Sampler(23, 4, seed=3), loaded.noisy)
-    expected = [epoch_of(here) for _ in range(3)]
+    expected_loader = data.Loader(source, data.Sampler(23, 4, seed=3), loaded.noisy)
+    expected = [epoch_of(expected_loader) for _ in range(3)]
     assert expected[0] != expected[1]
     with data.Loader(
         source,
@@ -68,7 +68,7 @@ def test_any_number_of_processes_makes_the_same_batches(num_workers: int) -> Non
         assert len(children()) == num_workers
 
 
-def test_any_number_of_ranks_draws_the_same_for_a_sample() -> None:
+def test_the_draws_for_a_sample_do_not_depend_on_the_number_of_ranks() -> None:
     def draws(size: int) -> dict[tuple[int, int], int]:
         found = {}
         for rank in range(size):
@@ -80,12 +80,12 @@ def test_any_number_of_ranks_draws_the_same_for_a_sample() -> None:
                     found.update({(epoch, i): d for i, d in pairs})
         return found
 
-    alone = draws(1)
-    assert len(alone) == len({*alone.values()}) == 46
-    assert draws(3) == draws(5) == alone
+    draws_of_one = draws(1)
+    assert len(draws_of_one) == len({*draws_of_one.values()}) == 46
+    assert draws(3) == draws(5) == draws_of_one
 
 
-def test_draws_are_those_of_the_seed_the_epoch_and_the_index() -> None:
+def test_draws_depend_on_the_seed_the_epoch_and_the_index() -> None:
     sampler = data.Sampler(23, 4, seed=3)
     sampler.done = 7
     indices, drawn, *_ = epoch_of(data.Loader(loaded.Numbers(23), sampler, loaded.noisy))[0]
@@ -94,14 +94,14 @@ def test_draws_are_those_of_the_seed_the_epoch_and_the_index() -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_training_goes_on_in_the_middle_of_an_epoch(num_workers: int) -> None:
+def test_a_loader_resumes_in_the_middle_of_an_epoch(num_workers: int) -> None:
     def loader() -> data.Loader:
         sampler = data.Sampler(40, 4, seed=1)
         return data.Loader(loaded.Numbers(), sampler, loaded.noisy, num_workers=num_workers)
 
-    whole = loader()
-    expected = [*epoch_of(whole), *epoch_of(whole)]
-    whole.close()
+    uninterrupted = loader()
+    expected = [*epoch_of(uninterrupted), *epoch_of(uninterrupted)]
+    uninterrupted.close()
     first = loader()
     found = []
     for batch in first:
@@ -116,7 +116,7 @@ def test_a_training_goes_on_in_the_middle_of_an_epoch(num_workers: int) -> None:
     second.close()
 
 
-def test_who_breaks_off_or_goes_elsewhere_gets_the_batches_from_there() -> None:
+def test_iteration_continues_after_a_break_and_after_a_jump() -> None:
     expected = epoch_of(data.Loader(loaded.Numbers(), data.Sampler(40, 4), loaded.noisy))
     with data.Loader(loaded.Numbers(), data.Sampler(40, 4), loaded.noisy, num_workers=2) as loader:
         for _ in loader:
@@ -128,16 +128,16 @@ def test_who_breaks_off_or_goes_elsewhere_gets_the_batches_from_there() -> None:
         assert epoch_of(loader) == expected[6:]
 
 
-def test_a_batch_is_of_any_size_and_structure_and_ones_own() -> None:
+def test_batches_may_have_any_size_and_structure_and_are_writable() -> None:
     with data.Loader(loaded.Numbers(), data.Sampler(40, 10), loaded.large, num_workers=2) as loader:
-        kept = [batch.columns for batch in loader]
-    for numbers, (rows, others) in zip(data.Sampler(40, 10), kept, strict=True):
+        batches = [batch.columns for batch in loader]
+    for numbers, (rows, others) in zip(data.Sampler(40, 10), batches, strict=True):
         assert np.array_equal(rows[:, 77], numbers.indices)
         assert others["empty"].shape == (0,)
-        rows[0, 0] = 5  # it can be written to
+        rows[0, 0] = 5  # the array is writable
 
 
-def test_arrays_are_shared_with_the_processes_and_not_changed_by_them() -> None:
+def test_workers_read_shared_arrays_of_the_source() -> None:
     x = np.arange(40 * 10**5).reshape(40, 10**5)
     source = data.Arrays(x, np.arange(40))
     with data.Loader(source, data.Sampler(40, 4), num_workers=2) as loader:
@@ -146,9 +146,9 @@ def test_arrays_are_shared_with_the_processes_and_not_changed_by_them() -> None:
             assert np.array_equal(rows, x[labels])
 
 
-def test_the_engine_is_not_loaded_and_is_there_for_who_asks() -> None:
+def test_a_worker_loads_the_core_only_if_its_transform_imports_ngd() -> None:
     for transform, expected in (
-        (loaded.about_the_process, (False, 2, True)),  # this thread, and the one that watches
+        (loaded.about_the_process, (False, 2, True)),  # one thread watches the parent
         (loaded.asks_for_ngd, (np.float32, "relu")),
     ):
         with data.Loader(
@@ -157,7 +157,7 @@ def test_the_engine_is_not_loaded_and_is_there_for_who_asks() -> None:
             assert next(iter(loader)).columns == expected
 
 
-def test_what_a_process_raises_is_raised_here_with_its_traceback() -> None:
+def test_an_exception_in_a_worker_is_raised_with_its_traceback() -> None:
     source = loaded.Numbers(at=(9,), what="raise")
     sampler = data.Sampler(40, 4, shuffle=False)
     loader = data.Loader(source, sampler, num_workers=2)
@@ -173,7 +173,7 @@ def test_what_a_process_raises_is_raised_here_with_its_traceback() -> None:
         next(iter(loader))  # the same batch again
 
 
-def test_what_cannot_travel_is_told() -> None:
+def test_an_exception_that_cannot_be_pickled_is_reported() -> None:
     source = loaded.Numbers(at=(0,), what="raise what cannot travel")
     loader = data.Loader(source, data.Sampler(40, 4, shuffle=False), num_workers=1)
     with pytest.raises(WorkerError, match=r"(?s)in worker 0 of 1.*UnpicklableError: made of two"):
@@ -184,7 +184,7 @@ def test_what_cannot_travel_is_told() -> None:
     ("what", "words"),
     [("die", "was killed by SIGKILL"), ("exit", "ended with exit code 3")],
 )
-def test_a_process_that_ends_is_named(what: str, words: str) -> None:
+def test_a_worker_that_exits_is_named(what: str, words: str) -> None:
     source = loaded.Numbers(at=(5,), what=what)
     sampler = data.Sampler(40, 4, shuffle=False)
     batches = iter(data.Loader(source, sampler, num_workers=2, prefetch_factor=3))
@@ -194,7 +194,7 @@ def test_a_process_that_ends_is_named(what: str, words: str) -> None:
     assert sampler.done == 1
 
 
-def test_a_process_that_is_killed_while_it_waits_is_named() -> None:
+def test_a_worker_that_is_killed_while_it_waits_is_named() -> None:
     loader = data.Loader(loaded.Numbers(), data.Sampler(40, 4), num_workers=2)
     next(iter(loader))
     for process in children():
@@ -205,7 +205,7 @@ def test_a_process_that_is_killed_while_it_waits_is_named() -> None:
     assert len(epoch_of(data.Loader(loaded.Numbers(), loader.sampler, loaded.noisy))) > 0
 
 
-def test_a_process_that_hangs_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_hangs_raises_after_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loaders, "POLL_SECONDS", 0.1)
     source = loaded.Numbers(at=(0,), what="hang")
     loader = data.Loader(source, data.Sampler(40, 4, shuffle=False), num_workers=1, timeout=1.0)
@@ -215,26 +215,26 @@ def test_a_process_that_hangs_has_a_deadline(monkeypatch: pytest.MonkeyPatch) ->
         next(iter(loader))
 
 
-def test_a_process_is_found_dead_though_another_holds_its_link(
+def test_a_dead_worker_is_detected_even_if_another_process_has_its_socket(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What a source has forked may keep the socket open."""
+    """A process that a source has forked may keep the socket open."""
     monkeypatch.setattr(loaders, "POLL_SECONDS", 0.1)
     loader = data.Loader(loaded.Numbers(), data.Sampler(40, 4), num_workers=1)
     next(iter(loader))
     assert loader._team is not None
     (worker,) = loader._team.workers
     worker.link.close()
-    worker.link, held = socket.socketpair()
+    worker.link, duplicate = socket.socketpair()
     os.kill(worker.process.pid, signal.SIGKILL)
     with pytest.raises(WorkerError, match="was killed by SIGKILL"):
         worker.receive(None)
-    for link in (worker.link, held):
+    for link in (worker.link, duplicate):
         link.close()
     loader.close()
 
 
-def test_a_loader_that_nobody_uses_ends_its_processes() -> None:
+def test_a_deleted_loader_ends_its_workers() -> None:
     loader = data.Loader(loaded.Numbers(), data.Sampler(40, 4), num_workers=2)
     next(iter(loader))
     assert len(children()) == 2
@@ -242,7 +242,7 @@ def test_a_loader_that_nobody_uses_ends_its_processes() -> None:
     assert children() == []
 
 
-def test_a_forked_child_leaves_its_parents_processes_alone() -> None:
+def test_close_in_a_forked_child_does_not_stop_the_workers_of_the_parent() -> None:
     with data.Loader(loaded.Numbers(), data.Sampler(40, 4), loaded.noisy, num_workers=1) as loader:
         next(iter(loader))
         (worker,) = children()
@@ -256,7 +256,7 @@ def test_a_forked_child_leaves_its_parents_processes_alone() -> None:
 
 
 @pytest.mark.parametrize("end", ["kill", "interrupt", "terminate", "stop the children"])
-def test_no_process_outlives_the_training(end: str) -> None:
+def test_no_worker_outlives_the_training(end: str) -> None:
     program = [sys.executable, str(Path(loaded.__file__))]
     training = subprocess.Popen(
         program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -272,20 +272,20 @@ def test_no_process_outlives_the_training(end: str) -> None:
             "stop the children": lambda: [psutil.Process(p).kill() for p in processes],
         }
         ends[end]()
-        _, said = training.communicate(timeout=60)
+        _, stderr = training.communicate(timeout=60)
     finally:
         training.kill()
         training.wait()
     expect_gone(processes)
     assert training.returncode != 0
     if end == "interrupt":
-        assert said.count("Traceback") == 1, said
-        assert "KeyboardInterrupt" in said
+        assert stderr.count("Traceback") == 1, stderr
+        assert "KeyboardInterrupt" in stderr
     if end == "stop the children":
-        assert "was killed by SIGKILL" in said.splitlines()[-1]
+        assert "was killed by SIGKILL" in stderr.splitlines()[-1]
 
 
-def test_what_the_program_itself_defines_is_found(tmp_path: Path) -> None:
+def test_workers_find_classes_of_the_main_program(tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text(
         "from ngd import data\n"
@@ -307,7 +307,7 @@ def test_what_the_program_itself_defines_is_found(tmp_path: Path) -> None:
     assert done.stdout.split("\n")[:4] == ["0", "1", "2", "of the program"]
 
 
-def test_what_cannot_be_found_there_is_told(tmp_path: Path) -> None:
+def test_a_function_that_workers_cannot_import_is_named(tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text(
         "from ngd import data\n"
@@ -340,7 +340,7 @@ def test_bad_arguments_are_refused() -> None:
 
 
 def columns_of(loader: data.Loader) -> list[list[int]]:
-    """Iterate as a user does who does not read the weight."""
+    """Iterate like a program that does not read the weight."""
     return [numbers.tolist() for (numbers,) in loader]
 
 
@@ -367,7 +367,7 @@ def test_a_batch_keeps_the_names_of_its_columns() -> None:
     assert batch.columns.half.tolist() == batch[0].tolist() == [0, 0.5, 1, 1.5]
 
 
-def test_one_array_is_not_a_tuple_of_columns() -> None:
+def test_a_single_array_instead_of_a_tuple_of_columns_is_rejected() -> None:
     loader = data.Loader(loaded.Numbers(4), data.Sampler(4, 4), lambda columns, random: columns[0])
     with pytest.raises(
         TypeError, match=r"expected a tuple of columns .*; got int64\[4\]. Return \(x,"
@@ -376,12 +376,12 @@ def test_one_array_is_not_a_tuple_of_columns() -> None:
 
 
 def line_of(word: str) -> int:
-    """The last line of this file that has a word."""
+    """Return the number of the last line of this file that contains a word."""
     lines = Path(__file__).read_text().splitlines()
     return max(number for number, line in enumerate(lines, 1) if word in line)
 
 
-def test_an_epoch_without_the_weights_of_uneven_ranks_is_a_warning() -> None:
+def test_unread_weights_of_uneven_ranks_warn() -> None:
     loader = data.Loader(loaded.Numbers(40), data.Sampler(40, 5, rank=1, size=2))  # made here
     message = (
         r"^data\.Loader: expected batch\.weight to be read, because the 2 ranks share a batch of 5 "
@@ -396,14 +396,14 @@ def test_an_epoch_without_the_weights_of_uneven_ranks_is_a_warning() -> None:
     columns_of(loader)  # it warns once
 
 
-def test_an_epoch_without_the_weights_of_uneven_steps_is_a_warning() -> None:
+def test_unread_weights_of_uneven_steps_warn() -> None:
     loader = data.Loader(loaded.Numbers(40), data.Sampler(40, 16, shuffle=False))
     with pytest.warns(UnevenBatchWarning, match="different numbers of samples, 16 and 8; got"):
         columns_of(loader)
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_weights_that_are_read_are_no_warning(num_workers: int) -> None:
+def test_weights_that_are_read_do_not_warn(num_workers: int) -> None:
     sampler = data.Sampler(40, 16, rank=1, size=3)
     with data.Loader(loaded.Numbers(40), sampler, num_workers=num_workers) as loader:
         assert [batch.weight for batch in loader] == [5, 5, 3]
@@ -416,21 +416,23 @@ def test_weights_that_are_read_are_no_warning(num_workers: int) -> None:
 @pytest.mark.parametrize(
     ("count", "options"), [(40, {"drop_last": True}), (40, {"replacement": True}), (48, {})]
 )
-def test_even_shards_are_no_warning(count: int, options: dict[str, bool]) -> None:
+def test_even_shards_do_not_warn(count: int, options: dict[str, bool]) -> None:
     sampler = data.Sampler(count, 16, rank=1, size=2, **options)
     assert len(columns_of(data.Loader(loaded.Numbers(count), sampler))) == len(sampler)
 
 
-def test_a_warning_that_is_an_error_leaves_the_sampler_at_the_next_epoch() -> None:
+def test_a_warning_raised_as_an_error_leaves_the_sampler_at_the_next_epoch() -> None:
     loader = data.Loader(loaded.Numbers(40), data.Sampler(40, 16))
-    with pytest.raises(UnevenBatchWarning):  # pytest makes errors of warnings
+    with pytest.raises(UnevenBatchWarning):  # pytest turns warnings into errors
         columns_of(loader)
     assert (loader.sampler.epoch, loader.sampler.step) == (1, 0)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_loader_follows_the_world(num_workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An elastic job renumbers its ranks: batches in advance are those of the world before."""
+def test_a_loader_uses_the_rank_and_size_of_the_new_world(
+    num_workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In an elastic job the ranks change. Batches that were prefetched belong to the old world."""
     place = [(0, 1)]
     monkeypatch.setattr(samplers, "current_rank_and_size", lambda: place[0])
     sampler = data.Sampler(40, 8, shuffle=False)
@@ -459,7 +461,7 @@ def test_an_unknown_argument_names_the_known_one(option: str, words: str) -> Non
         data.Loader(loaded.Numbers(), data.Sampler(40, 4), **{option: 1})
 
 
-def test_other_sources_and_samplers_are_refused() -> None:
+def test_sources_and_samplers_of_other_types_are_rejected() -> None:
     with pytest.raises(TypeError, match=r"sampler: expected a data\.Sampler; got int\. Write"):
         data.Loader(loaded.Numbers(), 32)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="source: expected an object with a length; got int"):
@@ -468,7 +470,7 @@ def test_other_sources_and_samplers_are_refused() -> None:
         data.Loader(loaded.Numbers())  # type: ignore[call-arg]
 
 
-def test_messages_hold_any_value() -> None:
+def test_messages_between_processes_hold_any_value() -> None:
     from ngd.data import messages
 
     value = {"a": np.arange(5)[::2], "b": [np.zeros((0, 3)), "text"], "c": np.ones((3, 4)).T}

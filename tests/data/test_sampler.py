@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose turn it is: against NumPy's own permutations, for any number of ranks, and resumed."""
+"""Tests of samplers: compared with NumPy's permutations, for any number of ranks, and resumed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ngd.errors import InitError
 
 
 def batches(size: int, epochs: int = 2, **options: Any) -> list[list[int]]:
-    """What all ranks together take in each step."""
+    """Return the samples of all ranks together in each step."""
     samplers = [data.Sampler(23, 4, rank=rank, size=size, **options) for rank in range(size)]
     found = []
     for parts in (step for _ in range(epochs) for step in zip(*samplers, strict=True)):
@@ -38,26 +38,26 @@ def test_any_number_of_ranks_takes_the_same_batches(size: int, options: dict[str
     assert batches(size, **options) == batches(1, **options)
 
 
-def test_parts_are_near_equal_and_a_rank_without_samples_has_one_that_weighs_nothing() -> None:
+def test_shards_are_nearly_equal_and_an_idle_rank_has_weight_zero() -> None:
     parts = [data.Sampler(5, 5, rank=r, size=3, shuffle=False).shard(0) for r in range(3)]
     assert [part.indices.tolist() for part in parts] == [[0, 1], [2, 3], [4]]
     idle = data.Sampler(2, 5, rank=2, size=3, shuffle=False).shard(0)
     assert (idle.indices.tolist(), idle.weight, idle.total) == ([0], 0, 2)
 
 
-def test_in_order_without_shuffle() -> None:
+def test_samples_are_in_order_without_shuffle() -> None:
     assert batches(1, 1, shuffle=False)[-1] == [20, 21, 22]
     assert [i for b in batches(1, 2, shuffle=False) for i in b] == [*range(23)] * 2
 
 
-def test_drop_last_leaves_out_what_fills_no_batch() -> None:
+def test_drop_last_leaves_out_the_incomplete_batch() -> None:
     sampler = data.Sampler(23, 4, drop_last=True)
     assert len(sampler) == sampler.steps == 5
     assert [len(part.indices) for part in sampler] == [4] * 5
     assert [part.epoch for part in sampler] == [1] * 5
 
 
-def test_with_replacement_each_batch_is_drawn_by_its_number() -> None:
+def test_with_replacement_a_batch_is_drawn_from_the_seed_and_the_step() -> None:
     sampler = data.Sampler(10**12, 3, seed=5, replacement=True)
     sampler.done = 9
     expected = np.random.default_rng((5, 9)).integers(0, 10**12, 3)
@@ -65,8 +65,8 @@ def test_with_replacement_each_batch_is_drawn_by_its_number() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_it_goes_on_in_the_middle_of_an_epoch(size: int) -> None:
-    whole = batches(1, 3)
+def test_a_sampler_resumes_in_the_middle_of_an_epoch(size: int) -> None:
+    expected = batches(1, 3)
     first = data.Sampler(23, 4)
     for number, _ in enumerate(first):
         if number == 2:
@@ -74,14 +74,14 @@ def test_it_goes_on_in_the_middle_of_an_epoch(size: int) -> None:
     saved = json.loads(json.dumps(first.state()))
     kind = {"shuffle": True, "replacement": False, "drop_last": False}
     assert saved == {"epoch": 0, "step": 3, "num_samples": 23, "batch_size": 4, "seed": 0, **kind}
-    again = [data.Sampler(23, 4, rank=rank, size=size) for rank in range(size)]
-    for sampler in again:
+    resumed = [data.Sampler(23, 4, rank=rank, size=size) for rank in range(size)]
+    for sampler in resumed:
         sampler.load_state(saved)
     rest = []
     for _ in range(3):
-        for parts in zip(*again, strict=True):
+        for parts in zip(*resumed, strict=True):
             rest.append([int(i) for part in parts for i in part.indices[: part.weight]])
-    assert rest == whole[3:]
+    assert rest == expected[3:]
 
 
 def test_the_last_batch_of_an_epoch_is_followed_by_the_next_epoch() -> None:
@@ -110,11 +110,11 @@ def test_bad_arguments_are_refused(arguments: dict[str, Any], words: str) -> Non
         data.Sampler(**{"num_samples": 23, "batch_size": 4, **arguments})
 
 
-def alone() -> Any:
+def group_of_one() -> Any:
     return world.alone()
 
 
-def test_the_default_is_the_launchers_rank_until_the_world_is_joined(
+def test_the_launchers_rank_is_used_until_init_is_called(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(world, "current", None)
@@ -129,11 +129,11 @@ def test_the_default_is_the_launchers_rank_until_the_world_is_joined(
     assert data.Sampler(8, 4, shuffle=False).shard(0).indices.tolist() == [2, 3]
     assert (sampler.rank, sampler.size) == (1, 2)
     assert data.Sampler(8, 4, rank=0, size=1).rank_and_size() == (0, 1)
-    monkeypatch.setattr(world, "current", alone())
+    monkeypatch.setattr(world, "current", group_of_one())
     assert (sampler.rank, sampler.size) == (0, 1)
 
 
-def test_an_environment_that_contradicts_itself_is_an_error_of_the_constructor(
+def test_a_contradictory_environment_raises_in_the_constructor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(world, "current", None)
@@ -143,8 +143,8 @@ def test_an_environment_that_contradicts_itself_is_an_error_of_the_constructor(
     data.Sampler(8, 4, rank=0, size=1)
 
 
-def test_a_mesh_is_checked() -> None:
-    mesh = ngd.make_mesh((1, 1), ("replica", "model"), group=alone())
+def test_a_mesh_without_the_axis_is_rejected() -> None:
+    mesh = ngd.make_mesh((1, 1), ("replica", "model"), group=group_of_one())
     assert data.Sampler(8, 4, mesh=mesh, axis="replica").rank_and_size() == (0, 1)
     with pytest.raises(ValueError, match=r"axis of the mesh, replica, model; got 'data'\. Give"):
         data.Sampler(8, 4, mesh=mesh)
@@ -169,7 +169,7 @@ def test_an_unknown_argument_names_the_known_one(option: str, words: str) -> Non
         data.Sampler(8, 4, **{option: 1})
 
 
-def test_numbers_are_integers() -> None:
+def test_numbers_of_samples_must_be_integers() -> None:
     with pytest.raises(
         TypeError, match=r"num_samples: expected an integer; got Arrays\. Write len"
     ):
@@ -181,7 +181,7 @@ def test_numbers_are_integers() -> None:
     json.dumps(data.Sampler(np.int64(8), np.int32(4)).state())
 
 
-def test_a_state_of_other_batches_is_refused() -> None:
+def test_an_incomplete_state_is_rejected() -> None:
     sampler = data.Sampler(23, 4)
     for bad in (None, 3):
         with pytest.raises(ValueError, match=f"load_state: expected a result .*; got {bad}"):
@@ -194,6 +194,6 @@ def test_a_state_of_other_batches_is_refused() -> None:
 
 
 @pytest.mark.parametrize("other", [{"shuffle": False}, {"replacement": True}, {"drop_last": True}])
-def test_the_state_of_other_batches_is_refused(other: dict[str, bool]) -> None:
+def test_a_state_with_other_settings_is_rejected(other: dict[str, bool]) -> None:
     with pytest.raises(ValueError, match=f"got one with {next(iter(other))} "):
         data.Sampler(24, 8).load_state(data.Sampler(24, 8, **other).state())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sources: what their files hold, and clear words for files that hold something else."""
+"""Tests of sources: the contents of their files, and the errors for damaged files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_arrays_give_rows() -> None:
     assert labels.tolist() == [4, 0]
 
 
-def test_arrays_of_unlike_lengths_are_refused() -> None:
+def test_arrays_of_different_lengths_are_rejected() -> None:
     for columns in ((), (np.zeros(3), np.zeros((2, 3))), (np.zeros(()),)):
         with pytest.raises(ValueError, match=r"data\.Arrays: expected"):
             data.Arrays(*columns)
@@ -36,7 +36,7 @@ def test_arrays_of_unlike_lengths_are_refused() -> None:
 @pytest.mark.parametrize(
     ("code", "dtype"), [(8, "u1"), (9, "i1"), (11, ">i2"), (12, ">i4"), (13, ">f4"), (14, ">f8")]
 )
-def test_idx_files_of_every_type(tmp_path: Path, code: int, dtype: str) -> None:
+def test_idx_files_of_all_dtypes_are_read(tmp_path: Path, code: int, dtype: str) -> None:
     array = np.arange(24).reshape(2, 3, 4).astype(dtype)
     header = struct.pack(">BBBB3I", 0, 0, code, 3, 2, 3, 4)
     (tmp_path / "file").write_bytes(header + array.tobytes())
@@ -44,37 +44,37 @@ def test_idx_files_of_every_type(tmp_path: Path, code: int, dtype: str) -> None:
 
 
 def write_cifar(folder: Path, names: list[str], labels: int, images: int) -> Any:
-    """Records of labels and three planes; what they are as [N, 32, 32, 3]."""
+    """Write records of labels and three planes. Return the pixels [N, 32, 32, 3] and the labels."""
     folder.mkdir(exist_ok=True)
-    random, found = np.random.default_rng(1), []
+    random, records_of_files = np.random.default_rng(1), []
     for name in names:
         records = random.integers(0, 256, (images, labels + 3072)).astype(np.uint8)
         records[:, :labels] %= 10
         records.tofile(folder / name)
-        found.append(records)
-    whole = np.concatenate(found)
-    pixels = np.stack([whole[:, labels + 1024 * c :][:, :1024] for c in range(3)], -1)
-    return pixels.reshape(-1, 32, 32, 3), whole[:, labels - 1]
+        records_of_files.append(records)
+    all_records = np.concatenate(records_of_files)
+    pixels = np.stack([all_records[:, labels + 1024 * c :][:, :1024] for c in range(3)], -1)
+    return pixels.reshape(-1, 32, 32, 3), all_records[:, labels - 1]
 
 
 @pytest.mark.parametrize("inside", [True, False])
-def test_cifar_10_and_100(tmp_path: Path, inside: bool) -> None:
+def test_cifar_10_and_cifar_100_are_read(tmp_path: Path, inside: bool) -> None:
     for name, files, test, labels in (
         ("cifar-10-batches-bin", [f"data_batch_{n}.bin" for n in range(1, 6)], "test_batch.bin", 1),
         ("cifar-100-binary", ["train.bin"], "test.bin", 2),
     ):
-        place = tmp_path / name / name
-        place.mkdir(parents=True)
-        training = write_cifar(place, files, labels, 3)
-        testing = write_cifar(place, [test], labels, 2)
-        sets = data.cifar(place if inside else place.parent)
+        data_folder = tmp_path / name / name
+        data_folder.mkdir(parents=True)
+        training = write_cifar(data_folder, files, labels, 3)
+        testing = write_cifar(data_folder, [test], labels, 2)
+        sets = data.cifar(data_folder if inside else data_folder.parent)
         for found, (pixels, classes) in zip(sets, (training, testing), strict=True):
             np.testing.assert_array_equal(found.columns[0], pixels)
             np.testing.assert_array_equal(found.columns[1], classes)
             assert found.columns[1].dtype == np.int64
 
 
-def test_cifar_of_pickles_and_what_is_none_are_refused(tmp_path: Path) -> None:
+def test_cifar_pickles_and_damaged_cifar_files_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"expected the binary version.*; got no CIFAR files"):
         data.cifar(tmp_path)
     (tmp_path / "data_batch_1").write_bytes(b"")
@@ -101,7 +101,7 @@ def write_idx(path: Path, array: Any, *, is_gzipped: bool = False) -> None:
 
 @pytest.fixture
 def digits(tmp_path: Path) -> Path:
-    """Five training images and three test images of 2 x 3 pixels, the test set gzipped."""
+    """Write five training images and three test images of 2 x 3 pixels. The test set is gzipped."""
     for name, count in (("train", 5), ("t10k", 3)):
         images = np.arange(count * 6).reshape(count, 2, 3) * 8
         is_gzipped = name == "t10k"
@@ -190,7 +190,7 @@ def test_missing_and_damaged_files_of_mnist_are_named(digits: Path, damage: str)
     assert str(raised.value).startswith("data.mnist: ")
 
 
-def test_mnist_has_no_other_dtypes(digits: Path) -> None:
+def test_mnist_rejects_integer_dtypes_except_uint8(digits: Path) -> None:
     with pytest.raises(ValueError, match=r"dtype: expected one of float32, .*; got int32"):
         data.mnist(digits, dtype=np.int32)
 
@@ -206,13 +206,13 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_folder_of_images_has_a_class_a_folder(folder: Path) -> None:
+def test_a_folder_of_images_has_one_class_per_folder(folder: Path) -> None:
     source = data.ImageFolder(folder)
     assert source.classes == ["ant", "bee", "cat"]
     assert [Path(f).name for f in source.files] == ["b.png", "a.PNG"] * 3
     images, labels = source[np.array([5, 0])]
     assert labels.tolist() == [2, 0]
-    np.testing.assert_array_equal(images[0], np.full((2, 5, 3), 10))  # grey became colour
+    np.testing.assert_array_equal(images[0], np.full((2, 5, 3), 10))  # grey is converted to RGB
     np.testing.assert_array_equal(images[1], np.full((3, 5, 3), 70))
 
 
@@ -231,7 +231,7 @@ def test_bad_folders_and_images_are_refused(folder: Path) -> None:
         data.ImageFolder(folder)
 
 
-def test_windows_of_tokens(tmp_path: Path) -> None:
+def test_windows_of_tokens_are_adjacent_or_overlap_by_the_stride(tmp_path: Path) -> None:
     np.arange(100, 111, dtype=np.uint16).tofile(tmp_path / "tokens.bin")
     side_by_side = data.Tokens(tmp_path / "tokens.bin", 3)
     assert len(side_by_side) == 3
@@ -243,7 +243,7 @@ def test_windows_of_tokens(tmp_path: Path) -> None:
     assert every[np.array([8])][0].tolist() == [[8, 9, 10]]
 
 
-def test_a_file_of_tokens_travels_by_its_name(tmp_path: Path) -> None:
+def test_a_file_of_tokens_is_pickled_by_its_path(tmp_path: Path) -> None:
     np.arange(10**6, dtype=np.uint32).tofile(tmp_path / "tokens.bin")
     source = data.Tokens(tmp_path / "tokens.bin", 4, dtype="uint32")
     text = pickle.dumps(source)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Executable.explain: the instruction that computes a node, and the other ops of its kernel."""
+"""Tests of `Executable.explain`: the instruction of a node, and the other ops of its kernel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ X = np.ones((4, 8), np.float32)
 
 
 def line_of(text: str) -> str:
-    """A pattern for a line of this file, and the text that follows the line number."""
+    """Return a pattern for a line of this file, followed by a text."""
     return rf"{re.escape(__file__)}:\d+{text}"
 
 
@@ -27,7 +27,7 @@ def number_in(text: str) -> int:
     return int(found[1])
 
 
-def test_a_kernel_of_its_own() -> None:
+def test_an_op_with_its_own_kernel_is_explained_by_its_instruction() -> None:
     x = ngd.placeholder("x", (4, 8))
     y = ops.softmax(x)
     lines = ngd.compile(x, y).explain(y).splitlines()
@@ -35,7 +35,7 @@ def test_a_kernel_of_its_own() -> None:
     assert lines[1:] == ["instruction 0: softmax (kernel fused), f32[4,8] -> f32[4,8]"]
 
 
-def test_elementwise_ops_share_a_kernel() -> None:
+def test_fused_elementwise_ops_are_listed_together() -> None:
     x = ngd.placeholder("x", (4, 8))
     scaled = x * 2.0
     y = ops.exp(scaled)
@@ -52,7 +52,7 @@ def test_elementwise_ops_share_a_kernel() -> None:
         ]
 
 
-def test_nodes_of_one_line_are_told_apart() -> None:
+def test_nodes_made_at_the_same_line_have_different_instructions() -> None:
     x = ngd.placeholder("x", (4, 8))
     first, second = (
         ops.sum(ops.exp(x * factor), axis=axis) for factor, axis in ((2.0, 0), (3.0, 1))
@@ -63,7 +63,7 @@ def test_nodes_of_one_line_are_told_apart() -> None:
     assert shapes == [(8,), (4,)]
 
 
-def test_layers_are_named_and_post_operations_are_in_the_matmul() -> None:
+def test_layers_and_post_operations_of_a_matmul_are_named() -> None:
     x = ngd.placeholder("x", (4, 8))
     net = nn.Sequential(nn.Linear(8, 3), nn.ReLU())
     y = net(x)
@@ -73,10 +73,10 @@ def test_layers_are_named_and_post_operations_are_in_the_matmul() -> None:
     assert "\ninstruction 0: matmul (kernel " in text
     assert re.search(line_of(re.escape(" in 0: Linear(8, 3, bias=True)")), text)
     assert text.endswith("\n    then relu")
-    assert step.explain(y.inputs[0]).splitlines()[1:] == text.splitlines()[1:]  # of the bias
+    assert step.explain(y.inputs[0]).splitlines()[1:] == text.splitlines()[1:]  # the bias
 
 
-def test_gradients_and_updates() -> None:
+def test_gradients_updates_variables_and_inputs_are_explained() -> None:
     x, w = ngd.placeholder("x", (4, 8)), ngd.variable("w", np.ones((8, 3), np.float32))
     loss = ops.mean(ops.gelu(x @ w))
     slope = ngd.grad(loss, w)
@@ -89,7 +89,7 @@ def test_gradients_and_updates() -> None:
     assert step.explain(x).endswith("\nan input of the step: each call gives its value")
 
 
-def test_what_has_no_instruction() -> None:
+def test_views_constants_and_broadcasts_without_an_instruction_are_explained() -> None:
     x = ngd.placeholder("x", (4, 8))
     exp = ops.exp(x)
     view = ops.reshape(exp, (32,))
@@ -103,7 +103,7 @@ def test_what_has_no_instruction() -> None:
     assert "repeat the elements of its operand" in step.explain(wide)
 
 
-def test_loops_and_memory_limits() -> None:
+def test_loops_and_nodes_of_steps_with_memory_limits_are_explained() -> None:
     x = ngd.placeholder("x", (4, 8))
     total, _ = ops.scan(lambda c, t: (c + t, None), ops.zeros((8,)), x)
     assert "\ninstruction 0: scan, " in ngd.compile(x, total).explain(total)
@@ -114,14 +114,16 @@ def test_loops_and_memory_limits() -> None:
 
 
 @pytest.mark.parametrize("check", ["0", "1"])
-def test_with_checks_for_nan(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_are_explained_with_and_without_checks_for_nan(
+    check: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("NGD_CHECK_FINITE", check)
     x = ngd.placeholder("x", (4, 8))
     y = ops.gelu(x)
     assert "instruction 0: elementwise" in ngd.compile(x, y).explain(y)
 
 
-def test_other_devices() -> None:
+def test_nodes_are_explained_on_other_devices() -> None:
     x = ngd.placeholder("x", (4, 8))
     y = ops.exp(x)
     assert "instruction 0: elementwise" in ngd.compile(x, y, device="NULL").explain(y)
@@ -130,34 +132,34 @@ def test_other_devices() -> None:
         assert step.explain(y).endswith("\ncomputed by the NumPy reference of exp")
 
 
-def test_the_step_and_the_nodes_stay_as_they_are() -> None:
-    kept: list[Any] = []
+def test_explain_changes_neither_the_step_nor_the_nodes() -> None:
+    nodes: list[Any] = []
 
     @ngd.function
     def f(x: Any) -> Any:
-        kept.append(ops.exp(x))
-        return kept[0] * 2.0
+        nodes.append(ops.exp(x))
+        return nodes[0] * 2.0
 
     before = f(X)
     step = f.trace(X)
-    site, program = kept[0].site, str(step)
-    assert "instruction 0: " in step.explain(kept[0])
-    assert type(kept[0].site) is str
-    assert (kept[0].site, str(step)) == (site, program)
+    site, program = nodes[0].site, str(step)
+    assert "instruction 0: " in step.explain(nodes[0])
+    assert type(nodes[0].site) is str
+    assert (nodes[0].site, str(step)) == (site, program)
     np.testing.assert_array_equal(f(X), before)
 
 
-def test_a_step_that_nothing_uses_is_freed_at_once() -> None:
+def test_explain_keeps_no_reference_to_the_step() -> None:
     x = ngd.placeholder("x", (4, 8))
     y = ops.exp(x)
     step = ngd.compile([x], [y])
     step.explain(y)
     alive = weakref.ref(step)
     del step
-    assert alive() is None  # without the garbage collector
+    assert alive() is None  # freed without the garbage collector
 
 
-def test_nodes_of_other_steps_are_refused() -> None:
+def test_nodes_of_other_steps_are_rejected() -> None:
     x = ngd.placeholder("x", (4, 8))
     y, other = ops.exp(x), ops.log(x)
     step = ngd.compile(x, y)

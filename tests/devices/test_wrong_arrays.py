@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One program, called with arrays that are wrong in many ways: one clear line answers each."""
+"""Calls of one step with invalid arrays: each raises one clear line and changes nothing."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ READ_ONLY = np.ones((2, 3), np.float32)
 READ_ONLY.flags.writeable = False
 
 
-class Elsewhere:
-    """An array of a device whose memory the host cannot read, as DLPack shows it."""
+class ArrayOnGpu:
+    """An array on a device whose memory the host cannot read, in DLPack's form."""
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return (2, 0)
@@ -34,7 +34,10 @@ class Elsewhere:
 
 
 def build(device: str = "CPU") -> SimpleNamespace:
-    """x f32[2, 3] and n i64[2] give x * w and n; w f32[3] becomes w plus the sum of x's rows."""
+    """Return a step of x f32[2, 3] and n i64[2] with the outputs x * w and n.
+
+    The update adds the sum of the rows of x to w f32[3].
+    """
     x, n = ngd.placeholder("x", (2, 3)), ngd.placeholder("n", (2,), "int64")
     w = ngd.variable("w", np.ones(3, np.float32))
     step = ngd.compile([x, n], [x * w, n], {w: w + ops.sum(x, 0)}, device=device)
@@ -42,8 +45,8 @@ def build(device: str = "CPU") -> SimpleNamespace:
     return SimpleNamespace(x=x, n=n, w=w, step=step, twice=twice)
 
 
-def into(first: Any, second: Any = None) -> list[Any]:
-    """Arrays for the results, of which the first is wrong."""
+def out_arrays(first: Any, second: Any = None) -> list[Any]:
+    """Return arrays for the results. The first one is invalid."""
     return [first, np.empty(2, np.int64) if second is None else second]
 
 
@@ -56,7 +59,7 @@ OUT = (
 )
 
 WRONG: dict[str, tuple[type[Exception], str, Call]] = {
-    # The dtype.
+    # ---- dtypes
     "float64": (TypeError, X + ".*got float64", lambda p: p.step(ONES.astype("f8"), INTS)),
     "complex": (TypeError, X + ".*got complex64", lambda p: p.step(ONES.astype("c8"), INTS)),
     "int64 for float32": (TypeError, X + ".*got int64", lambda p: p.step(ONES.astype(int), INTS)),
@@ -76,7 +79,7 @@ WRONG: dict[str, tuple[type[Exception], str, Call]] = {
     "objects": (TypeError, X + ".*Python's objects", lambda p: p.step(ONES.astype(object), INTS)),
     "a list of text": (TypeError, X + ".*got text", lambda p: p.step([["a"] * 3] * 2, INTS)),
     "a large integer": (TypeError, "input 1.*int64", lambda p: p.step(ONES, [2**63, 0])),
-    # The shape.
+    # ---- shapes
     "another extent": (ShapeError, X + ".*got \\(2, 4\\)", lambda p: p.step(np.ones((2, 4)), INTS)),
     "transposed": (ShapeError, X + ".*got \\(3, 2\\)", lambda p: p.step(ONES.T, INTS)),
     "one more axis": (ShapeError, X + ".*got \\(1, 2, 3\\)", lambda p: p.step(ONES[None], INTS)),
@@ -88,7 +91,7 @@ WRONG: dict[str, tuple[type[Exception], str, Call]] = {
         X + ".*different lengths",
         lambda p: p.step([[1, 2, 3], [4]], INTS),
     ),
-    # No array, or not this one.
+    # ---- values that are not arrays, or that are other arrays
     "None": (TypeError, X + "expected an array float32.*got None", lambda p: p.step(None, INTS)),
     "a dict": (TypeError, X + ".*got dict", lambda p: p.step({"x": ONES}, INTS)),
     "a node": (TypeError, X + ".*got <ngd.Node", lambda p: p.step(p.x, INTS)),
@@ -107,47 +110,55 @@ WRONG: dict[str, tuple[type[Exception], str, Call]] = {
         lambda p: p.step(ONES, m=INTS),
     ),
     "twice": (TypeError, "'x' once; got it by", lambda p: p.step(ONES, INTS, x=ONES)),
-    # Another device.
-    "a GPU's": (TypeError, X + ".*CPU's memory.*a GPU's", lambda p: p.step(Elsewhere(), INTS)),
+    # ---- other devices
+    "a GPU's": (TypeError, X + ".*CPU's memory.*a GPU's", lambda p: p.step(ArrayOnGpu(), INTS)),
     "out on a GPU": (
         TypeError,
         r"out\[0\]: .*CPU's memory",
-        lambda p: p.step(ONES, INTS, out=into(Elsewhere())),
+        lambda p: p.step(ONES, INTS, out=out_arrays(ArrayOnGpu())),
     ),
-    "a GPU's, to assign": (TypeError, "CPU's memory", lambda p: p.w.assign(Elsewhere())),
-    # Where results go.
+    "a GPU's, to assign": (TypeError, "CPU's memory", lambda p: p.w.assign(ArrayOnGpu())),
+    # ---- arrays for the results
     "out read-only": (
         ShapeError,
         OUT + "contiguous, read-only float32",
-        lambda p: p.step(ONES, INTS, out=into(READ_ONLY)),
+        lambda p: p.step(ONES, INTS, out=out_arrays(READ_ONLY)),
     ),
     "out float64": (
         ShapeError,
         OUT + "contiguous float64",
-        lambda p: p.step(ONES, INTS, out=into(np.empty((2, 3)))),
+        lambda p: p.step(ONES, INTS, out=out_arrays(np.empty((2, 3)))),
     ),
     "out in Fortran's order": (
         ShapeError,
         OUT + "strided float32",
-        lambda p: p.step(ONES, INTS, out=into(np.empty((3, 2), "f").T)),
+        lambda p: p.step(ONES, INTS, out=out_arrays(np.empty((3, 2), "f").T)),
     ),
     "out of another shape": (
         ShapeError,
         OUT + r".*one of \(3, 2\)",
-        lambda p: p.step(ONES, INTS, out=into(np.empty((3, 2), "f"))),
+        lambda p: p.step(ONES, INTS, out=out_arrays(np.empty((3, 2), "f"))),
     ),
-    "out a list": (TypeError, "got list", lambda p: p.step(ONES, INTS, out=into([[0.0] * 3] * 2))),
-    "out None": (TypeError, r"out\[0\].*got None", lambda p: p.step(ONES, INTS, out=into(None))),
+    "out a list": (
+        TypeError,
+        "got list",
+        lambda p: p.step(ONES, INTS, out=out_arrays([[0.0] * 3] * 2)),
+    ),
+    "out None": (
+        TypeError,
+        r"out\[0\].*got None",
+        lambda p: p.step(ONES, INTS, out=out_arrays(None)),
+    ),
     "too few out": (
         TypeError,
         "expected 2 arrays in out; got 1",
         lambda p: p.step(ONES, INTS, out=[1]),
     ),
-    # Memory that is used twice.
+    # ---- overlapping memory
     "out is the input": (
         ValueError,
         r"out\[0\]: .*overlaps an input",
-        lambda p: p.step(given := ONES.copy(), INTS, out=into(given)),
+        lambda p: p.step(given := ONES.copy(), INTS, out=out_arrays(given)),
     ),
     "out twice": (
         ValueError,
@@ -162,9 +173,9 @@ WRONG: dict[str, tuple[type[Exception], str, Call]] = {
     "out that overlaps itself": (
         ShapeError,
         OUT + "strided",
-        lambda p: p.step(ONES, INTS, out=into(as_strided(np.zeros(9, "f"), (2, 3), (0, 4)))),
+        lambda p: p.step(ONES, INTS, out=out_arrays(as_strided(np.zeros(9, "f"), (2, 3), (0, 4)))),
     ),
-    # Variables.
+    # ---- variables
     "assign another shape": (
         ShapeError,
         r"'w': assign: expected shape \(3,\); got \(4,\)",
@@ -184,7 +195,7 @@ WRONG: dict[str, tuple[type[Exception], str, Call]] = {
 
 @pytest.mark.parametrize("device", ["CPU", "INTERPRETER"])
 @pytest.mark.parametrize("how", WRONG)
-def test_one_line_says_what_is_wrong_and_nothing_has_happened(how: str, device: str) -> None:
+def test_each_invalid_array_raises_one_line_and_changes_nothing(how: str, device: str) -> None:
     kind, says, call = WRONG[how]
     program = build(device)
     with pytest.raises(kind, match=says) as caught:
@@ -192,37 +203,37 @@ def test_one_line_says_what_is_wrong_and_nothing_has_happened(how: str, device: 
     assert isinstance(caught.value, (Error, TypeError, ValueError))
     assert "\n" not in str(caught.value)
     np.testing.assert_array_equal(program.w.numpy(), [1, 1, 1])
-    scaled, same = program.step(2 * ONES, INTS)  # and it goes on
+    scaled, same = program.step(2 * ONES, INTS)  # the step can still be called
     np.testing.assert_array_equal(scaled, 2 * ONES)
     np.testing.assert_array_equal(same, INTS)
     np.testing.assert_array_equal(program.w.numpy(), [5, 5, 5])
 
 
-def test_there_are_forty() -> None:
+def test_the_table_has_at_least_forty_cases() -> None:
     assert len(WRONG) >= 40
 
 
-def test_a_second_thread_is_refused_while_the_first_computes() -> None:
+def test_a_second_thread_gets_busy_error_during_a_call() -> None:
     x = ngd.placeholder("x", (700, 700))
     y = x
     for _ in range(40):
         y = y @ x
     step = ngd.compile([x], [y])
     zeros = np.zeros((700, 700), np.float32)
-    refused: list[str] = []
+    messages: list[str] = []
     limit = time.monotonic() + 60
 
     def call() -> None:
-        while not refused and time.monotonic() < limit:
+        while not messages and time.monotonic() < limit:
             try:
                 step(zeros)
             except BusyError as error:
-                refused.append(str(error))
+                messages.append(str(error))
 
     thread = threading.Thread(target=call)
     thread.start()
     call()
     thread.join()
-    assert refused, "both calls never met"
-    assert refused[0] == "Executable: a second call while one runs in another thread"
+    assert messages, "both calls never met"
+    assert messages[0] == "Executable: a second call while one runs in another thread"
     np.testing.assert_array_equal(step(zeros)[0], zeros)

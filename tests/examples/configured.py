@@ -30,9 +30,20 @@ def program(
 ) -> list[str]:
     """Return the command, without the launcher, that runs an example.
 
-    `function` are arguments of `ngd.function` for the functions with updates. `dtype` is that of
-    the variables. `stop_after` stops a Trainer after some steps. `settings` replace parsed
-    arguments.
+    Parameters
+    ----------
+    example : str
+        The name of the example, with .py.
+    options : Any
+        Arguments of the example's command line.
+    function : dict
+        Arguments of `ngd.function` for all functions with updates.
+    dtype : str
+        The dtype of the variables.
+    stop_after : int
+        The number of steps after which a Trainer stops.
+    settings : Any
+        Values that replace parsed arguments of the command line.
     """
     changes = {"function": function or {}, "dtype": dtype, "stop_after": stop_after}
     return [__file__, example, json.dumps({**changes, "settings": settings}), *map(str, options)]
@@ -71,7 +82,7 @@ def in_dtype(model: type[nn.Module], dtype: str) -> type[nn.Module]:
 
 
 class StopAfter(train.Callback):
-    """Stops after a number of steps."""
+    """A callback that stops the training after a number of steps."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
@@ -81,7 +92,7 @@ class StopAfter(train.Callback):
 
 
 class Trainer(train.Trainer):
-    """A trainer that also evaluates if there is nothing to train."""
+    """A trainer that evaluates even if no training is left."""
 
     def run(self) -> dict[str, Any]:
         report = super().run()

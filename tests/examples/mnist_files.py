@@ -23,7 +23,7 @@ def write_idx(path: Path, array: NDArray[Any], zipped: bool = False) -> None:
 
 
 def write_images(directory: Path, train_images: int, zipped: bool = False) -> Path:
-    """Write four files of 6 x 6 images in three classes: noise and one bright third."""
+    """Write four files of 6 x 6 images in three classes: noise with one bright third."""
     random = np.random.default_rng(5)
     directory.mkdir()
     for name, count in (("train", train_images), ("t10k", 150)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of the examples, as their users start them."""
+"""Run the examples as users start them."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ Run = subprocess.CompletedProcess[str]
 
 
 def run(command: list[str]) -> Run:
-    """Run a command in time."""
+    """Run a command, with a time limit."""
     environ = {**os.environ, "NGD_TIMEOUT": "60", "PYTHONPATH": PYTHONPATH}
     return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, env=environ)
 
 
 def start(example: str, ranks: int, *options: str | Path) -> Run:
-    """Run an example on so many ranks."""
+    """Run an example on a number of ranks."""
     launcher = [sys.executable, "-m", "ngd.launch", "-n", str(ranks), "--no-prefix", "--"]
     done = run([*launcher, str(EXAMPLES / example), *map(str, options)])
     assert "VaryingVariableWarning" not in done.stderr, done.stderr
@@ -43,14 +43,14 @@ def alone(example: str, *options: str | Path) -> Run:
 
 
 def report_of(done: Run) -> dict[str, Any]:
-    """What an example that went well says in its last line."""
+    """Return the report in the last line of an example that succeeded."""
     assert done.returncode == 0, done.stderr
     report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return report
 
 
 def expect_refused(example: str, done: Run, words: str) -> None:
-    """One clear line, from one rank, and nothing else."""
+    """Expect one line of error from one rank, and no other output."""
     assert done.returncode == 1
     said = [line for line in done.stderr.splitlines() if not line.startswith("ngd run:")]
     assert len(said) == 1, done.stderr

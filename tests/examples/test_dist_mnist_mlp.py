@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The main example: the same steps on any number of ranks, checkpoints, and the report."""
+"""Tests of the main example: equal steps on any number of ranks, checkpoints, and the report."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Weights = dict[str, NDArray[Any]]
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write 641 training images: batches of 16 leave a last one of a single image."""
+    """Write 641 training images, so that the last batch of 16 has one image."""
     return write_images(tmp_path_factory.mktemp("images") / "plain", 641)
 
 
@@ -110,7 +110,7 @@ def numpy_training(images: Path, seed: int, lr: float, epochs: int) -> tuple[lis
 
 
 @pytest.mark.parametrize("device", ["CPU", "INTERPRETER"])
-def test_the_steps_are_those_of_numpy(images: Path, tmp_path: Path, device: str) -> None:
+def test_the_steps_equal_those_of_numpy(images: Path, tmp_path: Path, device: str) -> None:
     options = ["--batch", "641", "--epochs", "4", "--lr", "0.2", "--seed", "3", "--device", device]
     done = start(EXAMPLE, SOME, "--data", images, *options, "--save", tmp_path)
     losses, weights = numpy_training(images, seed=3, lr=0.2, epochs=4)
@@ -123,7 +123,9 @@ def test_the_steps_are_those_of_numpy(images: Path, tmp_path: Path, device: str)
 
 
 @pytest.mark.long
-def test_a_resumed_training_ends_with_the_same_bits(images: Path, tmp_path: Path) -> None:
+def test_a_resumed_training_has_the_bits_of_an_uninterrupted_one(
+    images: Path, tmp_path: Path
+) -> None:
     options = ["--data", images, "--batch", "64", "--resume"]
     whole = start(EXAMPLE, SOME, *options, "--epochs", "3", "--save", tmp_path / "whole")
     parts = [*options, "--save", tmp_path / "parts"]
@@ -161,14 +163,14 @@ def test_the_digits_of_scikit_learn_are_the_default() -> None:
 
 @pytest.mark.long
 @needs_ranks
-def test_a_batch_may_have_fewer_images_than_there_are_ranks(images: Path) -> None:
+def test_a_batch_may_have_fewer_images_than_ranks(images: Path) -> None:
     options = ["--data", images, "--batch", "2", "--smoke"]
     one, three = (report_of(start(EXAMPLE, ranks, *options)) for ranks in (1, 3))
     assert three["loss"] == pytest.approx(one["loss"], rel=1e-4)
 
 
 @pytest.mark.long
-def test_a_copy_runs_a_few_steps(tmp_path: Path) -> None:
+def test_a_copied_example_runs_with_smoke(tmp_path: Path) -> None:
     copy = shutil.copy(EXAMPLES / EXAMPLE, tmp_path)
     command = [sys.executable, "-m", "ngd.launch", "-n", str(SOME), "--no-prefix", "--"]
     report = report_of(run([*command, copy, "--smoke"]))
@@ -178,13 +180,13 @@ def test_a_copy_runs_a_few_steps(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.skipif(MPIRUN is None or ONE_RANK_ONLY, reason="no mpirun here, or mode OFF")
-def test_under_mpirun() -> None:
+def test_mpirun_starts_the_example() -> None:
     assert MPIRUN is not None
     program = [sys.executable, str(EXAMPLES / EXAMPLE), "--smoke"]
     assert report_of(run([MPIRUN, "--oversubscribe", "-np", "2", *program]))["ranks"] == 2
 
 
-def test_resume_needs_a_folder() -> None:
+def test_resume_needs_save() -> None:
     done = alone(EXAMPLE, "--resume")
     assert done.returncode == 2
     assert "--resume: expected --save DIR too" in done.stderr

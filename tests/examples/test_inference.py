@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""inference.py: any number of ranks gives the classes that NumPy computes from the checkpoint."""
+"""Tests of inference.py: any number of ranks predicts the classes that NumPy computes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EXAMPLE = "inference.py"
 
 
 def classes_of(checkpoint: Path, x: NDArray[Any]) -> NDArray[Any]:
-    """Return the classes by NumPy, in float64."""
+    """Return the classes that NumPy computes in float64."""
     (file,) = checkpoint.glob("*.safetensors")
     w = {name: value.astype(np.float64) for name, value in load_file(file).items()}
     hidden = np.maximum(x @ w["0.weight"].T + w["0.bias"], 0)
@@ -27,7 +27,7 @@ def classes_of(checkpoint: Path, x: NDArray[Any]) -> NDArray[Any]:
 
 
 @needs_ranks
-def test_any_number_of_ranks_predicts_what_numpy_predicts(tmp_path: Path) -> None:
+def test_any_number_of_ranks_predicts_the_classes_of_numpy(tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoint"
     trained = report_of(start(EXAMPLE, 2, "--smoke", "--checkpoint", checkpoint))
     assert trained["rows"] == 200
@@ -48,7 +48,7 @@ def test_any_number_of_ranks_predicts_what_numpy_predicts(tmp_path: Path) -> Non
 
 
 @needs_ranks
-def test_rows_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+def test_rows_of_another_length_are_rejected(tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoint"
     report_of(start(EXAMPLE, 1, "--smoke", "--checkpoint", checkpoint))
     np.save(tmp_path / "x.npy", np.zeros((5, 3), np.float32))

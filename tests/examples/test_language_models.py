@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Test GPT and LSTM: any number of ranks, checkpoints, the weights of a GPT-2, bad input."""
+"""Tests of gpt.py and lstm.py: numbers of ranks, checkpoints, weights of GPT-2, and bad input."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def train(example: str, ranks: int, text: Path, **changes: Any) -> dict[str, Any
 @needs_ranks
 @both
 @pytest.mark.parametrize("shard", ["none", "host"])
-def test_two_ranks_learn_what_one_learns(example: str, shard: str, text: Path) -> None:
+def test_two_ranks_learn_like_one_rank(example: str, shard: str, text: Path) -> None:
     one = train(example, 1, text)
     two = train(example, 2, text, function={"shard": shard})
     assert one["steps"] == two["steps"] == 20
@@ -48,7 +48,7 @@ def test_two_ranks_learn_what_one_learns(example: str, shard: str, text: Path) -
 
 
 @pytest.mark.parametrize(("precision", "device"), [("bfloat16", "CPU"), ("float16", "INTERPRETER")])
-def test_16_bit_floats_learn_what_float32_learns(
+def test_16_bit_floats_learn_like_float32(
     precision: str, device: str, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exact = train("gpt.py", 1, text)
@@ -60,11 +60,11 @@ def test_16_bit_floats_learn_what_float32_learns(
 
 
 class KilledError(Exception):
-    """A run ends here."""
+    """An exception that ends a run."""
 
 
 @both
-def test_it_goes_on_from_a_checkpoint_bit_for_bit(
+def test_training_resumes_from_a_checkpoint_bit_for_bit(
     example: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(*options: str | Path) -> dict[str, bytes]:
@@ -96,7 +96,7 @@ def test_it_goes_on_from_a_checkpoint_bit_for_bit(
 
 
 def weights(width: int, context: int, tokens: int) -> dict[str, Any]:
-    """What Hugging Face writes for a GPT-2 of one layer."""
+    """Return random weights in Hugging Face's format, for a GPT-2 of one layer."""
     random = np.random.default_rng(0)
 
     def draw(*shape: int) -> Any:
@@ -113,12 +113,12 @@ def weights(width: int, context: int, tokens: int) -> dict[str, Any]:
 
 
 def gpt2(state: dict[str, Any], tokens: Any) -> Any:
-    """The scores of a GPT-2 of one layer and one head, in NumPy."""
+    """Return the logits of a GPT-2 of one layer and one head, computed by NumPy."""
     state = {key.removeprefix("transformer."): v.astype(np.float64) for key, v in state.items()}
 
     def norm(x: Any, name: str) -> Any:
-        apart = x - x.mean(-1, keepdims=True)
-        scaled = apart / np.sqrt((apart * apart).mean(-1, keepdims=True) + 1e-5)
+        centered = x - x.mean(-1, keepdims=True)
+        scaled = centered / np.sqrt((centered * centered).mean(-1, keepdims=True) + 1e-5)
         return scaled * state[f"{name}.weight"] + state[f"{name}.bias"]
 
     def project(x: Any, name: str) -> Any:
@@ -126,31 +126,31 @@ def gpt2(state: dict[str, Any], tokens: Any) -> Any:
 
     x = state["wte.weight"][tokens] + state["wpe.weight"][: len(tokens)]
     q, k, v = np.split(project(norm(x, "h.0.ln_1"), "attn.c_attn"), 3, -1)
-    scores = q @ k.T / np.sqrt(q.shape[-1])
-    scores[np.triu_indices(len(tokens), 1)] = -np.inf
-    shares = np.exp(scores - scores.max(-1, keepdims=True))
-    x = x + project(shares / shares.sum(-1, keepdims=True) @ v, "attn.c_proj")
+    attention_logits = q @ k.T / np.sqrt(q.shape[-1])
+    attention_logits[np.triu_indices(len(tokens), 1)] = -np.inf
+    weights_of_keys = np.exp(attention_logits - attention_logits.max(-1, keepdims=True))
+    x = x + project(weights_of_keys / weights_of_keys.sum(-1, keepdims=True) @ v, "attn.c_proj")
     y = project(norm(x, "h.0.ln_2"), "mlp.c_fc")
     y = 0.5 * y * (1 + np.tanh(np.sqrt(2 / np.pi) * (y + 0.044715 * y**3)))
     return norm(x + project(y, "mlp.c_proj"), "ln_f") @ state["wte.weight"].T
 
 
-def test_weights_of_gpt2_give_its_losses(tmp_path: Path) -> None:
-    """Without a step, the loss on held-back tokens is that of the same network in NumPy."""
+def test_loaded_weights_of_gpt2_have_the_loss_of_numpy(tmp_path: Path) -> None:
+    """Compare the loss on the held-out tokens, without training, with NumPy."""
     state, context = weights(width=64, context=8, tokens=40), 8
     save_file(state, tmp_path / "model.safetensors")
     tokens = np.random.default_rng(1).integers(0, 40, 400).astype(np.uint16)
     tokens.tofile(tmp_path / "tokens.bin")
     files = ["--data", tmp_path / "tokens.bin", "--weights", tmp_path / "model.safetensors"]
     settings = {"steps": 0, "batch": 4, "context": context, "generate": 0}
-    found = train_configured(EXAMPLE, 1, *files, **settings)
-    rest = tokens[360:].astype(int)
+    report = train_configured(EXAMPLE, 1, *files, **settings)
+    held_out = tokens[360:].astype(int)
     losses = []
-    for row in (rest[s : s + context + 1] for s in range(0, 32, context)):
-        scores = gpt2(state, row[:-1])
-        chances = scores - np.log(np.exp(scores).sum(-1, keepdims=True))
-        losses.append(-chances[np.arange(context), row[1:]].mean())
-    np.testing.assert_allclose(found["bits_a_token"] * np.log(2), np.mean(losses), rtol=1e-5)
+    for row in (held_out[s : s + context + 1] for s in range(0, 32, context)):
+        logits = gpt2(state, row[:-1])
+        log_probabilities = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+        losses.append(-log_probabilities[np.arange(context), row[1:]].mean())
+    np.testing.assert_allclose(report["bits_a_token"] * np.log(2), np.mean(losses), rtol=1e-5)
 
 
 @pytest.mark.parametrize("option", ["--data", "--resume"])
@@ -159,7 +159,7 @@ def test_a_missing_file_is_named(example: str, option: str) -> None:
     expect_raised(alone(example, "--smoke", option, "/nowhere"), "/nowhere")
 
 
-def test_weights_that_do_not_fit_are_errors(tmp_path: Path, text: Path) -> None:
+def test_weights_that_do_not_fit_raise_errors(tmp_path: Path, text: Path) -> None:
     few = tmp_path / "few.safetensors"
     save_file(weights(width=64, context=8, tokens=40), few)
     for given, words in (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two lists of the examples, examples/README.md and docs/examples.md, are complete."""
+"""Tests that the two lists of examples, examples/README.md and docs/examples.md, are complete."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""lora.py: frozen weights keep their bits, the adapters learn, and merged weights are NumPy's."""
+"""Tests of lora.py: frozen weights stay unchanged, adapters learn, and merging equals NumPy."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The example with placeholders: the same steps on any number of ranks, compared with NumPy and
-across dtypes, and clear errors for bad input."""
+"""Tests of low_level_mnist.py: equal steps on any number of ranks and in all dtypes, bad input."""
 
 from __future__ import annotations
 
@@ -30,18 +29,18 @@ MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ
 
 
 def train(ranks: int, *options: str | Path) -> dict[str, Any]:
-    """Run the example; what it reports in its last line."""
+    """Run the example, and return the report in its last line."""
     return report_of(start(EXAMPLE, ranks, *options))
 
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """641 training images: batches of 16 leave a last one of a single image."""
+    """Write 641 training images, so that the last batch of 16 has one image."""
     return write_images(tmp_path_factory.mktemp("images") / "plain", 641)
 
 
 def logged_losses(directory: Path) -> dict[int, float]:
-    """The loss of every step, from TensorBoard's file: records of length, crc, data, crc."""
+    """Return each step's loss from TensorBoard's file. Its records are length, crc, data, crc."""
     from tensorboardX.proto.event_pb2 import Event
 
     (file,) = directory.glob("events*")
@@ -58,7 +57,7 @@ def logged_losses(directory: Path) -> dict[int, float]:
 
 
 def relative_difference(a: NDArray[Any], b: NDArray[Any]) -> float:
-    """The largest difference over the largest value."""
+    """Return the largest difference divided by the largest value."""
     return float(np.max(np.abs(a - b)) / np.max(np.abs(a)))
 
 
@@ -78,7 +77,7 @@ def test_any_number_of_ranks_takes_the_same_steps(
         losses[ranks] = np.array([logged_losses(log)[step] for step in range(1, 124)])
         weights[ranks] = load_file(saved)
         assert {w.dtype for w in weights[ranks].values()} == {np.dtype(dtype)}
-    # TensorBoard's file holds float32: no finer than that can losses be compared.
+    # TensorBoard's file stores float32, so losses cannot be compared with a smaller tolerance.
     loss_tolerance = max(tolerance, 1e-7)
     for ranks in RANKS[1:]:
         assert relative_difference(losses[1][:100], losses[ranks][:100]) <= loss_tolerance
@@ -86,8 +85,8 @@ def test_any_number_of_ranks_takes_the_same_steps(
             assert relative_difference(value, weights[ranks][name]) <= tolerance, name
 
 
-def test_the_first_loss_is_that_of_numpy(images: Path, tmp_path: Path) -> None:
-    """The first step's global loss from the initial weights, by another program."""
+def test_the_first_loss_equals_numpy(images: Path, tmp_path: Path) -> None:
+    """Compute the loss of the first step from the initial weights with NumPy."""
     options = ["--data", images, "--dtype", "float64", "--batch", "16", "--epochs", "1"]
     train(SOME, *options, "--log-dir", tmp_path, "--seed", "3")
     pixels = np.frombuffer((images / "train-images-idx3-ubyte").read_bytes()[16:], np.uint8)
@@ -97,12 +96,12 @@ def test_the_first_loss_is_that_of_numpy(images: Path, tmp_path: Path) -> None:
     random = np.random.default_rng(3)
     W0 = random.standard_normal((36, 600)) * np.sqrt(2 / 36)
     W1 = random.standard_normal((600, 3)) * np.sqrt(2 / 600)
-    scores = np.maximum(x @ W0, 0) @ W1
-    losses = np.log(np.exp(scores).sum(1)) - scores[np.arange(16), t]
+    logits = np.maximum(x @ W0, 0) @ W1
+    losses = np.log(np.exp(logits).sum(1)) - logits[np.arange(16), t]
     assert logged_losses(tmp_path)[1] == pytest.approx(losses.mean(), rel=1e-6)
 
 
-def test_it_learns_reports_and_goes_on_from_a_checkpoint(images: Path, tmp_path: Path) -> None:
+def test_training_reports_and_resumes_from_a_checkpoint(images: Path, tmp_path: Path) -> None:
     saved = tmp_path / "weights.safetensors"
     report = train(SOME, "--data", images, "--epochs", "2", "--save", saved)
     names = ["ranks", "device", "mode", "steps", "loss", "test_accuracy", "images_per_s"]
@@ -110,15 +109,15 @@ def test_it_learns_reports_and_goes_on_from_a_checkpoint(images: Path, tmp_path:
     assert report["mode"] == ngd.build_info()["mode"]
     assert (report["ranks"], report["device"], report["steps"]) == (SOME, "CPU", 12)
     assert report["test_accuracy"] > 0.95
-    assert report["loss"] < 1.1  # ln 3: what guessing has
+    assert report["loss"] < 1.1  # ln 3 is the loss of a uniform guess
     assert report["images_per_s"] > 0
     for ranks in RANKS:
-        again = train(ranks, "--data", images, "--epochs", "0", "--load", saved)
-        assert again["test_accuracy"] == report["test_accuracy"]
-        assert (again["steps"], again["loss"], again["images_per_s"]) == (0, None, None)
+        resumed = train(ranks, "--data", images, "--epochs", "0", "--load", saved)
+        assert resumed["test_accuracy"] == report["test_accuracy"]
+        assert (resumed["steps"], resumed["loss"], resumed["images_per_s"]) == (0, None, None)
 
 
-def test_the_interpreter_learns_the_same(images: Path) -> None:
+def test_the_interpreter_learns_like_the_cpu(images: Path) -> None:
     options = ["--data", images, "--epochs", "2", "--dtype", "float64"]
     cpu, slow = (train(SOME, *options, "--device", d) for d in ("CPU", "INTERPRETER"))
     assert slow["device"] == "INTERPRETER"
@@ -126,7 +125,7 @@ def test_the_interpreter_learns_the_same(images: Path) -> None:
     assert slow["test_accuracy"] == cpu["test_accuracy"]
 
 
-def test_gzipped_files_and_plain_ones_are_the_same(images: Path, tmp_path: Path) -> None:
+def test_gzipped_and_plain_files_give_the_same_loss(images: Path, tmp_path: Path) -> None:
     zipped = write_images(tmp_path / "zipped", 641, zipped=True)
     options = ["--epochs", "1", "--batch", "64"]
     reports = [train(1, "--data", d, *options) for d in (images, zipped)]
@@ -137,12 +136,12 @@ def test_the_bundled_digits_are_the_default() -> None:
     assert train(SOME, "--epochs", "3")["test_accuracy"] > 0.85
 
 
-def test_smoke_is_one_epoch(images: Path) -> None:
+def test_smoke_runs_one_epoch(images: Path) -> None:
     assert train(SOME, "--smoke", "--data", images)["steps"] == 6
 
 
 @pytest.mark.skipif(MPIRUN is None or ONE_RANK_ONLY, reason="no mpirun here, or mode OFF")
-def test_under_mpirun(images: Path) -> None:
+def test_mpirun_starts_the_example(images: Path) -> None:
     assert MPIRUN is not None
     options = ["--data", str(images), "--epochs", "1"]
     program = [sys.executable, str(EXAMPLES / EXAMPLE), *options]
@@ -150,7 +149,7 @@ def test_under_mpirun(images: Path) -> None:
     assert report_of(done)["ranks"] == 2
 
 
-def cut(path: Path, count: int = 10) -> None:
+def truncate(path: Path, count: int = 10) -> None:
     path.write_bytes(path.read_bytes()[:-count])
 
 
@@ -164,29 +163,29 @@ def swap(directory: Path) -> None:
     (directory / "x").rename(directory / "train-labels-idx1-ubyte")
 
 
-def cut_zipped(directory: Path) -> None:
+def truncate_zipped(directory: Path) -> None:
     path = directory / "t10k-images-idx3-ubyte"
     write_idx(path, np.zeros((150, 6, 6)), zipped=True)
     path.unlink()
-    cut(path.with_name(path.name + ".gz"))
+    truncate(path.with_name(path.name + ".gz"))
 
 
 Damage = Callable[[Path], object]
 DAMAGES: dict[str, tuple[Damage, str]] = {
     "missing": (lambda d: (d / "t10k-labels-idx1-ubyte").unlink(), "t10k-labels-idx1-ubyte"),
-    "truncated": (lambda d: cut(d / "train-images-idx3-ubyte"), "truncated"),
+    "truncated": (lambda d: truncate(d / "train-images-idx3-ubyte"), "truncated"),
     "headless": (lambda d: (d / "train-images-idx3-ubyte").write_bytes(b"\0\0\x08\x03"), "header"),
     "empty": (lambda d: (d / "train-images-idx3-ubyte").write_bytes(b""), "not an IDX file"),
     "wrong": (lambda d: (d / "t10k-images-idx3-ubyte").write_text("hello"), "not an IDX file"),
     "swapped": (swap, "expected grey images"),
     "unequal": (relabel, "7 labels"),
-    "half a gzip": (cut_zipped, "gzip"),
+    "half a gzip": (truncate_zipped, "gzip"),
     "no directory": (shutil.rmtree, "is not a directory"),
 }
 
 
 def check_refused(ranks: int, words: str, *options: str | Path) -> None:
-    """One clear line, from one rank; all fail; in time."""
+    """Expect one line of error from one rank, and exit codes other than 0 from all ranks."""
     expect_refused(EXAMPLE, start(EXAMPLE, ranks, *options), words)
 
 
@@ -219,6 +218,6 @@ def test_a_bad_checkpoint_is_refused_in_one_line(images: Path, tmp_path: Path) -
     saved = tmp_path / "digits"
     train(1, "--epochs", "0", "--save", saved)
     check_refused(SOME, "holds shape (64, 600) for W0", "--data", images, "--load", saved)
-    cut(saved)
+    truncate(saved)
     check_refused(SOME, "is not a safetensors file", "--load", saved)
     check_refused(SOME, "No such file", "--load", tmp_path / "nothing")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""memory.py: every form takes the same steps, and the bytes are those that a count gives."""
+"""Tests of memory.py: all forms take the same steps, and the bytes equal the expected bytes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ pytestmark = pytest.mark.long
 
 LAYERS, WIDTH = 3, 32
 NUMBERS = LAYERS * (2 * WIDTH + 4 * WIDTH * WIDTH + 4 * WIDTH + 4 * WIDTH * WIDTH + WIDTH)
-"""The numbers in the weights: of a normalization and two linear layers per block."""
+"""The number of weights: a normalization and two linear layers per block."""
 
 
 @needs_ranks
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_forms_differ_in_bytes_only(ranks: int) -> None:
+def test_all_forms_take_the_same_steps_with_different_memory(ranks: int) -> None:
     report = report_of(start("memory.py", ranks, "--smoke"))
     plain, remat, limit, shard = (
         report[form] for form in ("plain", "remat", "memory_limit", "shard")
@@ -31,7 +31,7 @@ def test_forms_differ_in_bytes_only(ranks: int) -> None:
     assert remat["private"] + remat["shared"] < 0.7 * arena
     assert limit["private"] + limit["shared"] <= 0.75 * arena
     assert plain["sharded"] == 0
-    large = LAYERS * 8 * WIDTH * WIDTH  # the matrices; a variable of 2 KiB or less is not sharded
+    large = LAYERS * 8 * WIDTH * WIDTH  # the matrices: only variables above 2 KiB are sharded
     assert shard["sharded"] == 3 * 4 * large
     saved = plain["host_bytes"] - shard["host_bytes"]
     others = ranks * (arena - shard["private"] - shard["shared"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""mixed_precision.py: 16-bit floats learn what float32 learns, and a loss scale skips overflows."""
+"""Tests of mixed_precision.py: 16-bit floats learn like float32, and a loss scale adapts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_every_precision_learns() -> None:
 
 
 @needs_ranks
-def test_a_scale_that_is_too_large_is_halved_in_each_skipped_step() -> None:
+def test_a_too_large_scale_is_halved_in_each_skipped_step() -> None:
     options = ["--precision", "float16", "--init-scale", str(2.0**100)]
     report = report_of(start(EXAMPLE, 2, "--smoke", *options))["float16"]
     assert report["skipped"] == STEPS

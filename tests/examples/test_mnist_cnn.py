@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The example of a small convolutional network: it learns, on any number of ranks, and goes on."""
+"""Tests of mnist_cnn.py: it learns on any number of ranks, and resumes from checkpoints."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RANKS = [1] if ONE_RANK_ONLY else [1, 2, 4]
 
 
 @pytest.mark.parametrize("ranks", RANKS)
-def test_it_learns(ranks: int) -> None:
+def test_the_network_learns_on_any_number_of_ranks(ranks: int) -> None:
     report = report_of(start(EXAMPLE, ranks, "--epochs", "6"))
     assert list(report) == ["ranks", "device", "steps", "loss", "samples_per_s", "accuracy"]
     assert (report["ranks"], report["device"], report["steps"]) == (ranks, "CPU", 6 * 22)
@@ -41,19 +41,19 @@ def test_it_learns(ranks: int) -> None:
     assert report["loss"] < 0.5
 
 
-def test_it_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+def test_training_resumes_from_a_checkpoint(tmp_path: Path) -> None:
     saved = ["--smoke", "--save", tmp_path]
     first = report_of(alone(EXAMPLE, *saved))
-    again = report_of(alone(EXAMPLE, *saved, "--resume"))
-    assert first["steps"] == again["steps"] == 22  # nothing was left to be done
+    resumed = report_of(alone(EXAMPLE, *saved, "--resume"))
+    assert first["steps"] == resumed["steps"] == 22  # no step was left
     more = report_of(alone(EXAMPLE, "--epochs", "2", "--save", tmp_path, "--resume"))
     assert more["steps"] == 44
     assert more["loss"] < first["loss"]
 
 
 @needs_ranks
-def test_a_signal_saves_and_it_goes_on_from_there(tmp_path: Path) -> None:
-    """`ngd run` hands SIGTERM on, and returns what all ranks return."""
+def test_a_signal_saves_a_checkpoint_from_which_training_resumes(tmp_path: Path) -> None:
+    """`ngd run` forwards SIGTERM, and returns the exit code of the ranks."""
     options = ["--epochs", "3", "--save", str(tmp_path / "stopped")]
     command = [sys.executable, "-m", "ngd.launch", "-n", "2", "--grace", "60", "--no-prefix", "--"]
     job = subprocess.Popen(
@@ -65,18 +65,18 @@ def test_a_signal_saves_and_it_goes_on_from_there(tmp_path: Path) -> None:
     try:
         assert job.stderr is not None
         bar = ""
-        while not re.search(r" [1-9]\d*/22", bar):  # a step was made: both take the signal by now
+        while not re.search(r" [1-9]\d*/22", bar):  # after a step, both ranks handle the signal
             bar += job.stderr.read(1) or pytest.fail(bar)
         job.send_signal(signal.SIGTERM)
-        said, errors = job.communicate(timeout=DEADLINE)
+        output, errors = job.communicate(timeout=DEADLINE)
     finally:
         job.kill()
     assert job.returncode == os.EX_TEMPFAIL, errors
-    stopped = json.loads(said.splitlines()[-1])
+    stopped = json.loads(output.splitlines()[-1])
     assert stopped["steps"] < 3 * 22
-    again = report_of(start(EXAMPLE, 2, *options, "--resume"))
-    whole = report_of(start(EXAMPLE, 2, "--epochs", "3", "--save", tmp_path / "whole"))
-    assert again["steps"] == whole["steps"] == 3 * 22
+    resumed = report_of(start(EXAMPLE, 2, *options, "--resume"))
+    uninterrupted = report_of(start(EXAMPLE, 2, "--epochs", "3", "--save", tmp_path / "whole"))
+    assert resumed["steps"] == uninterrupted["steps"] == 3 * 22
     first, second = (
         read_safetensors(next((tmp_path / name).glob("*.safetensors")))
         for name in ("stopped", "whole")
@@ -95,5 +95,5 @@ def test_a_signal_saves_and_it_goes_on_from_there(tmp_path: Path) -> None:
         (["--data", "/nowhere"], "/nowhere"),
     ],
 )
-def test_bad_arguments_are_errors(options: list[str], words: str) -> None:
+def test_bad_arguments_raise_errors(options: list[str], words: str) -> None:
     expect_raised(alone(EXAMPLE, "--smoke", *options), words)

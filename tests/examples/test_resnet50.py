@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Test the ResNet: any number of ranks, folders of images, checkpoints, torchvision's names."""
+"""Tests of resnet50.py: any number of ranks, folders of images, checkpoints, variable names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def train(ranks: int, *options: str | Path, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("preset", ["momentum", "large-batch"])
-def test_it_runs_and_reports(preset: str) -> None:
+def test_each_preset_runs_and_reports(preset: str) -> None:
     report = train(SOME, "--preset", preset, workers=1)
     names = ["ranks", "device", "depth", "steps", "loss", "accuracy", "images_per_s"]
     assert list(report) == names
@@ -38,7 +38,7 @@ def test_it_runs_and_reports(preset: str) -> None:
     assert report["images_per_s"] > 0
 
 
-def test_bfloat16_learns_what_float32_learns() -> None:
+def test_bfloat16_learns_like_float32() -> None:
     kinds = ("float32", "bfloat16")
     exact, found = (train(1, function={"precision": kind})["loss"] for kind in kinds)
     assert found == pytest.approx(exact, rel=0.1)
@@ -51,7 +51,7 @@ def test_bfloat16_learns_what_float32_learns() -> None:
 def test_any_number_of_ranks_takes_the_same_steps(
     ranks: int, dtype: str, tolerance: float, tmp_path: Path
 ) -> None:
-    """Three ranks have different numbers of samples. (Convolutions in float64 are slow.)"""
+    """The three ranks have different numbers of samples. Convolutions in float64 are slow."""
     settings = {"sync": True, "lr": 0.02, "images": 32, "epochs": 1}
     one, several = (
         train(n, "--save", tmp_path / str(n), dtype=dtype, **settings) for n in (1, ranks)
@@ -65,16 +65,16 @@ def test_any_number_of_ranks_takes_the_same_steps(
         np.testing.assert_allclose(weights[1][name], value, rtol=0, atol=tolerance * scale)
 
 
-def test_it_goes_on_from_a_checkpoint_bit_for_bit(tmp_path: Path) -> None:
-    """From the middle of the second epoch."""
-    whole = train(SOME, "--save", tmp_path / "whole")
+def test_training_resumes_from_a_checkpoint_bit_for_bit(tmp_path: Path) -> None:
+    """The checkpoint is from the middle of the second epoch."""
+    uninterrupted = train(SOME, "--save", tmp_path / "whole")
     part = train(SOME, "--save", tmp_path / "part", workers=1, stop_after=6)
     assert part["steps"] == 6
     index = json.loads((tmp_path / "part" / "checkpoint.json").read_text())
     assert (index["position"]["epoch"], index["position"]["step"]) == (1, 2)
     rest = train(SOME, "--resume", "--save", shutil.copytree(tmp_path / "part", tmp_path / "rest"))
-    assert rest["steps"] == whole["steps"] == 8
-    assert rest["accuracy"] == whole["accuracy"]
+    assert rest["steps"] == uninterrupted["steps"] == 8
+    assert rest["accuracy"] == uninterrupted["accuracy"]
     ends = [load_file(next((tmp_path / n).glob("*.safetensors"))) for n in ("whole", "rest")]
     assert ends[0].keys() == ends[1].keys()
     for name, value in ends[0].items():
@@ -82,8 +82,8 @@ def test_it_goes_on_from_a_checkpoint_bit_for_bit(tmp_path: Path) -> None:
 
 
 @needs_ranks
-def test_the_sharded_update_gives_the_same_weights(tmp_path: Path) -> None:
-    """Compare all bits, also after a resume with and without shards."""
+def test_a_sharded_update_gives_the_same_weights(tmp_path: Path) -> None:
+    """Compare all bits, including those after a resume with and without shards."""
     host = {"function": {"shard": "host"}}
     train(2, "--save", tmp_path / "a copy per rank")
     train(2, "--save", tmp_path / "sharded", **host)
@@ -101,17 +101,17 @@ def test_the_sharded_update_gives_the_same_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("depth", "count"), [(18, 122), (34, 218), (50, 320)])
-def test_variables_have_torchvisions_names(depth: int, count: int) -> None:
+def test_variables_have_the_names_of_torchvision(depth: int, count: int) -> None:
     state = {key: p.shape for key, p in resnet50.ResNet(depth, 1000).declared()}
     assert len(state) == count
-    wide = 2048 if depth == 50 else 512
+    num_channels = 2048 if depth == 50 else 512
     expected = {
         "conv1.weight": (64, 3, 7, 7),
         "bn1.num_batches_tracked": (),
-        "layer2.0.downsample.0.weight": (wide // 4, 256 if depth == 50 else 64, 1, 1),
-        "layer2.0.downsample.1.running_var": (wide // 4,),
+        "layer2.0.downsample.0.weight": (num_channels // 4, 256 if depth == 50 else 64, 1, 1),
+        "layer2.0.downsample.1.running_var": (num_channels // 4,),
         "layer4.1.bn2.weight": (512,),
-        "fc.weight": (1000, wide),
+        "fc.weight": (1000, num_channels),
         "fc.bias": (1000,),
     }
     assert expected.items() <= state.items()
@@ -119,7 +119,9 @@ def test_variables_have_torchvisions_names(depth: int, count: int) -> None:
     assert ("layer1.0.conv3.weight" in state) == (depth == 50)
 
 
-def test_a_model_that_always_answers_three_has_the_accuracy_of_threes(tmp_path: Path) -> None:
+def test_a_model_that_always_predicts_class_three_has_the_accuracy_of_that_class(
+    tmp_path: Path,
+) -> None:
     model = resnet50.ResNet(18, 10)
     state = {**model.state_dict(), "fc.bias": np.eye(10, dtype=np.float32)[3] * 1e6}
     save_file(state, tmp_path / "weights")
@@ -142,14 +144,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_folder_of_images_is_learned_alike_by_any_number_of_processes(folder: Path) -> None:
+def test_a_folder_of_images_is_learned_equally_with_any_number_of_workers(folder: Path) -> None:
     reports = [train(SOME, "--data", folder, workers=count) for count in (0, 2)]
     assert reports[0]["steps"] == 2
     for name in ("steps", "loss", "accuracy"):
         assert reports[0][name] == reports[1][name]
 
 
-def test_a_folder_of_other_classes_is_refused(folder: Path) -> None:
+def test_a_folder_with_other_classes_is_rejected(folder: Path) -> None:
     (folder / "val" / "dark").rename(folder / "val" / "black")
     done = start(EXAMPLE, SOME, "--smoke", "--data", folder)
     expect_raised(done, "train/ and val/ hold different classes")
@@ -164,7 +166,7 @@ def test_a_folder_of_other_classes_is_refused(folder: Path) -> None:
         (["--save", __file__], "test_resnet50.py"),
     ],
 )
-def test_bad_arguments_are_errors(options: list[str], words: str) -> None:
+def test_bad_arguments_raise_errors(options: list[str], words: str) -> None:
     expect_raised(alone(EXAMPLE, "--smoke", *options), words)
 
 
@@ -175,7 +177,7 @@ def test_bad_arguments_are_errors(options: list[str], words: str) -> None:
         ({"workers": -1}, "data.Loader: num_workers: expected"),
     ],
 )
-def test_bad_settings_are_errors(
+def test_bad_settings_raise_errors(
     settings: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", [EXAMPLE, "--smoke"])

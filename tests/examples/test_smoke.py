@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copy each example alone into an empty folder, and run it with --smoke on two ranks."""
+"""Tests that copy each example into an empty folder, and run it there with --smoke on two ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.examples.runs import EXAMPLES, ONE_RANK_ONLY
 PROGRAMS = sorted(examples.find_scripts(EXAMPLES))
 RANKS = 1 if ONE_RANK_ONLY else 2
 DEADLINE = 240
-"""Seconds. Most of them are for a machine that is busy with other tests."""
+"""A time limit in seconds. It is long, for machines that run other tests at the same time."""
 
 PACKAGES = {
     "hf_causal_lm": ("torch", "transformers"),
@@ -27,14 +27,14 @@ PACKAGES = {
     "timm_train": ("torch", "timm"),
     "torch_ddp": ("torch",),
 }
-"""The packages that an example needs and the tests do not."""
+"""Packages that an example needs, and that the test environment may not have."""
 
 MAX_LINES = {"dist_mnist_mlp": 100, "gpt": 200, "resnet50": 180}
 OTHERS_MAX_LINES = 130
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_an_example_runs_alone(name: str, tmp_path: Path) -> None:
+def test_a_copied_example_runs_with_smoke(name: str, tmp_path: Path) -> None:
     for package in PACKAGES.get(name, ()):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A network divided between ranks takes the steps of one rank."""
+"""Tests that a network divided among ranks takes the steps of one rank."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ pytest.importorskip("sklearn", reason="the example's data are scikit-learn's")
 
 
 def losses(ranks: int, *options: str) -> list[float]:
-    wanted = ["--steps", "50", "--hidden", "60", *options]
-    found: list[float] = train_configured(EXAMPLE, ranks, *wanted, dtype="float64")["losses"]
-    return found
+    arguments = ["--steps", "50", "--hidden", "60", *options]
+    losses_of_steps: list[float] = train_configured(EXAMPLE, ranks, *arguments, dtype="float64")[
+        "losses"
+    ]
+    return losses_of_steps
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +28,7 @@ def alone() -> list[float]:
     return losses(1)
 
 
-def test_alone_it_learns(alone: list[float]) -> None:
+def test_one_rank_learns(alone: list[float]) -> None:
     assert len(alone) == 50
     assert np.mean(alone[-5:]) < alone[0] / 4
 
@@ -36,7 +38,7 @@ def test_alone_it_learns(alone: list[float]) -> None:
     ("ranks", "model", "device"),
     [(2, 2, "CPU"), (2, 2, "INTERPRETER"), (3, 3, "CPU"), (4, 2, "CPU")],
 )
-def test_any_grid_takes_the_steps_of_one_rank(
+def test_any_mesh_takes_the_steps_of_one_rank(
     ranks: int, model: int, device: str, alone: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NGD_DEVICE", device)
@@ -45,7 +47,7 @@ def test_any_grid_takes_the_steps_of_one_rank(
 
 
 @needs_ranks
-def test_what_cannot_be_divided_is_refused() -> None:
+def test_sizes_that_cannot_be_divided_are_rejected() -> None:
     done = start(EXAMPLE, 2, "--hidden", "61")
     assert done.returncode == 2
     assert "--hidden: expected a positive multiple of 2; got 61" in done.stderr

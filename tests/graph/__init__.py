@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of nodes and graphs."""
+"""The tests of nodes and graphs."""

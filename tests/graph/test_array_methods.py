@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node's operators and methods: each gives what NumPy's array gives."""
+"""Tests of the operators and methods of nodes: each equals that of a NumPy array."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ RNG = np.random.default_rng(3)
 DEVICES = ("INTERPRETER", "CPU")
 
 
-def agrees(device: str, apply: Callable[..., Any], *arrays: np.ndarray[Any, Any]) -> None:
-    """The same call on nodes and on arrays gives the same values, shape and dtype."""
+def check_agrees(device: str, apply: Callable[..., Any], *arrays: np.ndarray[Any, Any]) -> None:
+    """Check that a call on nodes has the values, shape and dtype of the same call on arrays."""
     inputs = [ngd.placeholder(f"x{i}", a.shape, a.dtype) for i, a in enumerate(arrays)]
     (found,) = ngd.compile(inputs, [apply(*inputs)], device=device)(*arrays)
     with np.errstate(all="ignore"):
@@ -44,43 +44,43 @@ ARITHMETIC = [operator.floordiv, operator.mod, operator.add, operator.mul]
 BITS = [operator.and_, operator.or_, operator.xor]
 
 
-def both_ways(apply: Any, dtype: str, device: str) -> None:
+def check_all_operand_kinds(apply: Any, dtype: str, device: str) -> None:
     x, y = NUMBERS[dtype], OTHERS[dtype]
-    agrees(device, apply, x, y)
+    check_agrees(device, apply, x, y)
     constant = y.copy()
-    agrees(device, lambda a: apply(a, constant), x)
-    agrees(device, lambda a: apply(constant, a), x)
+    check_agrees(device, lambda a: apply(a, constant), x)
+    check_agrees(device, lambda a: apply(constant, a), x)
     scalar: Any = {"float32": 2.5, "bool": True}.get(dtype, 3)
-    agrees(device, lambda a: apply(a, scalar), x)
-    agrees(device, lambda a: apply(scalar, a), y)
+    check_agrees(device, lambda a: apply(a, scalar), x)
+    check_agrees(device, lambda a: apply(scalar, a), y)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", ["int32", "uint8", "float32"])
 @pytest.mark.parametrize("apply", ARITHMETIC)
-def test_arithmetic_operators(apply: Any, dtype: str, device: str) -> None:
-    both_ways(apply, dtype, device)
+def test_arithmetic_operators_equal_numpy(apply: Any, dtype: str, device: str) -> None:
+    check_all_operand_kinds(apply, dtype, device)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", ["int32", "uint8", "bool"])
 @pytest.mark.parametrize("apply", BITS)
-def test_bitwise_operators(apply: Any, dtype: str, device: str) -> None:
-    both_ways(apply, dtype, device)
+def test_bitwise_operators_equal_numpy(apply: Any, dtype: str, device: str) -> None:
+    check_all_operand_kinds(apply, dtype, device)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", list(NUMBERS))
-def test_unary_operators(dtype: str, device: str) -> None:
+def test_unary_operators_equal_numpy(dtype: str, device: str) -> None:
     if dtype != "float32":
-        agrees(device, operator.invert, NUMBERS[dtype])
+        check_agrees(device, operator.invert, NUMBERS[dtype])
     if dtype != "bool":
-        agrees(device, operator.pos, NUMBERS[dtype])
-        agrees(device, operator.neg, NUMBERS[dtype])
-        agrees(device, abs, NUMBERS[dtype])
+        check_agrees(device, operator.pos, NUMBERS[dtype])
+        check_agrees(device, operator.neg, NUMBERS[dtype])
+        check_agrees(device, abs, NUMBERS[dtype])
 
 
-def test_bits_are_of_integers_and_bools() -> None:
+def test_bitwise_operators_reject_floats() -> None:
     x = ngd.placeholder("x", (2,))
     for apply in BITS:
         with pytest.raises(
@@ -142,11 +142,11 @@ X = RNG.uniform(-3, 3, (2, 3, 4)).astype(np.float32)
         lambda x: np.floor_divide(x, 2),
     ],
 )
-def test_methods(apply: Callable[[Any], Any], device: str) -> None:
-    agrees(device, apply, X)
+def test_methods_equal_those_of_arrays(apply: Callable[[Any], Any], device: str) -> None:
+    check_agrees(device, apply, X)
 
 
-def test_attributes() -> None:
+def test_attributes_equal_those_of_arrays() -> None:
     x = ngd.placeholder("x", (2, 3, 4), np.float16)
     for name in ("size", "nbytes", "itemsize", "ndim", "shape", "dtype"):
         assert getattr(x, name) == getattr(X.astype(np.float16), name), name
@@ -155,7 +155,7 @@ def test_attributes() -> None:
     assert (+x) is x
 
 
-def test_methods_say_what_is_wrong() -> None:
+def test_errors_of_methods_name_the_method() -> None:
     x = ngd.placeholder("x", (2, 3))
     with pytest.raises(ngd.errors.ShapeError, match=r"^swapaxes: expected an axis in \[-2, 2\)"):
         x.swapaxes(0, 2)
@@ -167,8 +167,10 @@ def test_methods_say_what_is_wrong() -> None:
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("device", ["CPU", "INTERPRETER"])
-def test_a_constant_of_a_python_float_is_that_float(dtype: str, device: str) -> None:
-    """It takes the dtype of what it meets, and no digit is lost before."""
+def test_a_constant_of_a_python_float_takes_the_dtype_of_the_other_operand(
+    dtype: str, device: str
+) -> None:
+    """The constant keeps the digits of the Python float until it has the final dtype."""
     x = ngd.placeholder("x", (3,), dtype)
     tenth = ngd.constant(0.1)
     found = [x + tenth, ops.where(x > 0, tenth, x), ops.stack([x[0], tenth]), tenth.astype(dtype)]
@@ -180,14 +182,14 @@ def test_a_constant_of_a_python_float_is_that_float(dtype: str, device: str) -> 
         np.testing.assert_array_equal(result, np.asarray(each, given.dtype))
 
 
-def test_it_is_rounded_once() -> None:
+def test_a_weak_constant_is_rounded_once() -> None:
     h = ngd.placeholder("h", (), "float16")
-    above_half = 1 + 2**-11 + 2**-30  # of the last place: float32 rounds it to the half
+    above_half = 1 + 2**-11 + 2**-30
     for number in (above_half, ngd.constant(above_half)):
         assert ngd.compile([h], [h * number])(np.float16(1))[0] == 1 + 2**-10
 
 
-def test_other_constants_are_of_their_dtypes() -> None:
+def test_constants_with_a_dtype_keep_it() -> None:
     x, third = ngd.placeholder("x", (3,)), ngd.constant(np.float64(1 / 3))
     assert (x + third).dtype == np.float64
     assert (third * ngd.constant(0.1) + x).dtype == np.float64

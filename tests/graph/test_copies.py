@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies and pickles of graphs: they compute the same, and share what was shared."""
+"""Tests of copies and pickles of graphs: they compute the same, and keep shared nodes shared."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ every_copier = pytest.mark.parametrize("copier", COPIERS.values(), ids=COPIERS)
 
 
 class Model:
-    """What a user keeps together."""
+    """A placeholder, a variable and nodes, as a program keeps them in one object."""
 
     def __init__(self) -> None:
         self.x = ngd.placeholder("x", (4, 3))
@@ -50,36 +50,36 @@ def test_a_copied_model_computes_the_same(copier: Copier, device: str) -> None:
     model = Model()
     array = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
     model.step(device)(array)
-    twin = copier(model)
-    assert twin.w is not model.w
-    assert next(n for n in topological([twin.loss]) if n.op.name == "variable") is twin.w
-    assert len(topological([twin.loss])) == len(topological([model.loss]))
-    assert twin.loss.site == model.loss.site
-    assert not twin.scale.attrs["value"].flags.writeable
-    np.testing.assert_array_equal(twin.w.numpy(), model.w.numpy())
+    copied = copier(model)
+    assert copied.w is not model.w
+    assert next(n for n in topological([copied.loss]) if n.op.name == "variable") is copied.w
+    assert len(topological([copied.loss])) == len(topological([model.loss]))
+    assert copied.loss.site == model.loss.site
+    assert not copied.scale.attrs["value"].flags.writeable
+    np.testing.assert_array_equal(copied.w.numpy(), model.w.numpy())
     before = model.w.numpy()
-    losses = [twin.step(device)(array)[0] for _ in range(3)]
-    np.testing.assert_array_equal(model.w.numpy(), before)  # an average of it stays where it is
+    losses = [copied.step(device)(array)[0] for _ in range(3)]
+    np.testing.assert_array_equal(model.w.numpy(), before)  # the copy has its own variable
     assert losses == [model.step(device)(array)[0] for _ in range(3)]
-    np.testing.assert_array_equal(twin.w.numpy(), model.w.numpy())
+    np.testing.assert_array_equal(copied.w.numpy(), model.w.numpy())
 
 
 @every_copier
-def test_a_deep_graph(copier: Copier) -> None:
+def test_a_deep_graph_is_copied(copier: Copier) -> None:
     x = ngd.placeholder("x", (2,))
     y = x
     for _ in range(2500):
         y = y + x
-    first, again, twin = copier([y, y, x])
+    first, again, copied = copier([y, y, x])
     assert first is again
-    assert topological([first])[0] is twin
+    assert topological([first])[0] is copied
     assert len(topological([first])) == 2501
-    z = y + 1  # what is copied after a copy brings its inputs too
+    z = y + 1  # a later copy contains its inputs too
     assert len(topological([copier(z)])) == 2503
 
 
 @every_copier
-def test_every_dtype_and_odd_attributes(copier: Copier) -> None:
+def test_copies_keep_dtypes_and_attributes(copier: Copier) -> None:
     v = ngd.variable("v", np.ones(3, bfloat16))
     nodes = [
         v,
@@ -101,7 +101,7 @@ def in_a_child(model: Any, array: Any, queue: Any) -> None:
     queue.put(float(model.step("CPU")(array)[0]))
 
 
-def test_a_model_goes_to_a_spawned_process() -> None:
+def test_a_model_is_pickled_for_a_spawned_process() -> None:
     model, array = Model(), np.ones((4, 3), np.float32)
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
@@ -115,7 +115,7 @@ def test_a_model_goes_to_a_spawned_process() -> None:
         child.kill()
 
 
-def test_a_variable_without_a_value_is_not_copied() -> None:
+def test_a_poisoned_variable_cannot_be_copied() -> None:
     v = ngd.variable("v", np.zeros(2))
     v.cell.poisoned = True
     with pytest.raises(PoisonedVariableError, match="'v'"):
@@ -123,7 +123,7 @@ def test_a_variable_without_a_value_is_not_copied() -> None:
 
 
 @pytest.mark.parametrize("copier", [copy.copy, *COPIERS.values()])
-def test_what_is_bound_to_the_process_is_not_copied(copier: Copier) -> None:
+def test_objects_of_the_process_cannot_be_copied(copier: Copier) -> None:
     x = ngd.placeholder("x", (2,))
     world = ngd.init()
     work = ngd.all_reduce(np.ones(2), op="sum", async_op=True)
@@ -143,7 +143,7 @@ def test_what_is_bound_to_the_process_is_not_copied(copier: Copier) -> None:
 
 @pytest.mark.parametrize("device", ["CPU", "INTERPRETER"])
 @pytest.mark.parametrize("dtype", [np.float32, np.bool_, bfloat16])
-def test_a_broadcast_initial_value_is_one_value_per_element(device: str, dtype: Any) -> None:
+def test_a_broadcast_initial_value_has_its_own_memory_per_element(device: str, dtype: Any) -> None:
     number = np.array(1, dtype)
     v = ngd.variable("v", np.broadcast_to(number, (2, 3)))
     number[...] = 0

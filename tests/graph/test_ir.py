@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes and graphs: what they know, how they print, what verify() refuses."""
+"""Tests of nodes and graphs: types, operators, order, printing, rewriting, and `verify`."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def variable(name: str, *shape: int) -> Node:
 
 
 def line() -> int:
-    """The caller's line."""
+    """Return the line number of the caller."""
     frame = inspect.currentframe()
     assert frame is not None
     assert frame.f_back is not None
     return frame.f_back.f_lineno
 
 
-def test_type() -> None:
+def test_types_print_and_count_elements() -> None:
     assert str(Type(float32, (2, 3))) == "float32[2, 3]"
     assert str(Type(bool_, ())) == "bool[]"
     assert Type(float64, (2, 3)).bytes == 48
@@ -62,7 +62,7 @@ def test_type() -> None:
         (operator.ge, "greater_equal"),
     ],
 )
-def test_operators(apply: Callable[[Any, Any], Node], op: str) -> None:
+def test_operators_build_the_ops(apply: Callable[[Any, Any], Node], op: str) -> None:
     x, y = placeholder("x", 3), placeholder("y", 3)
     assert apply(x, y).op is OPS[op]
     assert apply(x, y).inputs == (x, y)
@@ -75,7 +75,7 @@ def test_operators(apply: Callable[[Any, Any], Node], op: str) -> None:
         assert reflected.inputs[1] is x
 
 
-def test_more_operators() -> None:
+def test_unary_operators_matmul_and_indices_build_nodes() -> None:
     x = placeholder("x", 2, 3)
     assert (-x).op is ops.negative
     assert abs(x).op is ops.abs
@@ -89,14 +89,14 @@ def test_more_operators() -> None:
     assert repr(-x) == "<ngd.Node negative float32[2, 3]>"
 
 
-def test_equality_compares_values_and_keys_are_nodes() -> None:
+def test_equality_is_elementwise_and_hashes_are_those_of_nodes() -> None:
     x, y = placeholder("x", 3), placeholder("x", 3)
     assert (x == x).op is ops.equal
     assert (np.float32(2) != x).op is ops.not_equal
     assert (x == [1.0, 2.0, 3.0]).op is ops.equal
     assert {x: 1, y: 2}[x] == 1
     assert len({x, y, x}) == 2
-    for nothing in (None, "x", object()):  # no array is made of these
+    for nothing in (None, "x", object()):  # these are not converted to arrays
         assert operator.eq(x, nothing) is False
         assert operator.ne(x, nothing) is True
 
@@ -119,7 +119,7 @@ def test_a_node_has_no_truth_value(ask: Callable[[Node, Node], Any]) -> None:
         ask(placeholder("x", 3), placeholder("y", 3))
 
 
-def test_what_a_node_is_not() -> None:
+def test_a_node_cannot_be_iterated_and_a_scalar_has_no_length() -> None:
     x = placeholder("x", 3)
     with pytest.raises(TypeError, match=r"test_ir\.py:\d+\), which cannot be iterated over"):
         list(x)
@@ -127,12 +127,12 @@ def test_what_a_node_is_not() -> None:
         len(placeholder("s"))
 
 
-def test_site_is_the_users_line() -> None:
+def test_the_call_site_is_the_users_line() -> None:
     x = placeholder("x", 3)
-    y, here = ops.mean(x * 2 + 1), line()
+    y, call_line = ops.mean(x * 2 + 1), line()
     for node in topological([y]):
         if node is not x:
-            assert node.site == f"{__file__}:{here}"
+            assert node.site == f"{__file__}:{call_line}"
 
 
 def test_constants_are_copies() -> None:
@@ -144,19 +144,19 @@ def test_constants_are_copies() -> None:
         node.attrs["value"][0] = 2
 
 
-def test_uniform() -> None:
-    mine, same = placeholder("x", 2), placeholder("s", uniform=True)
+def test_uniform_values_are_derived_from_the_operands() -> None:
+    varying, uniform = placeholder("x", 2), placeholder("s", uniform=True)
     weight = constant_node(np.ones(2))
-    assert not (mine * same).uniform
-    assert (same * weight).uniform
-    assert ops.all_reduce(mine, op="sum").uniform
-    assert ops.broadcast(mine).uniform
+    assert not (varying * uniform).uniform
+    assert (uniform * weight).uniform
+    assert ops.all_reduce(varying, op="sum").uniform
+    assert ops.broadcast(varying).uniform
     assert ops.random_uniform(3, seed=1).uniform
-    assert not ops.random_uniform(3, seed=ops.cast(ops.sum(mine), int64)).uniform
+    assert not ops.random_uniform(3, seed=ops.cast(ops.sum(varying), int64)).uniform
     assert not ops.own_rank().uniform
 
 
-def test_topological_order_depends_on_structure_alone() -> None:
+def test_the_topological_order_depends_only_on_the_structure() -> None:
     x = placeholder("x")
     late, early = ops.sin(x), ops.cos(x)
     root = early + late
@@ -165,7 +165,7 @@ def test_topological_order_depends_on_structure_alone() -> None:
     assert topological([root, root]) == [x, early, late, root]
 
 
-def test_topological_order_of_a_deep_graph() -> None:
+def test_the_topological_order_of_a_deep_graph_needs_no_recursion() -> None:
     node = placeholder("x")
     for _ in range(20_000):  # deeper than Python's stack
         node = ops.negative(node)
@@ -174,7 +174,7 @@ def test_topological_order_of_a_deep_graph() -> None:
     assert order[-1] is node
 
 
-def test_printing() -> None:
+def test_graphs_are_printed_one_line_per_node() -> None:
     x, w = placeholder("x", 2), variable("w", 2)
     total = ops.all_reduce(ops.sum(x * w), op="sum")
     graph = Graph((x,), (total,), ((w, w + total),))
@@ -194,24 +194,24 @@ def test_printing() -> None:
     assert "dtype=f32" in str(Graph((), (ops.cast(big, float32),)))
 
 
-def test_rewrite_keeps_sites_and_shares_nodes() -> None:
+def test_rewrite_keeps_call_sites_and_shared_nodes() -> None:
     x = placeholder("x", 2)
     y = ops.exp(x)
     graph = Graph((x,), (y + y, y))
 
-    def sines(node: Node, inputs: tuple[Node, ...]) -> Node:
+    def replace_exp(node: Node, inputs: tuple[Node, ...]) -> Node:
         if isinstance(node.op, Leaf):
             return node
         return (ops.sin if node.op is ops.exp else node.op).node(inputs, node.attrs)
 
-    new = graph.rewrite(sines)
+    new = graph.rewrite(replace_exp)
     assert [n.op.name for n in new.nodes] == ["placeholder", "sin", "add"]
     assert new.outputs[1].site == y.site
     assert new.outputs[0].inputs == (new.outputs[1],) * 2
     new.verify()
 
 
-def test_variables_are_those_read_or_written() -> None:
+def test_variables_of_a_graph_are_those_that_it_reads_or_writes() -> None:
     a, b, c = variable("a"), variable("b"), variable("c")
     graph = Graph((), (c + a,), ((b, a),))
     assert graph.variables == [a, b, c]
@@ -220,7 +220,7 @@ def test_variables_are_those_read_or_written() -> None:
 def broken_graphs() -> list[tuple[Graph, str]]:
     x, y = placeholder("x", 2), placeholder("y", 2)
     w, other = variable("w", 2), variable("w", 2)
-    lying = Node(ops.exp, (x,), {}, Type(float64, (2,)))
+    wrong_type = Node(ops.exp, (x,), {}, Type(float64, (2,)))
     return [
         (
             Graph((x, x), (x,)),
@@ -228,7 +228,10 @@ def broken_graphs() -> list[tuple[Graph, str]]:
         ),
         (Graph((x,), (x + y,)), r"placeholder 'y' \(made at .*test_ir\.py:\d+\), which"),
         (Graph((), (w + other,)), r"got two variables called 'w': one made at .*, one at .*\.py"),
-        (Graph((x,), (lying,)), r"exp at .*\.py:\d+ is typed float64\[2\], .* make float32\[2\]"),
+        (
+            Graph((x,), (wrong_type,)),
+            r"exp at .*\.py:\d+ is typed float64\[2\], .* make float32\[2\]",
+        ),
         (
             Graph((), (), ((w, ops.sum(w)),)),
             r"updates: expected float32\[2\] .* variable 'w'; got float32\[\]",
@@ -237,17 +240,17 @@ def broken_graphs() -> list[tuple[Graph, str]]:
 
 
 @pytest.mark.parametrize(("graph", "message"), broken_graphs(), ids=lambda v: str(v)[:20])
-def test_verify_refuses(graph: Graph, message: str) -> None:
+def test_verify_rejects_broken_graphs(graph: Graph, message: str) -> None:
     with pytest.raises(CompileError, match=message):
         graph.verify()
 
 
-def test_two_ops_of_one_name_are_refused() -> None:
+def test_two_ops_with_the_same_name_are_rejected() -> None:
     with pytest.raises(ValueError, match="two ops are called exp"):
         register(type(ops.exp)())
 
 
-def test_broadcast_shapes() -> None:
+def test_broadcast_shapes_follows_numpy() -> None:
     assert broadcast_shapes("call", (2, 1), (3,)) == (2, 3)
     with pytest.raises(ShapeError, match=r"^call: .* that broadcast; got \(2,\) with \(3,\)"):
         broadcast_shapes("call", (2,), (3,))

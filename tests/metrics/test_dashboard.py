@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The dashboard of packaging/grafana asks for metrics, and labels of theirs, that there are."""
+"""Tests that the dashboard in packaging/grafana uses metrics and labels that ngd exports."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from tests.support.harness import run
 
 FILE = Path(__file__).parents[2] / "packaging" / "grafana" / "ngd.json"
 WORDS = {"by", "count", "histogram_quantile", "le", "max", "rate", "sum"}
-"""Of the language of expressions."""
+"""The words of the query language."""
 
 
 def expressions() -> list[tuple[str, str]]:
-    """Of each panel's targets: the expression and the legend."""
+    """Return the expression and the legend of each target of each panel."""
     board = json.loads(FILE.read_text())
     return [(t["expr"], t["legendFormat"]) for panel in board["panels"] for t in panel["targets"]]
 
 
 def exported() -> dict[str, list[str]] | None:
-    """The labels of each sample on the page of a job that has done a bit of everything."""
+    """Return the labels of each sample on the page of a job that used steps and collectives."""
     from urllib.request import urlopen
 
     from prometheus_client.parser import text_string_to_metric_families
@@ -38,25 +38,25 @@ def exported() -> dict[str, list[str]] | None:
     ngd.compile([x], [ops.all_reduce(x, op="sum")])(np.ones(4, np.float32))
     ngd.barrier()
     address = ngd.metrics.address()
-    found: dict[str, list[str]] | None = None
+    labels_of: dict[str, list[str]] | None = None
     if address is not None:
         with urlopen(f"http://{address[0]}:{address[1]}/metrics", timeout=30) as answer:
             families = text_string_to_metric_families(answer.read().decode())
-        found = {s.name: sorted(s.labels) for family in families for s in family.samples}
+        labels_of = {s.name: sorted(s.labels) for family in families for s in family.samples}
     ngd.barrier()
-    return found
+    return labels_of
 
 
 @pytest.fixture(scope="module")
 def labels() -> dict[str, Any]:
     outcomes = run(exported, 2, env={"NGD_METRICS": "0"})
-    (found,) = [o.value for o in outcomes if o.value is not None]
-    return dict(found)
+    (labels_of,) = [o.value for o in outcomes if o.value is not None]
+    return dict(labels_of)
 
 
 @harness.needs_ranks
 @pytest.mark.parametrize(("expression", "legend"), expressions())
-def test_an_expression_names_what_is_exported(
+def test_expressions_and_legends_use_exported_metrics_and_labels(
     labels: dict[str, Any], expression: str, legend: str
 ) -> None:
     (name,) = re.findall(r"\b(?:ngd|process)_\w+(?=\{)", expression)
@@ -67,20 +67,20 @@ def test_an_expression_names_what_is_exported(
 
 
 @harness.needs_ranks
-def test_all_that_ngd_exports_is_shown(labels: dict[str, Any]) -> None:
+def test_the_dashboard_shows_all_metrics_of_ngd(labels: dict[str, Any]) -> None:
     shown = " ".join(expression for expression, _ in expressions())
     families = {re.sub(r"_(bucket|sum|count)$", "", n) for n in labels if n.startswith("ngd_")}
     assert {name for name in families if name not in shown} == set()
 
 
-def test_the_panels_stand_apart() -> None:
+def test_the_panels_do_not_overlap() -> None:
     panels = json.loads(FILE.read_text())["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
-    places = [
+    cells = [
         (panel["gridPos"]["x"] + x, panel["gridPos"]["y"] + y)
         for panel in panels
         for x in range(panel["gridPos"]["w"])
         for y in range(panel["gridPos"]["h"])
     ]
-    assert len(set(places)) == len(places)
-    assert max(x for x, _ in places) < 24
+    assert len(set(cells)) == len(cells)
+    assert max(x for x, _ in cells) < 24

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NGD_METRICS: what the page says of known work, on ranks that come, stop, die and start again."""
+"""Tests of NGD_METRICS: the page of ranks that join, are stopped, die, or restart."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tests.support import harness
 from tests.support.harness import Job, run, say
 
 ANY_PORT = {"NGD_METRICS": "0"}
-SOON = 30.0
-"""Seconds, for what takes a moment."""
+LIMIT_SECONDS = 30.0
+"""A time limit in seconds for events that take a moment."""
 
 
 def free_port() -> int:
@@ -35,12 +35,12 @@ def free_port() -> int:
 
 
 def page(port: int, host: str = "127.0.0.1") -> str:
-    with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=SOON) as answer:
+    with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=LIMIT_SECONDS) as answer:
         return str(answer.read().decode())
 
 
 def values(text: str, name: str, *labels: str) -> dict[tuple[str, ...], float]:
-    """The samples of that name, by some of their labels."""
+    """Return the samples of a metric, by some of their labels."""
     from prometheus_client.parser import text_string_to_metric_families
 
     found: dict[tuple[str, ...], float] = {}
@@ -54,14 +54,14 @@ def values(text: str, name: str, *labels: str) -> dict[tuple[str, ...], float]:
 
 
 def ranks_on(port: int) -> set[str]:
-    """Whose metrics the page has now; none where nobody answers."""
+    """Return the ranks whose metrics the page has, or nothing if no rank answers."""
     with contextlib.suppress(OSError):
         return {rank for (rank,) in values(page(port), "ngd_world_size", "rank")}
     return set()
 
 
-def soon(condition: Callable[[], bool]) -> bool:
-    limit = time.monotonic() + SOON
+def happens_in_time(condition: Callable[[], bool]) -> bool:
+    limit = time.monotonic() + LIMIT_SECONDS
     while not condition():
         if time.monotonic() > limit:
             return False
@@ -69,8 +69,8 @@ def soon(condition: Callable[[], bool]) -> bool:
     return True
 
 
-def works() -> str | None:
-    """5 steps that sum 1000 float32, and 3 sums of 250 float64 outside of steps."""
+def work_and_read_page() -> str | None:
+    """Take 5 steps that sum 1000 float32 values, and 3 sums of 250 float64 values in no step."""
     world = ngd.init()
     x = ngd.placeholder("x", (1000,))
     step = ngd.compile([x], [ops.all_reduce(ops.exp(x), op="sum")])
@@ -89,32 +89,36 @@ def works() -> str | None:
 
 @harness.needs_ranks
 @pytest.mark.parametrize(("communicator", "ranks"), harness.worlds(2, 4))
-def test_one_page_has_what_all_ranks_have_done(communicator: str, ranks: int) -> None:
+def test_one_page_has_the_metrics_of_all_ranks(communicator: str, ranks: int) -> None:
     how = harness.over(communicator, ranks, env=ANY_PORT)
-    (text,) = [o.value for o in run(works, ranks, **how) if o.value is not None]
+    (text,) = [o.value for o in run(work_and_read_page, ranks, **how) if o.value is not None]
     lines = Path(__file__).read_text().splitlines()
-    here = [f"{__file__}:{n}" for n, line in enumerate(lines, 1)]
-    in_step = here[next(i for i, line in enumerate(lines) if "[ops.all_reduce(ops.exp" in line)]
-    alone = here[next(i for i, line in enumerate(lines) if "ngd.all_reduce(np.zeros(250)" in line)]
-    everyone = [str(rank) for rank in range(ranks)]
-    assert values(text, "ngd_world_size", "rank") == {(r,): ranks for r in everyone}
+    call_sites = [f"{__file__}:{n}" for n, line in enumerate(lines, 1)]
+    in_step = call_sites[
+        next(i for i, line in enumerate(lines) if "[ops.all_reduce(ops.exp" in line)
+    ]
+    outside = call_sites[
+        next(i for i, line in enumerate(lines) if "ngd.all_reduce(np.zeros(250)" in line)
+    ]
+    all_ranks = [str(rank) for rank in range(ranks)]
+    assert values(text, "ngd_world_size", "rank") == {(r,): ranks for r in all_ranks}
     assert values(text, "ngd_examples_total", "rank") == {
-        (r,): 32 * (int(r) + 1) + 1 for r in everyone
+        (r,): 32 * (int(r) + 1) + 1 for r in all_ranks
     }
     assert values(text, "ngd_steps_total", "rank", "site") == {
-        **{(r, in_step): 5 for r in everyone},
-        **{(r, "ngd.metrics.count"): 7 for r in everyone},
+        **{(r, in_step): 5 for r in all_ranks},
+        **{(r, "ngd.metrics.count"): 7 for r in all_ranks},
     }
     assert values(text, "ngd_step_seconds_count", "rank", "site") == {
-        (r, in_step): 5 for r in everyone
+        (r, in_step): 5 for r in all_ranks
     }
     calls = values(text, "ngd_collective_calls_total", "rank", "group", "op", "site")
     moved = values(text, "ngd_collective_bytes_total", "rank", "group", "op", "site")
-    for rank in everyone:
+    for rank in all_ranks:
         assert calls[rank, "world", "all_reduce(sum)", in_step] == 5
         assert moved[rank, "world", "all_reduce(sum)", in_step] == 5 * 1000 * 4
-        assert calls[rank, "world", "all_reduce(sum)", alone] == 3
-        assert moved[rank, "world", "all_reduce(sum)", alone] == 3 * 250 * 8
+        assert calls[rank, "world", "all_reduce(sum)", outside] == 3
+        assert moved[rank, "world", "all_reduce(sum)", outside] == 3 * 250 * 8
     seconds = values(text, "ngd_collective_seconds_total", "rank", "op", "site")
     waited = values(text, "ngd_collective_waited_seconds_total", "rank", "op", "site")
     assert all(0 <= waited[key] <= seconds[key] + 1e-9 for key in seconds)
@@ -125,8 +129,8 @@ def test_one_page_has_what_all_ranks_have_done(communicator: str, ranks: int) ->
     assert min(values(text, "process_resident_memory_bytes", "rank").values()) > 1e6
 
 
-def naps() -> str | None:
-    """Three barriers to which rank 1 comes late."""
+def let_rank_1_be_late() -> str | None:
+    """Enter three barriers. Rank 1 is late in each of them."""
     world = ngd.init()
     half = world.split(0, name="both")
     for _ in range(3):
@@ -142,23 +146,23 @@ def naps() -> str | None:
 
 
 @harness.needs_ranks
-def test_who_came_late_has_a_number() -> None:
-    (text,) = [o.value for o in run(naps, 2, env=ANY_PORT) if o.value is not None]
-    late = values(text, "ngd_last_to_come_total", "group", "rank", "peer")
-    assert all(late["both", rank, "1"] >= 3 for rank in "01")
+def test_late_ranks_are_counted() -> None:
+    (text,) = [o.value for o in run(let_rank_1_be_late, 2, env=ANY_PORT) if o.value is not None]
+    late_counts = values(text, "ngd_last_to_come_total", "group", "rank", "peer")
+    assert all(late_counts["both", rank, "1"] >= 3 for rank in "01")
     waited = values(text, "ngd_collective_waited_seconds_total", "group", "rank", "op", "site")
-    mine = {rank: sum(v for k, v in waited.items() if k[:2] == ("both", rank)) for rank in "01"}
-    assert mine["0"] > 0.25 > mine["1"]
+    of_rank = {rank: sum(v for k, v in waited.items() if k[:2] == ("both", rank)) for rank in "01"}
+    assert of_rank["0"] > 0.25 > of_rank["1"]
 
 
-def stays() -> None:
+def init_and_sleep() -> None:
     ngd.init()
     say("ready" if ngd.metrics.address() is None else "ready, serves")
     time.sleep(120)
 
 
-def stay(job: Job) -> int:
-    """The rank that serves, when all ranks are there."""
+def server_of(job: Job) -> int:
+    """Wait until all ranks are ready, and return the rank that serves the page."""
     for rank in range(job.ranks):
         job.wait_for(rank, "ready")
     (server,) = [rank for rank in range(job.ranks) if "serves" in job.read(rank, "out")]
@@ -167,36 +171,36 @@ def stay(job: Job) -> int:
 
 @harness.needs_ranks
 @pytest.mark.parametrize("who", ["server", "another"])
-def test_the_others_are_served_when_a_rank_is_killed(who: str) -> None:
+def test_the_other_ranks_are_served_after_a_rank_is_killed(who: str) -> None:
     port = free_port()
-    with Job(stays, 3, env={"NGD_METRICS": str(port)}) as job:
-        server = stay(job)
+    with Job(init_and_sleep, 3, env={"NGD_METRICS": str(port)}) as job:
+        server = server_of(job)
         assert ranks_on(port) == {"0", "1", "2"}
         dead = server if who == "server" else (server + 1) % 3
         job.kill(dead)
         left = {"0", "1", "2"} - {str(dead)}
-        assert soon(lambda: ranks_on(port) == left), job.everything
+        assert happens_in_time(lambda: ranks_on(port) == left), job.everything
 
 
 @pytest.mark.long
 @harness.needs_ranks
-def test_a_rank_that_is_stopped_is_left_out_until_it_goes_on() -> None:
+def test_a_suspended_rank_is_left_out_until_it_continues() -> None:
     port = free_port()
-    with Job(stays, 2, env={"NGD_METRICS": str(port)}) as job:
-        server = stay(job)
+    with Job(init_and_sleep, 2, env={"NGD_METRICS": str(port)}) as job:
+        server = server_of(job)
         stopped = 1 - server
         job.kill(stopped, signal.SIGSTOP)
         stat = Path(f"/proc/{job.processes[stopped].pid}/stat")
-        assert soon(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
+        assert happens_in_time(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
         begin = time.monotonic()
         assert ranks_on(port) == {str(server)}
-        assert time.monotonic() - begin < SOON / 2
+        assert time.monotonic() - begin < LIMIT_SECONDS / 2
         job.kill(stopped, signal.SIGCONT)
-        assert soon(lambda: ranks_on(port) == {"0", "1"}), job.everything
+        assert happens_in_time(lambda: ranks_on(port) == {"0", "1"}), job.everything
 
 
 def one_waits() -> None:
-    """Rank 0 waits for rank 1, which does not come."""
+    """Let rank 0 wait for rank 1, which does not arrive."""
     world = ngd.init()
     say("ready")
     if world.rank == 0:
@@ -205,7 +209,7 @@ def one_waits() -> None:
 
 
 @harness.needs_ranks
-def test_a_rank_that_waits_answers() -> None:
+def test_a_rank_that_waits_in_a_collective_answers() -> None:
     port = free_port()
     with Job(one_waits, 2, env={"NGD_METRICS": str(port)}) as job:
         for rank in range(2):
@@ -213,11 +217,11 @@ def test_a_rank_that_waits_answers() -> None:
         begin = time.monotonic()
         for _ in range(20):
             assert ranks_on(port) == {"0", "1"}
-        assert time.monotonic() - begin < SOON
+        assert time.monotonic() - begin < LIMIT_SECONDS
 
 
-def leaves() -> list[list[str]]:
-    """Whom the page has after each of two worlds, and before that how many sums they have made."""
+def count_in_two_worlds() -> list[list[str]]:
+    """Return the number of sums of each rank, and the ranks on the page, in two worlds."""
     ngd.init()
     address = ngd.metrics.address()
     found: list[Any] = []
@@ -238,37 +242,37 @@ def leaves() -> list[list[str]]:
 
 
 @harness.needs_ranks
-def test_the_page_stays_from_one_world_to_the_next() -> None:
-    (found,) = [o.value for o in run(leaves, 2, env=ANY_PORT) if o.value]
+def test_the_page_remains_in_the_next_world() -> None:
+    (found,) = [o.value for o in run(count_in_two_worlds, 2, env=ANY_PORT) if o.value]
     assert found == [[1, 1], ["0", "1"], [2, 2], ["0", "1"]]
 
 
-def trains() -> float:
+def sum_ones() -> float:
     ngd.init()
     return float(ngd.all_reduce(1.0, op="sum"))
 
 
 @pytest.mark.long
 @harness.needs_ranks
-def test_a_job_trains_on_while_another_has_the_port_and_then_takes_it() -> None:
+def test_a_job_takes_the_port_after_another_job_released_it() -> None:
     port = free_port()
     env = {"NGD_METRICS": f"127.0.0.1:{port}", "NGD_JOB": "second"}
-    with Job(stays, 1, env={"NGD_METRICS": str(port), "NGD_JOB": "first"}) as first:
-        stay(first)
-        outcomes = run(trains, 2, env=env)
+    with Job(init_and_sleep, 1, env={"NGD_METRICS": str(port), "NGD_JOB": "first"}) as first:
+        server_of(first)
+        outcomes = run(sum_ones, 2, env=env)
         assert [o.value for o in outcomes] == [2.0, 2.0]
         (warning,) = [line for o in outcomes for line in o.err.splitlines()]
         assert f"port {port} at 127.0.0.1 cannot be had (Address already in use)" in warning
-        with Job(stays, 2, env=env) as second:
+        with Job(init_and_sleep, 2, env=env) as second:
             for rank in range(2):
                 second.wait_for(rank, "ready")
             assert ranks_on(port) == {"0"}
             first.kill(0)
-            assert soon(lambda: ranks_on(port) == {"0", "1"}), second.everything
+            assert happens_in_time(lambda: ranks_on(port) == {"0", "1"}), second.everything
 
 
-def falls_once(port: int) -> None:
-    """The first start of the job fails; the second is served where the first was."""
+def fail_once(port: int) -> None:
+    """Fail in the first start of the job. The second start serves on the same port."""
     world = ngd.init()
     restarts = os.environ["NGD_RESTART_COUNT"]
     ngd.barrier()
@@ -283,16 +287,16 @@ def falls_once(port: int) -> None:
 
 @pytest.mark.long
 @harness.needs_ranks
-def test_a_job_that_is_started_again_is_served_again() -> None:
+def test_a_restarted_job_is_served_again() -> None:
     port = free_port()
     launcher = [sys.executable, "-m", "ngd.launch", "-n", "2", "--max-restarts", "1"]
     how: dict[str, Any] = {"env": {"NGD_METRICS": str(port)}, "launcher": launcher}
-    outcomes = run(falls_once, 2, arguments={"port": port}, **how)
+    outcomes = run(fail_once, 2, arguments={"port": port}, **how)
     assert [o.out for o in outcomes] == ["1: ['0', '1']\n"] * 2
 
 
 def steps_of_one() -> list[float]:
-    """Steps of a process that never calls ngd.init(): run, run with out=, by name; one fails."""
+    """Count steps without `ngd.init`: called in four ways, one of which fails."""
     x = ngd.placeholder("x", (2,))
     found = []
     for device in ("CPU", "INTERPRETER"):
@@ -311,13 +315,13 @@ def steps_of_one() -> list[float]:
     return found
 
 
-def test_steps_are_counted_on_each_device_however_they_are_called() -> None:
+def test_steps_are_counted_on_each_device_and_in_each_form_of_call() -> None:
     (outcome,) = run(steps_of_one, 1, env=ANY_PORT)
     assert outcome.value == [4.0, 8.0]
 
 
-def groups_end() -> list[float]:
-    """What the page says of a group, while it is there, and when it is gone."""
+def count_barriers_of_groups() -> list[float]:
+    """Return the barriers of a group that the page counts, before and after the group closes."""
     world, found = ngd.init(), []
     for _ in range(2):
         part = world.split(0, name="part")
@@ -336,13 +340,13 @@ def groups_end() -> list[float]:
 
 
 @harness.needs_ranks
-def test_what_a_group_has_done_still_counts_when_it_is_gone() -> None:
-    (counts,) = [o.value for o in run(groups_end, 2, env=ANY_PORT) if o.value]
+def test_the_calls_of_a_closed_group_are_still_counted() -> None:
+    (counts,) = [o.value for o in run(count_barriers_of_groups, 2, env=ANY_PORT) if o.value]
     assert counts == [1.0, 2.0]
 
 
-def beside() -> str | None:
-    """The user's own metrics."""
+def export_own_metrics() -> str | None:
+    """Export metrics of the program."""
     from prometheus_client import Counter, Gauge
 
     world = ngd.init()
@@ -356,8 +360,8 @@ def beside() -> str | None:
 
 
 @harness.needs_ranks
-def test_metrics_of_the_users_own_are_on_the_page() -> None:
-    (text,) = [o.value for o in run(beside, 2, env=ANY_PORT) if o.value is not None]
+def test_metrics_of_the_program_are_on_the_page() -> None:
+    (text,) = [o.value for o in run(export_own_metrics, 2, env=ANY_PORT) if o.value is not None]
     assert values(text, "loss", "rank") == {("0",): 0.5, ("1",): 1.5}
     assert values(text, "seen_total", "rank", "exported_rank") == {
         ("0", "high"): 3,
@@ -382,14 +386,14 @@ def fails_to_collect() -> str:
     return page(address[1]) + page(address[1])
 
 
-def test_a_metric_of_the_user_that_fails_takes_none_of_ngds_along() -> None:
+def test_a_failing_metric_of_the_program_keeps_those_of_ngd() -> None:
     (outcome,) = run(fails_to_collect, 1, env=ANY_PORT)
     assert outcome.value.count("ngd_world_size{") == 2
     assert outcome.err.count("out of order") == 1
 
 
-def forks() -> list[str]:
-    """A forked child has none of the sockets, is no rank, and its steps run."""
+def fork_a_child() -> list[str]:
+    """Check that a forked child has no sockets, is not a rank, and can run steps."""
     ngd.init()
     address = ngd.metrics.address()
     assert address is not None
@@ -405,23 +409,28 @@ def forks() -> list[str]:
     return sorted(ranks_on(address[1]))
 
 
-def test_a_forked_child_is_no_rank() -> None:
-    (outcome,) = run(forks, 1, env=ANY_PORT)
+def test_a_forked_child_is_not_a_rank() -> None:
+    (outcome,) = run(fork_a_child, 1, env=ANY_PORT)
     assert outcome.value == ["0"]
 
 
-def unset() -> list[Any]:
+def run_without_metrics() -> list[Any]:
     ngd.init()
     x = ngd.placeholder("x", ())
     step: Any = ngd.compile([x], [x + 1.0])
     step(np.float32(1))
     ngd.metrics.count(examples=1)
-    taken = [name for name in sys.modules if name.startswith(("prometheus", "http.server"))]
-    return [taken, type(step.hold) is _core.Hold, threading.active_count(), ngd.metrics.address()]
+    imported = [name for name in sys.modules if name.startswith(("prometheus", "http.server"))]
+    return [
+        imported,
+        type(step.hold) is _core.Hold,
+        threading.active_count(),
+        ngd.metrics.address(),
+    ]
 
 
 def test_without_the_variable_nothing_is_imported_timed_or_started() -> None:
-    (outcome,) = run(unset, 1, env={"NGD_METRICS": ""})
+    (outcome,) = run(run_without_metrics, 1, env={"NGD_METRICS": ""})
     assert outcome.value == [[], True, 1, None]
 
 
@@ -440,7 +449,7 @@ def test_a_missing_package_is_named() -> None:
     )
 
 
-def refused() -> str:
+def init_with_bad_port() -> str:
     with pytest.raises(ngd.errors.InitError) as caught:
         ngd.init()
     return str(caught.value)
@@ -448,13 +457,13 @@ def refused() -> str:
 
 @pytest.mark.long
 @pytest.mark.parametrize("text", ["on", "70000", "host:", "1.5", "-1", "localhost:http", "²"])
-def test_a_port_that_is_none_is_refused(text: str) -> None:
-    (outcome,) = run(refused, 1, env={"NGD_METRICS": text})
+def test_an_invalid_port_is_rejected(text: str) -> None:
+    (outcome,) = run(init_with_bad_port, 1, env={"NGD_METRICS": text})
     expected = f"NGD_METRICS: expected PORT or HOST:PORT, PORT < 65536; got {text!r}"
     assert outcome.value == expected
 
 
-def counts_nonsense() -> list[str]:
+def count_bad_values() -> list[str]:
     wrong: list[dict[str, Any]] = [{"examples": -1}, {"steps": 1.5}]
     found = []
     for arguments in wrong:
@@ -464,27 +473,27 @@ def counts_nonsense() -> list[str]:
     return found
 
 
-def test_numbers_that_count_nothing_are_refused() -> None:
-    (outcome,) = run(counts_nonsense, 1)
+def test_counts_must_be_positive_numbers() -> None:
+    (outcome,) = run(count_bad_values, 1)
     assert outcome.value == [
         "metrics.count: examples: expected a number >= 0; got -1",
         "metrics.count: steps: expected a whole number; got 1.5. Give an integer.",
     ]
 
 
-def nowhere() -> str:
+def init_with_foreign_address() -> str:
     ngd.init()
     return str(ngd.metrics.address())
 
 
-def test_an_address_that_is_not_of_this_host_is_a_warning() -> None:
-    (outcome,) = run(nowhere, 1, env={"NGD_METRICS": "203.0.113.1:9"})
+def test_an_address_of_another_host_warns() -> None:
+    (outcome,) = run(init_with_foreign_address, 1, env={"NGD_METRICS": "203.0.113.1:9"})
     assert outcome.value == "None"
     assert "port 9 at 203.0.113.1 cannot be had" in outcome.err
 
 
-def fits() -> str | None:
-    """4 steps of a trainer, each of 5 examples, of which a rank has 2 or 3."""
+def train_and_read_page() -> str | None:
+    """Take 4 steps with a trainer. Each has 5 examples, of which a rank has 2 or 3."""
     from ngd import data, train
 
     world = ngd.init()
@@ -500,5 +509,5 @@ def fits() -> str | None:
 
 @harness.needs_ranks
 def test_a_trainer_counts_its_examples() -> None:
-    (text,) = [o.value for o in run(fits, 2, env=ANY_PORT) if o.value is not None]
+    (text,) = [o.value for o in run(train_and_read_page, 2, env=ANY_PORT) if o.value is not None]
     assert sorted(values(text, "ngd_examples_total", "rank").values()) == [8, 12]

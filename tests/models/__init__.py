@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Known networks, compared with torchvision, timm and transformers."""
+"""Tests that compare known networks with torchvision, timm and transformers."""

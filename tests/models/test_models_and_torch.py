@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Known networks against torchvision's, timm's and transformers' own code: trainings, weights."""
+"""Tests that train known networks beside torchvision, timm and transformers, and load weights."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from tests.models.witnesses import torch, witness
 from tests.optim import formulas
 
 pytestmark = pytest.mark.long
-CLASSES, IMAGE, PLACES, TOKENS = 7, 32, 12, 40
+CLASSES, IMAGE, LENGTH, TOKENS = 7, 32, 12, 40
 IMAGES = {"float64": (8, IMAGE), "float32": (4, 2 * IMAGE)}
-"""How many, and how large: the kernels for float64 are slow."""
+"""The number and the size of the images. Kernels for float64 are slow."""
 BETAS = (0.9, 0.98)
 
 
@@ -39,8 +39,8 @@ class TorchLSTM(torch.nn.Module):  # type: ignore[misc]
         return self.decoder(self.rnn(self.encoder(tokens))[0])
 
 
-class Scores(torch.nn.Module):  # type: ignore[misc]
-    """Of Hugging Face's networks the scores alone."""
+class LogitsOnly(torch.nn.Module):  # type: ignore[misc]
+    """A network of Hugging Face that returns only the logits."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -56,11 +56,11 @@ def hugging_face_gpt2(layers: int = 2, width: int = 32, tokens: int = TOKENS) ->
         vocab_size=tokens, n_positions=64, n_embd=width, n_layer=layers, n_head=max(2, width // 64),
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, attn_implementation="eager",
     )  # fmt: skip
-    return Scores(transformers.GPT2LMHeadModel(config))
+    return LogitsOnly(transformers.GPT2LMHeadModel(config))
 
 
-def of_gpt2(key: str) -> str:
-    """The name here of what is there `model.transformer.*`; that of the shared weight is empty."""
+def ngd_name_of_gpt2(key: str) -> str:
+    """Return the name that ngd's GPT uses for a weight, or "" for the shared weight."""
     return "" if key == "model.lm_head.weight" else key.removeprefix("model.transformer.")
 
 
@@ -78,7 +78,7 @@ def masks(random: Any, dtype: str) -> tuple[Any, Any]:
 
 
 def texts(random: Any, dtype: str) -> tuple[Any, Any]:
-    drawn = random.integers(TOKENS, size=(4, PLACES + 1))
+    drawn = random.integers(TOKENS, size=(4, LENGTH + 1))
     return drawn[:, :-1], drawn[:, 1:]
 
 
@@ -111,19 +111,19 @@ CASES = {
         lambda: witness("timm").create_model("convnext_atto", num_classes=CLASSES),
     ),
     "unet": Case(lambda: zoo.unet(nn, ops.concat), lambda: zoo.unet(torch.nn, torch.cat), masks),
-    "gpt": Case(lambda: gpt.GPT(TOKENS, 64, 32, 2, 2), hugging_face_gpt2, texts, of_gpt2),
+    "gpt": Case(lambda: gpt.GPT(TOKENS, 64, 32, 2, 2), hugging_face_gpt2, texts, ngd_name_of_gpt2),
     "lstm": Case(lambda: lstm.LanguageModel(TOKENS, 24, 2, 0.0), TorchLSTM, texts),
 }
 
 
 def state_of(theirs: Any, renamed: Callable[[str], str] = str) -> dict[str, Any]:
-    """Their values under the names here."""
+    """Return the values of a PyTorch module under ngd's names."""
     state = {renamed(key): value.numpy() for key, value in theirs.state_dict().items()}
     return {key: value for key, value in state.items() if key}
 
 
-class Papers:
-    """An optimizer of PyTorch's kind whose steps are a paper's formula in NumPy."""
+class PaperOptimizer:
+    """An optimizer with PyTorch's interface, whose steps are a paper's formula in NumPy."""
 
     def __init__(self, parameters: Iterator[Any], formula: Callable[[Any, Any], Any]) -> None:
         self.parameters = list(parameters)
@@ -157,11 +157,13 @@ OPTIMIZERS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     ),
     "lars": (
         lambda: optim.LARS(0.5, momentum=0.9, weight_decay=0.01, trust_coefficient=0.02),
-        lambda p: Papers(p, lambda w, g: formulas.lars(w, g, rate=0.5, m=0.9, beta=0.01, eta=0.02)),
+        lambda p: PaperOptimizer(
+            p, lambda w, g: formulas.lars(w, g, rate=0.5, m=0.9, beta=0.01, eta=0.02)
+        ),
     ),
     "lamb": (
         lambda: optim.LAMB(0.003, betas=BETAS, weight_decay=0.1),
-        lambda p: Papers(
+        lambda p: PaperOptimizer(
             p,
             lambda w, g: formulas.lamb(w, g, rate=0.003, betas=BETAS, epsilon=1e-6, decay=0.1),
         ),
@@ -183,7 +185,7 @@ def their_loss(found: Any, wanted: Any) -> Any:
 
 
 def compare(case: Case, optimizer: str, dtype: str, steps: int, losses: float, last: float) -> None:
-    """Train both from the same weights on the same data; losses and last scores agree."""
+    """Train both networks from equal weights on equal data, and compare losses and outputs."""
     torch.manual_seed(0)
     model, reference = case.ours().astype(dtype), case.theirs().to(getattr(torch, dtype)).train()
     model.load_state_dict(state_of(reference, case.renamed))
@@ -197,48 +199,48 @@ def compare(case: Case, optimizer: str, dtype: str, steps: int, losses: float, l
     with nn.training() as state:
         loss = our_loss(model(x), y)
     updates = [ours().minimize(loss, model.parameters()), state.updates]
-    step, judge = ngd.compile([x, y], [loss], updates), ngd.compile([x], [model(x)])
+    step, evaluate = ngd.compile([x, y], [loss], updates), ngd.compile([x], [model(x)])
     trainer = theirs(reference.parameters())
-    found, wanted = [], []
+    our_losses, their_losses = [], []
     for i in range(steps):
         inputs, labels = batches[i % len(batches)]
-        found.append(float(step(inputs, labels)[0]))
+        our_losses.append(float(step(inputs, labels)[0]))
         trainer.zero_grad()
         value = their_loss(reference(torch.from_numpy(inputs)), torch.from_numpy(labels))
         value.backward()
         trainer.step()
-        wanted.append(value.item())
-    np.testing.assert_allclose(found, wanted, rtol=losses)
-    scores = reference.eval()(torch.from_numpy(batches[0][0])).detach().numpy()
-    size = float(np.abs(scores).max())
-    np.testing.assert_allclose(judge(batches[0][0])[0], scores, rtol=0, atol=last * size)
+        their_losses.append(value.item())
+    np.testing.assert_allclose(our_losses, their_losses, rtol=losses)
+    logits = reference.eval()(torch.from_numpy(batches[0][0])).detach().numpy()
+    size = float(np.abs(logits).max())
+    np.testing.assert_allclose(evaluate(batches[0][0])[0], logits, rtol=0, atol=last * size)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize("name", CASES)
-def test_ten_steps_in_float64(name: str, optimizer: str) -> None:
+def test_ten_steps_in_float64_equal_pytorch(name: str, optimizer: str) -> None:
     compare(CASES[name], optimizer, "float64", 10, 1e-8, 1e-8)
 
 
 @pytest.mark.parametrize("optimizer", ["lars", "lamb"])
 @pytest.mark.parametrize("name", ["unet", "gpt", "lstm"])
-def test_ten_steps_by_the_papers(name: str, optimizer: str) -> None:
+def test_ten_steps_of_lars_and_lamb_equal_the_papers(name: str, optimizer: str) -> None:
     compare(CASES[name], optimizer, "float64", 10, 1e-8, 1e-8)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_thirty_steps_in_float32(name: str) -> None:
-    """By SGD: where a gradient is zero but for rounding, Adam's step is its sign.
+def test_thirty_steps_in_float32_equal_pytorch(name: str) -> None:
+    """SGD is used, because Adam amplifies rounding errors of gradients that should be zero.
 
-    ResNet-18 is chaotic: in some batches a ReLU falls on the other side of 0, and then PyTorch's
-    own gradients in float32 and in float64 differ by 1 %. So its steps are short.
+    ResNet-18 is chaotic: in some batches, rounding changes the sign of an operand of a ReLU. Then
+    PyTorch's gradients in float32 and float64 differ by 1 %. Therefore its steps are short.
     """
     optimizer = "slow sgd" if name == "resnet18" else "sgd"
     compare(CASES[name], optimizer, "float32", 30, 1e-3, 1e-2 if name == "resnet18" else 1e-3)
 
 
-def test_the_weights_of_a_gpt2_load(tmp_path: Path) -> None:
-    """A file that Hugging Face's own code writes gives its scores: two of GPT-2's layers."""
+def test_weights_of_gpt2_load_and_give_the_same_logits(tmp_path: Path) -> None:
+    """The weights are in a file that transformers writes, for two layers of GPT-2."""
     reference = hugging_face_gpt2(layers=2, width=768, tokens=1000).eval()
     reference.model.save_pretrained(tmp_path)
     state = checkpoint.read_safetensors(tmp_path / "model.safetensors")
@@ -247,22 +249,22 @@ def test_the_weights_of_a_gpt2_load(tmp_path: Path) -> None:
     model = gpt.GPT(1000, 64, 768, 2, 12)
     model.load_state_dict(state)
     tokens = np.random.default_rng(0).integers(0, 1000, (2, 50))
-    wanted = reference(torch.from_numpy(tokens)).detach().numpy()
+    expected = reference(torch.from_numpy(tokens)).detach().numpy()
     (found,) = ngd.compile([], [model(tokens)])()
-    np.testing.assert_allclose(found, wanted, atol=1e-4)
+    np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
-def test_the_weights_of_a_resnet50_load(tmp_path: Path) -> None:
-    """A state dict of torchvision's own code gives its scores."""
+def test_weights_of_resnet50_load_and_give_the_same_logits(tmp_path: Path) -> None:
+    """The weights are a state dict of torchvision."""
     torch.manual_seed(0)
     reference = witness("torchvision").models.resnet50().train()
     random = np.random.default_rng(0)
     images = random.normal(size=(4, 3, IMAGE, IMAGE)).astype(np.float32)
     with torch.no_grad():
-        reference(torch.from_numpy(images))  # the running statistics leave 0 and 1
-        wanted = reference.eval()(torch.from_numpy(images)).numpy()
+        reference(torch.from_numpy(images))  # moves the running statistics away from 0 and 1
+        expected = reference.eval()(torch.from_numpy(images)).numpy()
     save_file(state_of(reference), tmp_path / "weights")
     model = resnet50.ResNet(50, 1000)
     model.load_state_dict(checkpoint.read_safetensors(tmp_path / "weights"))
     (found,) = ngd.compile([], [model(images)])()
-    np.testing.assert_allclose(found, wanted, atol=1e-4)
+    np.testing.assert_allclose(found, expected, atol=1e-4)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Known networks, data-parallel: two, three and four ranks train what one trains."""
+"""Tests of data-parallel training of known networks: 2, 3 and 4 ranks train like one rank."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ import gpt
 import lstm
 import resnet50
 
-BATCH, CLASSES, TOKENS, PLACES = 12, 5, 40, 8
+BATCH, CLASSES, TOKENS, LENGTH = 12, 5, 40, 8
 
 
 def network(name: str) -> tuple[nn.Module, tuple[int, ...]]:
-    """A network, and the shape of a sample: of an image, or of tokens."""
+    """Return a network, and the shape of an image or of a row of tokens."""
     if name == "resnet18":
         return resnet50.ResNet(18, CLASSES, synchronized=True), (3, 16, 16)
     if name == "gpt":
-        return gpt.GPT(TOKENS, PLACES, 16, 2, 2), (PLACES,)
-    return lstm.LanguageModel(TOKENS, 16, 2, 0.0), (PLACES,)
+        return gpt.GPT(TOKENS, LENGTH, 16, 2, 2), (LENGTH,)
+    return lstm.LanguageModel(TOKENS, 16, 2, 0.0), (LENGTH,)
 
 
 def train(name: str, steps: int) -> list[float]:
-    """The losses of all ranks' batches, and the sum and the norm of what was trained."""
+    """Return the losses, and the sum and the norm of all trained values."""
     world = ngd.init()
     model, shape = network(name)
     model.astype("float64")
@@ -40,8 +40,8 @@ def train(name: str, steps: int) -> list[float]:
     x = ngd.placeholder("x", (rows, *shape), "float64" if images else "int64")
     y = ngd.placeholder("y", (rows, *(() if images else shape)), "int64")
     with nn.training() as state:
-        scores = model(x)
-        loss = ops.mean(ops.cross_entropy(ops.reshape(scores, (-1, scores.shape[-1])), y.ravel()))
+        logits = model(x)
+        loss = ops.mean(ops.cross_entropy(ops.reshape(logits, (-1, logits.shape[-1])), y.ravel()))
     updates = [optim.SGD(0.01, momentum=0.9).minimize(loss, model.parameters()), state.updates]
     step = ngd.compile([x, y], [ops.all_reduce(loss, op="mean")], updates)
     random = np.random.default_rng(5)
@@ -49,8 +49,8 @@ def train(name: str, steps: int) -> list[float]:
     if not images:
         inputs = random.integers(TOKENS, size=(BATCH, *shape))
     labels = random.integers(CLASSES, size=(BATCH, *y.shape[1:]))
-    mine = slice(world.rank * rows, (world.rank + 1) * rows)
-    losses = [float(step(inputs[mine], labels[mine])[0]) for _ in range(steps)]
+    shard = slice(world.rank * rows, (world.rank + 1) * rows)
+    losses = [float(step(inputs[shard], labels[shard])[0]) for _ in range(steps)]
     trained = np.concatenate([v.numpy().ravel() for v in model.variables().values()])
     return [*losses, float(trained.sum()), float(np.linalg.norm(trained))]
 
@@ -62,10 +62,10 @@ def train(name: str, steps: int) -> list[float]:
     [("resnet18", 4, (3,)), ("gpt", 20, (2, 3, 4)), ("lstm", 20, (2, 3, 4))],
     ids=["resnet18", "gpt", "lstm"],
 )
-def test_any_number_of_ranks_trains_what_one_trains(
+def test_any_number_of_ranks_trains_like_one_rank(
     name: str, steps: int, sizes: tuple[int, ...], communicator: str
 ) -> None:
-    """The ResNet, whose gradients are 90 MB, for a few steps."""
+    """The ResNet, whose gradients take 90 MB, is trained for a few steps only."""
     (one,) = run_in_world(train, communicator, 1, name=name, steps=steps)
     assert one.value[steps - 1] < one.value[0]
     for ranks in sizes:

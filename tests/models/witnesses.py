@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imports torchvision, timm and transformers, whose own code judges the networks here."""
+"""Imports of torchvision, timm and transformers, which tests compare ngd's networks with."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed beside the tests")
 
 # torchvision describes operators of its C++ library when it is imported. Its wheel is built for
-# another PyTorch than the one for CPUs and may not load there; its networks use none of them.
+# a PyTorch with CUDA and may not load beside the CPU version. Its networks use no such operator.
 LIBRARY = torch.library.Library("torchvision", "FRAGMENT")
 for name in ("nms", "qnms"):
-    with contextlib.suppress(RuntimeError):  # it is there
+    with contextlib.suppress(RuntimeError):  # already defined
         LIBRARY.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
 def witness(name: str) -> Any:
-    """The package, or a skip that names it."""
+    """Return a package, or skip the test with a message that names the package."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return pytest.importorskip(name, reason=f"{name} is not installed beside the tests")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Known networks made of ngd.nn; their variables have the names of torchvision's and timm's."""
+"""Known networks built from ngd.nn. Their variables have the names of torchvision and timm."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 from ngd import Node, nn, ops
 
 
-def divisible(channels: float) -> int:
-    """The nearest multiple of eight that is not less than nine tenths."""
+def round_to_multiple_of_8(channels: float) -> int:
+    """Return the nearest multiple of eight that is at least nine tenths of `channels`."""
     rounded = max(8, int(channels + 4) // 8 * 8)
     return rounded if rounded >= 0.9 * channels else rounded + 8
 
 
 class SqueezeExcitation(nn.Module):
-    """Hu et al., 2018 (arXiv:1709.01507): channels weighed by what they hold on the whole."""
+    """Hu et al., 2018 (arXiv:1709.01507): channels are scaled by functions of their means."""
 
     def __init__(self, channels: int) -> None:
-        inner = divisible(channels // 4)
+        inner = round_to_multiple_of_8(channels // 4)
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc1, self.fc2 = nn.Conv2d(channels, inner, 1), nn.Conv2d(inner, channels, 1)
 
@@ -40,16 +40,18 @@ def conv_norm(
 
 class InvertedResidual(nn.Module):
     def __init__(self, row: tuple[Any, ...], inputs: int) -> None:
-        kernel, wide, outputs, squeezed, act, stride = row
-        expand = [conv_norm(inputs, wide, 1, act=act)] if wide != inputs else []
-        squeeze = [SqueezeExcitation(wide)] if squeezed else []
-        depthwise = conv_norm(wide, wide, kernel, stride, wide, act)
-        self.block = nn.Sequential(*expand, depthwise, *squeeze, conv_norm(wide, outputs, 1))
-        self.around = stride == 1 and inputs == outputs
+        kernel, hidden_width, outputs, squeezed, act, stride = row
+        expand = [conv_norm(inputs, hidden_width, 1, act=act)] if hidden_width != inputs else []
+        squeeze = [SqueezeExcitation(hidden_width)] if squeezed else []
+        depthwise = conv_norm(hidden_width, hidden_width, kernel, stride, hidden_width, act)
+        self.block = nn.Sequential(
+            *expand, depthwise, *squeeze, conv_norm(hidden_width, outputs, 1)
+        )
+        self.has_residual = stride == 1 and inputs == outputs
 
     def forward(self, x: Node) -> Node:
         y: Node = self.block(x)
-        return x + y if self.around else y
+        return x + y if self.has_residual else y
 
 
 RE, HS = nn.ReLU, nn.Hardswish
@@ -66,7 +68,7 @@ SMALL = [
     (5, 576, 96, True, HS, 1),
     (5, 576, 96, True, HS, 1),
 ]
-"""Kernel, width within, channels out, squeezed or not, function, stride."""
+"""Per block: kernel size, hidden width, channels, squeeze-and-excitation, activation, stride."""
 
 
 class MobileNetV3Small(nn.Module):
@@ -130,14 +132,14 @@ class Patches(nn.Module):
 
 
 class ViT(nn.Module):
-    """Dosovitskiy et al., 2021 (arXiv:2010.11929); "tiny" of Touvron et al. (arXiv:2012.12877)."""
+    """Dosovitskiy et al., 2021 (arXiv:2010.11929). "tiny": Touvron et al. (arXiv:2012.12877)."""
 
     def __init__(
         self, classes: int, image: int, patch: int = 16, width: int = 192, depth: int = 12
     ) -> None:
-        places = (image // patch) ** 2 + 1
+        num_positions = (image // patch) ** 2 + 1
         self.cls_token = nn.Parameter((1, 1, width))
-        self.pos_embed = nn.Parameter((1, places, width))
+        self.pos_embed = nn.Parameter((1, num_positions, width))
         self.patch_embed = Patches(width, patch)
         self.blocks = nn.Sequential(*(Encoder(width, 3) for _ in range(depth)))
         self.norm, self.head = nn.LayerNorm(width, eps=1e-6), nn.Linear(width, classes)
@@ -150,7 +152,7 @@ class ViT(nn.Module):
 
 
 class ChannelNorm(nn.LayerNorm):
-    """Of [N, C, H, W], over the channels."""
+    """A layer norm over the channels of [N, C, H, W]."""
 
     def forward(self, x: Node) -> Node:
         return ops.transpose(super().forward(ops.transpose(x, (0, 2, 3, 1))), (0, 3, 1, 2))
@@ -190,7 +192,7 @@ class NormHead(nn.Module):
 
 
 class ConvNeXt(nn.Module):
-    """Liu et al., 2022 (arXiv:2201.03545); "atto" of timm."""
+    """Liu et al., 2022 (arXiv:2201.03545), in timm's size "atto"."""
 
     def __init__(self, classes: int) -> None:
         widths, depths = (40, 80, 160, 320), (2, 2, 6, 2)
@@ -205,9 +207,9 @@ class ConvNeXt(nn.Module):
 
 
 def unet(library: Any, concat: Any, width: int = 8, depth: int = 2) -> Any:
-    """Ronneberger et al., 2015 (arXiv:1505.04597), padded; of ngd.nn or torch.nn."""
+    """Ronneberger et al., 2015 (arXiv:1505.04597), with padding, built from ngd.nn or torch.nn."""
 
-    def twice(inputs: int, outputs: int) -> Any:
+    def two_convolutions(inputs: int, outputs: int) -> Any:
         parts: list[Any] = []
         for n in (inputs, outputs):
             parts.append(library.Conv2d(n, outputs, 3, padding=1, bias=False))
@@ -220,11 +222,11 @@ def unet(library: Any, concat: Any, width: int = 8, depth: int = 2) -> Any:
             widths = [width * 2**level for level in range(depth + 1)]
             self.pool = library.MaxPool2d(2)
             self.down = library.ModuleList(
-                twice(*n) for n in zip([3, *widths], widths, strict=False)
+                two_convolutions(*n) for n in zip([3, *widths], widths, strict=False)
             )
-            turned = list(zip(reversed(widths[1:]), reversed(widths[:-1]), strict=True))
-            self.up = library.ModuleList(library.ConvTranspose2d(*n, 2, 2) for n in turned)
-            self.join = library.ModuleList(twice(*n) for n in turned)
+            levels_upward = list(zip(reversed(widths[1:]), reversed(widths[:-1]), strict=True))
+            self.up = library.ModuleList(library.ConvTranspose2d(*n, 2, 2) for n in levels_upward)
+            self.join = library.ModuleList(two_convolutions(*n) for n in levels_upward)
             self.out = library.Conv2d(width, 2, 1)
 
         def forward(self, x: Any) -> Any:
@@ -232,8 +234,8 @@ def unet(library: Any, concat: Any, width: int = 8, depth: int = 2) -> Any:
             for block in self.down:
                 x = block(self.pool(x) if levels else x)
                 levels.append(x)
-            for up, join, beside in zip(self.up, self.join, reversed(levels[:-1]), strict=True):
-                x = join(concat([beside, up(x)], 1))
+            for up, join, skip in zip(self.up, self.join, reversed(levels[:-1]), strict=True):
+                x = join(concat([skip, up(x)], 1))
             return self.out(x)
 
     return UNet()

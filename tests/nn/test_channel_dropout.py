@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dropout of whole channels, and the bad input that modules refuse."""
+"""Tests of dropout of whole channels, and of errors for bad input of modules."""
 
 from __future__ import annotations
 
@@ -46,6 +46,6 @@ def test_whole_channels_are_dropped(axes: int) -> None:
         ),
     ],
 )
-def test_errors(call: Callable[[], Any], message: str) -> None:
+def test_bad_arguments_and_inputs_raise_value_error(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random draws in the bodies of loops: each iteration draws its own numbers, forward and back."""
+"""Tests of random draws in loops: every iteration has its own draws, also in the backward pass."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 def values(*outputs: Node, device: str = "CPU") -> list[Array]:
-    """The values of nodes that depend on no placeholder."""
+    """Return the values of nodes that depend on no placeholder."""
     return list(ngd.compile([], list(outputs), device=device)())
 
 
@@ -41,9 +41,7 @@ OPS: dict[str, Callable[..., Node]] = {
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("name", OPS)
-def test_each_iteration_draws_at_an_offset_of_its_own(
-    name: str, reverse: bool, device: str
-) -> None:
+def test_each_iteration_draws_at_its_own_offset(name: str, reverse: bool, device: str) -> None:
     op = OPS[name]
     _, drawn = ops.scan(
         lambda c, _: (c, op(seed=5, offset=9)), 0.0, np.arange(4.0), reverse=reverse
@@ -55,7 +53,7 @@ def test_each_iteration_draws_at_an_offset_of_its_own(
 
 
 @pytest.mark.parametrize("name", OPS)
-def test_an_offset_that_depends_on_the_slice_is_taken_as_it_is(name: str) -> None:
+def test_an_offset_that_depends_on_the_slice_is_not_changed(name: str) -> None:
     op, offsets = OPS[name], np.array([3, 3, 8])
     _, drawn = ops.scan(lambda c, t: (c, op(seed=5, offset=t)), 0.0, offsets)
     looped, *wanted = values(drawn, *[op(seed=5, offset=int(t)) for t in offsets])
@@ -65,7 +63,7 @@ def test_an_offset_that_depends_on_the_slice_is_taken_as_it_is(name: str) -> Non
     npt.assert_array_equal(looped, np.stack(wanted))
 
 
-def test_loops_in_loops_count_all_iterations(device: str) -> None:
+def test_nested_loops_count_all_iterations(device: str) -> None:
     draw = OPS["random_bits"]
 
     def inner(c: Node, part: Node) -> tuple[Node, Any]:
@@ -88,7 +86,9 @@ def test_loops_in_loops_count_all_iterations(device: str) -> None:
 
 
 @pytest.mark.parametrize("chosen", [False, True])
-def test_loops_in_branches_and_branches_in_loops(chosen: bool, device: str) -> None:
+def test_draws_in_loops_and_branches_have_the_offsets_of_the_iterations(
+    chosen: bool, device: str
+) -> None:
     draw = OPS["random_bits"]
     p = ngd.placeholder("p", (), bool)
 
@@ -112,20 +112,20 @@ def test_loops_in_branches_and_branches_in_loops(chosen: bool, device: str) -> N
     npt.assert_array_equal(branched, np.stack(wanted[4:8] if chosen else wanted[8:] * 4))
 
 
-def test_the_number_of_iterations_is_known_where_draws_are_numbered() -> None:
-    seen = []
+def test_the_number_of_iterations_is_known_inside_a_loop() -> None:
+    counts = []
 
     def body(c: Node, _: Any) -> tuple[Node, None]:
-        seen.append(ops.iterations())
-        ops.scan(lambda d, _: (seen.append(ops.iterations()), (d, d))[1], c, length=3)
-        seen.append(ops.iterations())
+        counts.append(ops.iterations())
+        ops.scan(lambda d, _: (counts.append(ops.iterations()), (d, d))[1], c, length=3)
+        counts.append(ops.iterations())
         return c, None
 
     ops.scan(body, 0.0, length=5)
-    assert (*seen, ops.iterations()) == (5, 15, 5, 1)
+    assert (*counts, ops.iterations()) == (5, 15, 5, 1)
 
 
-def test_a_loop_that_is_too_long_to_number_is_refused() -> None:
+def test_a_loop_with_too_many_iterations_to_number_is_rejected() -> None:
     with pytest.raises(ValueError, match=r"at most 8388608 iterations.* got 9000000.*depends on"):
         ops.scan(lambda c, _: (c, ops.random_bits((), seed=1)), 0.0, length=9_000_000)
     with nn.training(nn.Random()) as state:
@@ -135,7 +135,7 @@ def test_a_loop_that_is_too_long_to_number_is_refused() -> None:
 
 
 def test_masks_differ_between_iterations_draws_and_steps(device: str) -> None:
-    """Seven masks per step: of two dropouts in a loop of three, and of one after it."""
+    """Compare seven masks per step: two dropouts in a loop of three iterations, one after it."""
     drop, random = nn.Dropout(0.5), nn.Random(seed=1)
     ones = np.ones((3, 2000), np.float32)
     with nn.training(random) as state:
@@ -148,7 +148,7 @@ def test_masks_differ_between_iterations_draws_and_steps(device: str) -> None:
     masks = np.concatenate([np.concatenate([a, b, c[None]]) for a, b, c in (first, step())]) > 0
     for i, mask in enumerate(masks):
         assert abs(np.count_nonzero(mask) - 1000) < 6 * math.sqrt(2000 * 0.25)
-        for other in masks[:i]:  # two that are independent agree in half of the places
+        for other in masks[:i]:  # independent masks agree in half of the positions
             assert abs(np.count_nonzero(mask == other) - 1000) < 6 * math.sqrt(2000 * 0.25)
     random.step.assign(0)
     for again, before in zip(step(), first, strict=True):
@@ -165,8 +165,8 @@ def test_both_devices_draw_the_same_bits() -> None:
     npt.assert_array_equal(*found)
 
 
-def test_one_draw_per_iteration_is_that_of_the_unrolled_loop() -> None:
-    """The draws of a program are numbered in order, so these two programs draw the same."""
+def test_one_draw_per_iteration_equals_the_unrolled_loop() -> None:
+    """Draws are numbered in the order of the program, so both programs draw the same numbers."""
     drop, x = nn.Dropout(0.5), np.ones((4, 64), np.float32)
     with nn.training(nn.Random(seed=3)) as state:
         looped = [ops.scan(lambda c, t: (c, drop(t)), np.float32(0), x)[1], drop(x)]
@@ -179,7 +179,7 @@ def test_one_draw_per_iteration_is_that_of_the_unrolled_loop() -> None:
 
 
 def body_of(drop: Callable[[Node], Node], w: Node) -> Callable[[Node, Node], tuple[Node, Node]]:
-    """Two draws; of one the gradient passes through a product that it keeps."""
+    """Return a loop body with two draws, of which one is an operand of a matmul."""
 
     def body(c: Node, part: Node) -> tuple[Node, Node]:
         c = ops.tanh(drop(c) @ w + part)
@@ -188,26 +188,26 @@ def body_of(drop: Callable[[Node], Node], w: Node) -> Callable[[Node, Node], tup
     return body
 
 
-def plain(c: Node, xs: Node, body: Any) -> tuple[Node, Node]:
+def run_loop(c: Node, xs: Node, body: Any) -> tuple[Node, Node]:
     last, made = ops.scan(body, c, xs)
     return last, made
 
 
-def backward(c: Node, xs: Node, body: Any) -> tuple[Node, Node]:
+def run_reversed_loop(c: Node, xs: Node, body: Any) -> tuple[Node, Node]:
     last, made = ops.scan(body, c, xs, reverse=True)
     return last, made
 
 
 def remat_of_the_body(c: Node, xs: Node, body: Any) -> tuple[Node, Node]:
-    return plain(c, xs, ngd.remat(body))
+    return run_loop(c, xs, ngd.remat(body))
 
 
 def remat_of_the_loop(c: Node, xs: Node, body: Any) -> tuple[Node, Node]:
-    made: tuple[Node, Node] = ngd.remat(lambda c, xs: plain(c, xs, body))(c, xs)
+    made: tuple[Node, Node] = ngd.remat(lambda c, xs: run_loop(c, xs, body))(c, xs)
     return made
 
 
-def nested(c: Node, xs: Node, body: Any) -> tuple[Node, Node]:
+def run_nested_loops(c: Node, xs: Node, body: Any) -> tuple[Node, Node]:
     def outer(c: Node, part: Node) -> tuple[Node, Node]:
         c, made = ops.scan(body, c, ops.stack([part, part * 0.5]))
         return c, ops.sum(made, 0)
@@ -216,21 +216,21 @@ def nested(c: Node, xs: Node, body: Any) -> tuple[Node, Node]:
     return last, made
 
 
-def in_a_branch(c: Node, xs: Node, body: Any) -> tuple[Node, Node]:
+def run_in_a_branch(c: Node, xs: Node, body: Any) -> tuple[Node, Node]:
     made: tuple[Node, Node] = ops.cond(
         ops.sum(xs) > -1e9,
-        lambda c, xs: plain(c, xs, body),
+        lambda c, xs: run_loop(c, xs, body),
         lambda c, xs: (c, xs),
         *(c, xs),
     )
     return made
 
 
-def around_a_branch(c: Node, xs: Node, body: Any) -> tuple[Node, Node]:
-    def chosen(c: Node, part: Node) -> Any:
+def run_a_branch_in_a_loop(c: Node, xs: Node, body: Any) -> tuple[Node, Node]:
+    def branch(c: Node, part: Node) -> Any:
         return ops.cond(ops.sum(part) > 0, body, lambda c, part: (c, part * part), c, part)
 
-    return plain(c, xs, chosen)
+    return run_loop(c, xs, branch)
 
 
 SHAPES = {"c": (4,), "xs": (3, 4), "w": (4, 4)}
@@ -242,20 +242,20 @@ SHAPES = {"c": (4,), "xs": (3, 4), "w": (4, 4)}
 @pytest.mark.parametrize(
     "loop",
     [
-        plain,
-        backward,
+        run_loop,
+        run_reversed_loop,
         remat_of_the_body,
         remat_of_the_loop,
-        nested,
-        in_a_branch,
-        around_a_branch,
+        run_nested_loops,
+        run_in_a_branch,
+        run_a_branch_in_a_loop,
     ],
     ids=lambda f: f.__name__,
 )
-def test_gradients_are_those_of_finite_differences_with_the_masks_fixed(
+def test_gradients_with_fixed_masks_equal_finite_differences(
     loop: Callable[..., tuple[Node, Node]], limit: str | None, device: str
 ) -> None:
-    """A backward pass that drew other masks would be wrong by about as much as the gradient is."""
+    """If the backward pass drew other masks, the error would be as large as the gradient."""
     random, drop = nn.Random(seed=2), nn.Dropout(0.4)
     given = [ngd.placeholder(n, s, "float64") for n, s in SHAPES.items()]
     c, xs, w = given
@@ -270,14 +270,14 @@ def test_gradients_are_those_of_finite_differences_with_the_masks_fixed(
     arrays = [rng.normal(size=s) for s in SHAPES.values()]
 
     def losses() -> list[Array]:
-        random.step.assign(17)  # the same masks in each call
+        random.step.assign(17)  # gives the same masks in each call
         return list(step(*arrays))
 
     check_by_finite_differences(losses, arrays)
 
 
 def least_memory(given: list[Node], loss: Node, updates: Any) -> int:
-    """The least number of bytes in which the gradient can be computed: the error names it."""
+    """Return the smallest memory limit of the gradient in bytes, which the error message names."""
     with pytest.raises(ngd.errors.CompileError) as error:
         ngd.compile(given, [loss, *ngd.grad(loss, given)], updates, memory_limit=1)
     found = re.search(r"at least (\d+) bytes", str(error.value))
@@ -293,17 +293,17 @@ def check_by_finite_differences(
     assert max(float(np.abs(g).max()) for g in gradients) > 0.1
     for array, gradient in zip(arrays, gradients, strict=True):
         for index in np.ndindex(array.shape):
-            kept = array[index]
-            array[index] = kept + step
+            original = array[index]
+            array[index] = original + step
             above = losses()[0]
-            array[index] = kept - step
+            array[index] = original - step
             below = losses()[0]
-            array[index] = kept
+            array[index] = original
             npt.assert_allclose(gradient[index], (above - below) / (2 * step), 2e-5, 1e-7)
 
 
 @pytest.mark.parametrize("transform", ["vjp", "jvp"])
-def test_products_with_jacobians_use_the_masks_of_the_forward_pass(transform: str) -> None:
+def test_vjp_and_jvp_use_the_masks_of_the_forward_pass(transform: str) -> None:
     c, xs, w, d = (np.random.default_rng(n).normal(size=s) for n, s in enumerate(
         [(4,), (3, 4), (4, 4), (4,)]
     ))  # fmt: skip
@@ -328,16 +328,16 @@ def test_products_with_jacobians_use_the_masks_of_the_forward_pass(transform: st
     npt.assert_allclose(ngd.jacobian(f)(c) @ d, slope, 1e-5, 1e-8)
 
 
-def test_a_rule_that_draws_again_gets_the_numbers_of_the_forward_pass(device: str) -> None:
-    """In a loop, in a gradient of a loop, and in the rows of a Jacobian."""
+def test_a_gradient_rule_that_draws_gets_the_numbers_of_the_forward_pass(device: str) -> None:
+    """Test a rule in a loop, in the gradient of a loop, and in the rows of a Jacobian."""
 
     @ngd.custom_gradient
     def drop(x: Node) -> tuple[Node, Any]:
-        def kept() -> Node:
+        def draw_mask() -> Node:
             made: Node = ops.cast(ops.random_uniform((4,), seed=8) > 0.4, "float64")
             return made
 
-        return x * kept(), lambda dy: dy * kept()
+        return x * draw_mask(), lambda dy: dy * draw_mask()
 
     c, xs, w = (ngd.placeholder(n, s, "float64") for n, s in SHAPES.items())
     last, made = ops.scan(body_of(drop, w), c, xs)

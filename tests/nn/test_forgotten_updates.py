@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A step that is not given the updates of nn.training is warned of, with the layers."""
+"""Tests of UpdatesWarning, for steps that do not get the updates of nn.training."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def network() -> nn.Sequential:
 
 
 def step_of(build: Callable[[Node], Any], given: Callable[[Any], Any]) -> ngd.Function:
-    """A step of a graph of training that is given some of the updates."""
+    """Return a training step that gets a part of the updates."""
 
     @ngd.function(updates=True)
     def step(x: Node) -> Any:
@@ -49,7 +49,7 @@ def test_forgotten_updates_are_named_with_their_layers() -> None:
     names = "num_batches_tracked, 1.0.running_mean, 1.0.running_var)"
     assert f"1.0: BatchNorm1d(8, eps=1e-05, momentum=0.1) (1.0.{names}" in text
     assert "0: Linear" not in text
-    npt.assert_array_equal(step(X), first)  # what the warning says; and it comes once
+    npt.assert_array_equal(step(X), first)  # the same draw again, as the warning says
 
 
 def test_ngd_compile_warns_once_per_step() -> None:
@@ -58,11 +58,11 @@ def test_ngd_compile_warns_once_per_step() -> None:
         y = nn.Dropout(0.5)(x)
     with pytest.warns(UpdatesWarning, match=r"got none for Dropout\(0\.5\) \(random\.step\)\. "):
         step = ngd.compile([x], [y])
-    assert ngd.compile([x], [y]) is step  # without a second warning
+    assert ngd.compile([x], [y]) is step  # no second warning
     ngd.compile([x], [y], state.updates)(X)
 
 
-def test_what_is_missing_alone_is_named() -> None:
+def test_only_missing_updates_are_named() -> None:
     def without_counter(state: nn.Training) -> Any:
         return {v: node for v, node in state.updates.items() if v.name != "random.step"}
 
@@ -73,7 +73,7 @@ def test_what_is_missing_alone_is_named() -> None:
 
 
 class Counter(nn.Module):
-    """A module of the user's own with a buffer."""
+    """A module of the program, with a buffer."""
 
     def __init__(self) -> None:
         self.calls = nn.Buffer((), dtype="int64")
@@ -118,14 +118,14 @@ FORGOTTEN: dict[str, tuple[Callable[[Node], Any], str]] = {
 
 
 @pytest.mark.parametrize("case", FORGOTTEN)
-def test_wherever_it_draws(case: str) -> None:
+def test_draws_of_all_kinds_without_updates_warn(case: str) -> None:
     build, says = FORGOTTEN[case]
     with pytest.warns(UpdatesWarning, match=says):
         step_of(build, lambda state: [])(X)
     step_of(build, lambda state: state.updates)(X)  # no warning, which would be an error
 
 
-def test_frozen_masks_can_be_asked_for() -> None:
+def test_updates_false_keeps_masks_without_a_warning() -> None:
     net, random = network(), nn.Random(seed=1)
     x = ngd.placeholder("x", X.shape)
     with nn.training(random, updates=False) as state:
@@ -136,12 +136,12 @@ def test_frozen_masks_can_be_asked_for() -> None:
     first = frozen(X)[0]
     npt.assert_array_equal(frozen(X)[0], first)
     assert net[1][0].num_batches_tracked.numpy() == 0
-    npt.assert_array_equal(step(X)[0], first)  # the same seed, draw and count
+    npt.assert_array_equal(step(X)[0], first)  # same seed, draw number and step number
     assert random.step.numpy() == net[1][0].num_batches_tracked.numpy() == 1
     assert not np.array_equal(frozen(X)[0], first)
 
 
-def test_what_draws_nothing_is_silent() -> None:
+def test_steps_without_draws_or_statistics_do_not_warn() -> None:
     drop, x = nn.Dropout(0.5), ngd.placeholder("x", X.shape)
     with nn.training(nn.Random(seed=1)) as state:
         y = drop(x)
@@ -149,12 +149,12 @@ def test_what_draws_nothing_is_silent() -> None:
             ngd.compile([x], [network()(x)])
         ngd.compile([x], [nn.Dropout(0.0)(x) * 2])
         ngd.compile([x], [nn.BatchNorm1d(8, track_running_stats=False)(x)])
-        ngd.compile([x], [x * 3])  # the block draws, and this step does not
+        ngd.compile([x], [x * 3])  # the block draws, but this step does not
     ngd.compile([x], [y], state.updates)
     ngd.compile([x], [network()(x), drop(x)])
 
 
-def test_notes_end_with_their_nodes() -> None:
+def test_notes_are_deleted_with_their_nodes() -> None:
     def build() -> None:
         x = ngd.placeholder("x", X.shape)
         with nn.training(nn.Random(seed=1)), warnings.catch_warnings():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors, call sites and profiles name the layer that a node belongs to."""
+"""Tests that errors, call sites and profiles name the layer of a node."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_shape_error_names_the_layer() -> None:
     ) as raised:
         Net()(x)
     assert str(raised.value).endswith(f"(in {layer})")
-    assert str(raised.value).count(layer) == 1  # the innermost alone
+    assert str(raised.value).count(layer) == 1  # only the innermost layer
     assert raised.value.layer == layer
     named = Net()
     named.name = "critic"
@@ -47,7 +47,7 @@ def test_a_shape_error_names_the_layer() -> None:
     assert (raised.value.layer, "(in " in str(raised.value)) == ("", False)
 
 
-def test_call_sites_name_the_layer_and_end_with_it() -> None:
+def test_call_sites_name_the_layer() -> None:
     x = ngd.placeholder("x", (2, 8))
     y = stack(8, 4)(x)
     assert y.site.endswith(" in 0.1: ReLU()")
@@ -60,9 +60,7 @@ def test_call_sites_name_the_layer_and_end_with_it() -> None:
 
 
 @pytest.mark.parametrize("device", ["CPU", "INTERPRETER"])
-def test_a_value_that_is_not_finite_names_the_layer(
-    device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_not_finite_error_names_the_layer(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NGD_CHECK_FINITE", "1")
     net = stack(8, 8, 8, 8, 8)
     state = net.state_dict()
@@ -74,7 +72,7 @@ def test_a_value_that_is_not_finite_names_the_layer(
         step(np.full((4, 8), 1e4, np.float32))
 
 
-def test_rows_of_profiles_tell_layers_apart() -> None:
+def test_rows_of_a_profile_name_the_layer() -> None:
     x = ngd.placeholder("x", (4, 8))
     step = ngd.compile([x], [stack(8, 8, 8, 8)(x)])
     with ngd.profile():
@@ -87,8 +85,8 @@ def test_rows_of_profiles_tell_layers_apart() -> None:
     assert all(f"{line}" in row and "/" not in row for row in str(report).splitlines()[-3:])
 
 
-def test_a_description_makes_no_variable() -> None:
+def test_repr_of_a_layer_creates_no_variable() -> None:
     layer = nn.Linear(2, 2)
     assert repr(layer) == layer.title == "Linear(2, 2, bias=True)"
-    layer.name = "late"  # would be refused if a variable existed
+    layer.name = "late"  # raises if a variable exists
     assert layer.weight.name == "late.weight"

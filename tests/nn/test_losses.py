@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Losses as modules: values by NumPy, and the options that they give to ngd.ops."""
+"""Tests of loss modules: values compared with NumPy, and options."""
 
 from __future__ import annotations
 
@@ -81,13 +81,13 @@ CASES: dict[str, tuple[nn.Module, tuple[Any, ...], Any]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_loss_is_that_of_numpy(case: str) -> None:
+def test_losses_equal_numpy(case: str) -> None:
     loss, arrays, wanted = CASES[case]
     found = ngd.function(lambda *given: loss(*given))(*arrays)
     npt.assert_allclose(found, wanted, rtol=1e-12)
 
 
-def test_losses_show_their_options() -> None:
+def test_repr_of_a_loss_shows_its_options() -> None:
     assert repr(nn.HuberLoss(2.0)) == "HuberLoss(delta=2.0, reduction='mean')"
     assert repr(nn.CosineSimilarity(-1)) == "CosineSimilarity(dim=-1, eps=1e-08)"
     assert repr(nn.CTCLoss()) == "CTCLoss(blank=0, reduction='mean', zero_infinity=False)"
@@ -100,12 +100,12 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
 
 
 @pytest.mark.parametrize(("call", "says"), REFUSED)
-def test_bad_options_are_refused(call: Callable[[], Any], says: str) -> None:
+def test_bad_options_raise_value_error(call: Callable[[], Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         call()
 
 
-def test_a_loss_has_no_variables_and_is_named() -> None:
+def test_a_loss_has_no_variables_and_names_its_nodes() -> None:
     x = ngd.placeholder("x", (4, 3))
     loss = nn.MSELoss()
     assert loss.variables() == {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules: names, state dicts, copies, the two modes, random draws, first values."""
+"""Tests of modules: names, state dicts, copies, training and evaluation, draws, initial values."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_variables_have_dotted_names() -> None:
     assert list(named.parameters()) == ["0.weight", "0.bias"]
 
 
-def test_attributes_can_be_replaced() -> None:
+def test_attributes_can_be_replaced_and_deleted() -> None:
     net = Net()
     with pytest.raises(TypeError, match=r"Linear.weight: expected a declaration; got .*share it"):
         net.head.weight = net.embedding.weight
@@ -97,7 +97,7 @@ def test_attributes_can_be_replaced() -> None:
     assert list(layers.state_dict()) == ["b.weight", "b.bias"]
 
 
-def test_first_values_depend_on_seed_and_name_alone() -> None:
+def test_initial_values_depend_only_on_seed_and_name() -> None:
     one, other = Net(), Net()
     other.blocks[1].outer.weight  # noqa: B018 (is made before the others)
     first = one.state_dict()
@@ -111,13 +111,13 @@ def test_first_values_depend_on_seed_and_name_alone() -> None:
     np.testing.assert_array_equal(one.head.weight.numpy(), other.head.weight.numpy())
 
 
-def test_state_dicts_load() -> None:
+def test_state_dicts_load_and_mismatches_are_reported() -> None:
     one, other = Net(), Net()
     one.initialize(seed=2)
     state = one.state_dict()
     assert other.load_state_dict(state) == ([], [])
     np.testing.assert_array_equal(value_of(one, [1, 4]), value_of(other, [1, 4]))
-    del state["embedding.weight"]  # the same variable is there as head.weight
+    del state["embedding.weight"]  # head.weight is the same variable
     assert other.load_state_dict(state) == ([], [])
     del state["blocks.0.scale"]
     state["more"] = np.zeros(3)
@@ -137,7 +137,7 @@ def test_state_dicts_load() -> None:
 
 
 class Parameter:
-    """A parameter as PyTorch has them: NumPy cannot read one that requires a gradient."""
+    """A parameter like PyTorch's: NumPy cannot read it while it requires a gradient."""
 
     def __init__(self, values: Any, requires_grad: bool = True) -> None:
         self.values, self.requires_grad = values, requires_grad
@@ -154,7 +154,7 @@ class Parameter:
         return self.values.__dlpack_device__()
 
 
-def test_a_state_dict_is_loaded_all_or_not_at_all() -> None:
+def test_a_bad_state_dict_changes_no_variable() -> None:
     one, other = Net(), Net()
     one.initialize(seed=2)
     state: dict[str, Any] = one.state_dict()
@@ -170,22 +170,22 @@ def test_a_state_dict_is_loaded_all_or_not_at_all() -> None:
         np.testing.assert_array_equal(value, state[key])
 
 
-def test_a_model_is_saved_with_its_optimizer(tmp_path: Any) -> None:
-    net, again = Net(), Net()
+def test_the_variables_of_a_model_are_saved_and_loaded(tmp_path: Any) -> None:
+    net, loaded = Net(), Net()
     net.initialize(seed=3)
     checkpoint.save(tmp_path, net.variables())
-    checkpoint.load(tmp_path, again.variables())
-    np.testing.assert_array_equal(again.head.weight.numpy(), net.head.weight.numpy())
+    checkpoint.load(tmp_path, loaded.variables())
+    np.testing.assert_array_equal(loaded.head.weight.numpy(), net.head.weight.numpy())
     tensors = checkpoint.read_safetensors(next(tmp_path.glob("*.safetensors")))
     assert Net().load_state_dict(tensors) == ([], [])
 
 
-def test_a_copy_is_a_model_of_its_own() -> None:
+def test_a_deep_copy_has_its_own_variables() -> None:
     net = Net()
     net.initialize(seed=4)
-    twin = copy.deepcopy(net)
-    np.testing.assert_array_equal(twin.blocks[0].scale.numpy(), net.blocks[0].scale.numpy())
-    assert twin.head.weight is twin.embedding.weight is not net.head.weight
+    copied = copy.deepcopy(net)
+    np.testing.assert_array_equal(copied.blocks[0].scale.numpy(), net.blocks[0].scale.numpy())
+    assert copied.head.weight is copied.embedding.weight is not net.head.weight
     layer = nn.Linear(2, 2)
     layer.initialize(seed=5)
     pair = nn.Sequential(copy.deepcopy(layer), copy.deepcopy(layer))
@@ -195,7 +195,7 @@ def test_a_copy_is_a_model_of_its_own() -> None:
     assert inner.scale.name == "scale"
 
 
-def test_dtypes_are_chosen_before_the_variables_are_made() -> None:
+def test_a_dtype_must_be_chosen_before_the_first_use() -> None:
     net = Net().astype("float64")
     assert {str(v.dtype) for v in net.parameters().values()} == {"float64"}
     assert net.blocks[0].steps.dtype == np.int64
@@ -208,8 +208,8 @@ def test_dtypes_are_chosen_before_the_variables_are_made() -> None:
         nn.Parameter(3).variable  # noqa: B018
 
 
-def test_two_programs_over_the_same_variables() -> None:
-    """A training step and an evaluation: the second sees what the first has changed."""
+def test_two_steps_share_the_variables_of_a_model() -> None:
+    """The evaluation step sees the variables that the training step has changed."""
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2))
     x, y = ngd.placeholder("x", (6, 3)), ngd.placeholder("y", (6,), "int64")
     random = nn.Random(seed=1)
@@ -234,7 +234,7 @@ def test_two_programs_over_the_same_variables() -> None:
 
 
 @pytest.mark.parametrize("device", ["CPU", "INTERPRETER"])
-def test_each_step_draws_anew_and_again_from_a_checkpoint(device: str) -> None:
+def test_each_step_draws_new_masks_and_a_reset_repeats_them(device: str) -> None:
     x = ngd.placeholder("x", (1000,))
     drop = nn.Dropout(0.25)
     random = nn.Random(seed=7)
@@ -253,7 +253,7 @@ def test_each_step_draws_anew_and_again_from_a_checkpoint(device: str) -> None:
     assert drop(x) is x  # in evaluation
 
 
-def test_who_draws_needs_a_source() -> None:
+def test_dropout_needs_a_source_of_random_numbers() -> None:
     x = ngd.placeholder("x", (3,))
     with nn.training(), pytest.raises(ValueError, match=r"nn.Dropout: expected a source of rand"):
         nn.Dropout()(x)
@@ -287,13 +287,13 @@ def test_who_draws_needs_a_source() -> None:
         (lambda: nn.initializers.he_std((3, 2), 1.0, "up"), 'fan "in" or "out"'),
     ],
 )
-def test_what_cannot_be_is_refused(make: Any, says: str) -> None:
+def test_bad_arguments_raise_value_error(make: Any, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         make()
 
 
-def test_an_integer_mask_is_refused() -> None:
-    """Added to the scores, its ones and zeros would mask nothing."""
+def test_an_integer_mask_is_rejected() -> None:
+    """Integers would be added to the attention logits, and would mask nothing."""
     attend, x = nn.MultiHeadAttention(4, 2), np.ones((1, 3, 4), np.float32)
     mask = np.array([[[1, 1, 0]]])
     with pytest.raises(
@@ -308,7 +308,7 @@ RANDOM = nn.initializers
 SPREADS = {
     "uniform": (RANDOM.uniform(-3, 3), 3.0, math.sqrt(3)),
     "normal": (RANDOM.normal(0, 2), math.inf, 2.0),
-    # The variance of a normal cut at two standard deviations is 0.7737413.
+    # The variance of a normal distribution cut at two standard deviations is 0.7737413.
     "truncated": (RANDOM.truncated_normal(0.5), 1.0, 0.5 * math.sqrt(0.7737413)),
     "xavier_uniform": (RANDOM.xavier_uniform(2.0), 2 * math.sqrt(6 / 900), 2 * math.sqrt(2 / 900)),
     "xavier_normal": (RANDOM.xavier_normal(), math.inf, math.sqrt(2 / 900)),
@@ -320,7 +320,7 @@ SPREADS = {
 
 
 @pytest.mark.parametrize("name", SPREADS)
-def test_initializers_have_their_spread(name: str) -> None:
+def test_initializers_have_the_expected_bounds_and_variance(name: str) -> None:
     draw, bound, std = SPREADS[name]
     values = draw(np.random.default_rng(0), (200, 100, 3))
     assert np.abs(values).max() <= bound
@@ -328,14 +328,14 @@ def test_initializers_have_their_spread(name: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [(5, 3), (3, 5), (4, 2, 2)])
-def test_orthogonal_weights_are(shape: tuple[int, ...]) -> None:
+def test_orthogonal_weights_are_orthogonal(shape: tuple[int, ...]) -> None:
     w = RANDOM.orthogonal(2.0)(np.random.default_rng(0), shape).reshape(shape[0], -1)
     small = w @ w.T if shape[0] <= w.shape[1] else w.T @ w
     np.testing.assert_allclose(small, 4 * np.eye(len(small)), atol=1e-12)
 
 
-def test_a_linear_step_transposes_nothing() -> None:
-    """The weight's gradient is made in its layout, and the bias is added by the product."""
+def test_a_linear_layer_needs_no_transpose() -> None:
+    """The weight gradient is computed in the layout of the weight, and the matmul adds the bias."""
     layer = nn.Linear(5, 3)
     x = ngd.placeholder("x", (2, 4, 5))
     loss = ops.sum(ops.tanh(layer(x)))

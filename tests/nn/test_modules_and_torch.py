@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every module against PyTorch's: values, gradients, buffers, state dicts both ways, trainings."""
+"""Tests of modules against PyTorch: values, gradients, buffers, state dicts, training steps."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], tuple[int, ..
 def run_ours(
     model: nn.Module, x: Any, training: bool, adjoint: Any = None
 ) -> tuple[Any, dict[str, Any]]:
-    """The value, and the gradients of the sum of value * adjoint; buffers are updated."""
+    """Return the output, and the gradients of sum(output * adjoint). Buffers are updated."""
     node = ngd.placeholder("x", x.shape, x.dtype)
     updates: dict[ngd.Variable, ngd.Node] = {}
     if training:
@@ -246,7 +246,7 @@ def run_torch(model: Any, x: Any, training: bool, adjoint: Any) -> tuple[Any, di
 
 
 TOLERANCES = {"Hardsigmoid": 1e-7}
-"""What is not 1e-10: PyTorch's gradient has 1/6 in float32."""
+"""Tolerances that differ from 1e-10. PyTorch's Hardsigmoid rounds 1/6 to float32."""
 
 
 def compare(found: dict[str, Any], wanted: dict[str, Any], tolerance: float = 1e-10) -> None:
@@ -260,7 +260,7 @@ def as_arrays(state: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_modules_are_pytorchs(name: str) -> None:
+def test_modules_equal_pytorch(name: str) -> None:
     make, make_theirs, shape = CASES[name]
     ours, theirs = make().astype(F64), make_theirs().double()
     random = RANDOM(len(name))
@@ -282,7 +282,7 @@ def test_modules_are_pytorchs(name: str) -> None:
     np.testing.assert_allclose(run_ours(fresh, x, False)[0], wanted_value, 1e-10, 1e-10)
 
 
-def test_an_embedding_is_pytorchs() -> None:
+def test_embedding_equals_pytorch() -> None:
     ours = nn.Embedding(7, 3, padding_idx=-2).astype(F64)
     theirs = torch.nn.Embedding(7, 3, padding_idx=-2).double()
     np.testing.assert_array_equal(ours.weight.numpy()[5], 0)
@@ -302,7 +302,7 @@ def test_an_embedding_is_pytorchs() -> None:
 @pytest.mark.parametrize("mode", ["mean", "sum"])
 @pytest.mark.parametrize("offsets", [None, [0, 2, 2, 5]])
 @pytest.mark.parametrize("padding", [None, 3])
-def test_an_embedding_bag_is_pytorchs(mode: str, offsets: Any, padding: int | None) -> None:
+def test_embedding_bag_equals_pytorch(mode: str, offsets: Any, padding: int | None) -> None:
     ours = nn.EmbeddingBag(7, 3, mode, padding).astype(F64)
     theirs = torch.nn.EmbeddingBag(7, 3, mode=mode, padding_idx=padding).double()
     ours.load_state_dict(theirs.state_dict())
@@ -326,7 +326,7 @@ def test_an_embedding_bag_is_pytorchs(mode: str, offsets: Any, padding: int | No
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("causal", [True, False])
-def test_attention_is_pytorchs(bias: bool, causal: bool) -> None:
+def test_attention_equals_pytorch(bias: bool, causal: bool) -> None:
     ours = nn.MultiHeadAttention(6, 2, bias).astype(F64)
     theirs = torch.nn.MultiheadAttention(6, 2, bias=bias, batch_first=True).double()
     assert ours.load_state_dict(theirs.state_dict()) == ([], [])
@@ -357,7 +357,7 @@ def test_attention_is_pytorchs(bias: bool, causal: bool) -> None:
     ],
     ids=["layers", "plain", "directions"],
 )
-def test_recurrent_modules_are_pytorchs(name: str, options: dict[str, Any]) -> None:
+def test_recurrent_modules_equal_pytorch(name: str, options: dict[str, Any]) -> None:
     ours = getattr(nn, name)(3, 4, **options).astype(F64)
     theirs = getattr(torch.nn, name)(3, 4, **options).double()
     assert ours.load_state_dict(theirs.state_dict()) == ([], [])
@@ -365,8 +365,8 @@ def test_recurrent_modules_are_pytorchs(name: str, options: dict[str, Any]) -> N
     random = RANDOM(3)
     x = random.normal(size=(2, 3, 3))
     batch, count = x.shape[0 if options.get("batch_first") else 1], 2 if name == "LSTM" else 1
-    places = options.get("num_layers", 1) * (2 if options.get("bidirectional") else 1)
-    first = [random.normal(size=(places, batch, 4)) for _ in range(count)]
+    num_states = options.get("num_layers", 1) * (2 if options.get("bidirectional") else 1)
+    first = [random.normal(size=(num_states, batch, 4)) for _ in range(count)]
     for given in (None, first):
         tensors: Any = None if given is None else tuple(torch.tensor(s) for s in given)
         nodes: Any = None if given is None else tuple(ngd.constant(s) for s in given)
@@ -429,7 +429,9 @@ def convolutional(library: Any) -> Any:
     ],
     ids=["perceptron", "convolutional"],
 )
-def test_ten_steps_are_pytorchs(make: Any, shape: Any, optimizer: Any, theirs: Any) -> None:
+def test_ten_training_steps_equal_pytorch(
+    make: Any, shape: Any, optimizer: Any, theirs: Any
+) -> None:
     model, reference = make(nn).astype(F64), make(torch.nn).double()
     model.load_state_dict(reference.state_dict())
     x, y = ngd.placeholder("x", shape, F64), ngd.placeholder("y", shape[:1], "int64")
@@ -454,7 +456,7 @@ def test_ten_steps_are_pytorchs(make: Any, shape: Any, optimizer: Any, theirs: A
     np.testing.assert_allclose(evaluate(data)[0], expected, 1e-8, 1e-8)
 
 
-def test_parameters_that_require_gradients_and_bfloat16_are_loaded() -> None:
+def test_parameters_with_gradients_and_bfloat16_load() -> None:
     theirs, ours = torch.nn.Linear(4, 3), nn.Linear(4, 3)
     assert ours.load_state_dict(dict(theirs.named_parameters())) == ([], [])
     np.testing.assert_array_equal(ours.weight.numpy(), theirs.weight.detach().numpy())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models on two ranks: the training of one, and random draws that differ, or do not."""
+"""Tests of models on two ranks: they train like one rank, and draws differ or are equal."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.support import harness
 from tests.support.standing import run_in_world
 
 
-def trained(dtype: str) -> dict[str, Any]:
-    """Ten steps of a model with synchronized batch normalization; the parts are uneven."""
+def train(dtype: str) -> dict[str, Any]:
+    """Take ten steps of a model with synchronized batch normalization, on uneven shards."""
     world = ngd.init()
     model = nn.Sequential(
-        nn.Conv2d(2, 4, 3, padding=1, bias=False),  # of a bias the gradient is rounding alone
+        nn.Conv2d(2, 4, 3, padding=1, bias=False),  # the gradient of a bias would be only rounding
         nn.BatchNorm2d(4, synchronized=True),
         nn.GELU(),
         nn.AdaptiveAvgPool2d(1),
@@ -26,34 +26,34 @@ def trained(dtype: str) -> dict[str, Any]:
         nn.LayerNorm(4),
         nn.Linear(4, 3),
     ).astype(dtype)
-    mine = np.array_split(np.arange(6), [4])[world.rank] if world.size == 2 else np.arange(6)
-    x = ngd.placeholder("x", (len(mine), 2, 4, 4), dtype)
-    y = ngd.placeholder("y", (len(mine),), "int64")
+    shard = np.array_split(np.arange(6), [4])[world.rank] if world.size == 2 else np.arange(6)
+    x = ngd.placeholder("x", (len(shard), 2, 4, 4), dtype)
+    y = ngd.placeholder("y", (len(shard),), "int64")
     optimizer = optim.AdamW(0.03)
     with nn.training() as state:
         loss = ops.mean(ops.softmax_cross_entropy(model(x), y))
-    updates = [optimizer.minimize(loss, model.parameters(), weight=len(mine)), state.updates]
+    updates = [optimizer.minimize(loss, model.parameters(), weight=len(shard)), state.updates]
     step, evaluate = ngd.compile([x, y], [loss], updates), ngd.compile([x], [model(x)])
     random = np.random.default_rng(3)
     for _ in range(10):
         data, labels = random.normal(size=(6, 2, 4, 4)) + 1, random.integers(3, size=6)
-        step(data[mine].astype(dtype), labels[mine])
-    first = evaluate(data[mine].astype(dtype))[0][:2] if world.rank == 0 else np.zeros(())
+        step(data[shard].astype(dtype), labels[shard])
+    first = evaluate(data[shard].astype(dtype))[0][:2] if world.rank == 0 else np.zeros(())
     return {"logits": first.tolist(), **{k: v.tolist() for k, v in model.state_dict().items()}}
 
 
 @harness.needs_ranks
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-9), ("float32", 1e-3)])
-def test_two_ranks_train_as_one(dtype: str, tolerance: float) -> None:
-    (alone,) = run_in_world(trained, "shm", 1, dtype=dtype)
-    both = [rank.value for rank in run_in_world(trained, "shm", 2, dtype=dtype)]
+def test_two_ranks_take_the_steps_of_one(dtype: str, tolerance: float) -> None:
+    (alone,) = run_in_world(train, "shm", 1, dtype=dtype)
+    both = [rank.value for rank in run_in_world(train, "shm", 2, dtype=dtype)]
     for key, wanted in alone.value.items():
         assert key == "logits" or both[0][key] == both[1][key], key
         np.testing.assert_allclose(both[0][key], wanted, tolerance, tolerance, err_msg=key)
 
 
-def drawn() -> dict[str, list[list[float]]]:
-    """Return ones after dropout, with each rank's draws, and with common ones.
+def draw_masks() -> dict[str, list[list[float]]]:
+    """Return ones after dropout, with draws per rank and with common draws.
 
     The two rows are drawn in the two iterations of a loop.
     """
@@ -68,17 +68,17 @@ def drawn() -> dict[str, list[list[float]]]:
 
 
 @harness.needs_ranks
-def test_ranks_draw_differently_or_alike() -> None:
-    first, second = (rank.value for rank in run_in_world(drawn, "shm", 2))
+def test_draws_are_different_or_equal_on_the_ranks() -> None:
+    first, second = (rank.value for rank in run_in_world(draw_masks, "shm", 2))
     assert first["True"] != second["True"]
     assert first["False"] == second["False"]
-    assert first["True"] == first["False"]  # rank 0 draws as one rank does
+    assert first["True"] == first["False"]  # rank 0 draws like a single rank
     for one, other in (*first.values(), *second.values()):
         assert one != other
 
 
-def averaged() -> dict[str, Any]:
-    """The statistics of a batch normalization that is not synchronized, and their mean."""
+def average_statistics() -> dict[str, Any]:
+    """Return the statistics of each rank, and their mean, of batch norm without synchronization."""
     world = ngd.init()
     norm = nn.BatchNorm1d(3)
     x = ngd.placeholder("x", (4, 3))
@@ -94,7 +94,7 @@ def averaged() -> dict[str, Any]:
 
 @harness.needs_ranks
 def test_statistics_of_ranks_are_averaged() -> None:
-    first, second = (rank.value for rank in run_in_world(averaged, "shm", 2))
+    first, second = (rank.value for rank in run_in_world(average_statistics, "shm", 2))
     assert first["mean"] == second["mean"]
     for key, value in first["mean"].items():
         wanted = np.mean([first["own"][key], second["own"][key]], axis=0)
@@ -104,7 +104,7 @@ def test_statistics_of_ranks_are_averaged() -> None:
 
 
 def two_models() -> dict[str, Any]:
-    """Two steps of two models of one structure; rank 0 constructs another one before."""
+    """Take two steps of two equal models. Rank 0 constructs another model before them."""
     world = ngd.init()
     if world.rank == 0:
         nn.Linear(3, 3)
@@ -124,7 +124,7 @@ def two_models() -> dict[str, Any]:
 
 
 @harness.needs_ranks
-def test_two_models_of_one_structure_train_alike_on_all_ranks() -> None:
+def test_two_equal_models_train_identically_on_all_ranks() -> None:
     first, second = (rank.value for rank in run_in_world(two_models, "shm", 2))
     assert first == second
     assert first["weights"][0] != first["weights"][1]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weight and spectral normalization against NumPy and finite differences."""
+"""Tests of weight norm and spectral norm against NumPy and finite differences."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def weight_of(layer: nn.Module, name: str = "weight") -> Any:
 
 
 @pytest.mark.parametrize(("dim", "axes"), [(0, (1, 2)), (1, (0, 2)), (None, (0, 1, 2))])
-def test_a_normalized_weight_keeps_its_value(dim: int | None, axes: tuple[int, ...]) -> None:
+def test_weight_norm_keeps_the_value_of_the_weight(dim: int | None, axes: tuple[int, ...]) -> None:
     layer = nn.Conv1d(4, 6, 3).astype("float64")
     before = layer.weight.numpy()
     nn.weight_norm(layer, dim=dim)
@@ -42,7 +42,7 @@ def test_a_normalized_weight_keeps_its_value(dim: int | None, axes: tuple[int, .
 
 
 @pytest.mark.parametrize("seed", [0, 5])
-def test_first_values_give_the_norms_of_the_direction(seed: int) -> None:
+def test_the_initial_magnitude_is_the_norm_of_the_direction(seed: int) -> None:
     layer = nn.weight_norm(nn.Linear(4, 3))
     if seed:
         layer.initialize(seed)
@@ -52,7 +52,7 @@ def test_first_values_give_the_norms_of_the_direction(seed: int) -> None:
     )
 
 
-def test_gradients_of_a_weight_norm_are_finite_differences() -> None:
+def test_gradients_of_weight_norm_equal_finite_differences() -> None:
     layer = nn.weight_norm(nn.Linear(3, 2)).astype("float64")
     x, adjoint = np.random.default_rng(1).normal(size=(2, 4, 3))
     loss = ops.sum(layer(ngd.constant(x)) ** 3 * adjoint[:, :2])
@@ -65,9 +65,9 @@ def test_gradients_of_a_weight_norm_are_finite_differences() -> None:
         for index in np.ndindex(first.shape):
             ends = []
             for sign in (1, -1):
-                moved = first.copy()
-                moved[index] += sign * step
-                variable.assign(moved)
+                changed = first.copy()
+                changed[index] += sign * step
+                variable.assign(changed)
                 ends.append(value()[0])
             variable.assign(first)
             np.testing.assert_allclose(slope[index], (ends[0] - ends[1]) / (2 * step), 1e-6, 1e-8)
@@ -81,7 +81,7 @@ def test_gradients_of_a_weight_norm_are_finite_differences() -> None:
         (lambda: nn.ConvTranspose1d(2, 3, 2), 1, (2, 2, 4)),
     ],
 )
-def test_power_iterations_are_numpys(
+def test_power_iterations_equal_numpy(
     make: Callable[[], nn.Module], dim: int, shape: tuple[int, ...]
 ) -> None:
     layer = nn.spectral_norm(make(), n_power_iterations=2).astype("float64")
@@ -149,20 +149,20 @@ def test_a_weight_of_one_axis_is_divided_by_its_norm() -> None:
     np.testing.assert_allclose(weight_of(layer), np.full(4, 0.5), 1e-6)
 
 
-def test_a_recurrent_layer_and_a_bias_are_normalized() -> None:
+def test_recurrent_weights_and_biases_can_be_normalized() -> None:
     layer = nn.weight_norm(nn.LSTM(3, 2), "weight_hh_l0")
     before = weight_of(layer, "weight_hh_l0")
     x = ngd.constant(np.ones((4, 1, 3), np.float32))
-    plain = nn.remove_parametrizations(copy.deepcopy(layer), "weight_hh_l0")
-    np.testing.assert_allclose(plain.weight_hh_l0.numpy(), before, 1e-6)
-    one, other = (ngd.compile([], [each(x)[0]])()[0] for each in (layer, plain))
+    linear_without_bias = nn.remove_parametrizations(copy.deepcopy(layer), "weight_hh_l0")
+    np.testing.assert_allclose(linear_without_bias.weight_hh_l0.numpy(), before, 1e-6)
+    one, other = (ngd.compile([], [each(x)[0]])()[0] for each in (layer, linear_without_bias))
     np.testing.assert_allclose(one, other, 1e-5)
     linear = nn.weight_norm(nn.Linear(3, 2), "bias")
     assert repr(linear).startswith("Linear(3, 2, bias=True\n")
 
 
 @pytest.mark.parametrize("normalize", [nn.weight_norm, nn.spectral_norm])
-def test_a_computed_weight_becomes_a_parameter(normalize: Callable[..., Any]) -> None:
+def test_removing_a_parametrization_keeps_the_value(normalize: Callable[..., Any]) -> None:
     layer = normalize(nn.Linear(3, 2, bias=False))
     layer.initialize(seed=4)
     value = weight_of(layer)
@@ -176,24 +176,24 @@ def test_a_computed_weight_becomes_a_parameter(normalize: Callable[..., Any]) ->
 
 @pytest.mark.parametrize("normalize", [nn.weight_norm, nn.spectral_norm])
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
-def test_copies_are_models_of_their_own(normalize: Any, copied: Callable[[Any], Any]) -> None:
+def test_copies_have_their_own_variables(normalize: Any, copied: Callable[[Any], Any]) -> None:
     model = nn.Sequential(normalize(nn.Linear(3, 2)))
     fresh = copied(model)
     model.initialize(seed=3)
-    twin = copied(model)
+    later_copy = copied(model)
     fresh.initialize(seed=3)
-    assert repr(twin) == repr(fresh) == repr(model)
-    for other in (twin, fresh):
+    assert repr(later_copy) == repr(fresh) == repr(model)
+    for other in (later_copy, fresh):
         assert list(other.state_dict()) == list(model.state_dict())
         for key, value in model.state_dict().items():
             np.testing.assert_array_equal(other.state_dict()[key], value)
     before = weight_of(model[0])
-    twin.initialize(seed=4)
+    later_copy.initialize(seed=4)
     np.testing.assert_array_equal(weight_of(model[0]), before)
 
 
 @pytest.mark.parametrize("normalize", [nn.weight_norm, nn.spectral_norm])
-def test_a_model_trains_and_resumes(normalize: Any, tmp_path: Any) -> None:
+def test_a_normalized_model_trains_and_resumes(normalize: Any, tmp_path: Any) -> None:
     random = np.random.default_rng(0)
     x, y = random.normal(size=(8, 3)).astype("f"), random.normal(size=(8, 2)).astype("f")
 
@@ -219,7 +219,7 @@ def test_a_model_trains_and_resumes(normalize: Any, tmp_path: Any) -> None:
     assert [float(step(x, y)) for _ in range(3)] == wanted
 
 
-def test_variables_have_the_names_of_their_keys() -> None:
+def test_variables_are_named_by_their_keys() -> None:
     model = nn.Sequential(nn.weight_norm(nn.Linear(3, 2)))
     assert [v.name for v in model.parameters().values()] == list(model.parameters())
     group = optim.ParameterGroup("*.original0", weight_decay=0.0)
@@ -237,7 +237,7 @@ def test_a_shared_weight_keeps_its_name() -> None:
     np.testing.assert_allclose(weight_of(model[1]), model[0].weight.numpy(), 1e-6)
 
 
-def plain() -> nn.Module:
+def linear_without_bias() -> nn.Module:
     return nn.Linear(3, 2, bias=False)
 
 
@@ -246,31 +246,43 @@ def plain() -> nn.Module:
     [
         (lambda: nn.weight_norm(3), TypeError, r"nn\.weight_norm: expected an nn\.Module; got 3"),
         (
-            lambda: nn.weight_norm(plain(), "bias"),
+            lambda: nn.weight_norm(linear_without_bias(), "bias"),
             ValueError,
             r"of Linear\(3, 2, bias=False\), among weight; got 'bias'",
         ),
-        (lambda: nn.weight_norm(plain(), dim=-1), ValueError, r"dim in \[0, 2\).*; got -1"),
-        (lambda: nn.spectral_norm(plain(), dim=2), ValueError, r"dim in \[-2, 2\).*; got 2"),
         (
-            lambda: nn.spectral_norm(plain(), n_power_iterations=0),
+            lambda: nn.weight_norm(linear_without_bias(), dim=-1),
+            ValueError,
+            r"dim in \[0, 2\).*; got -1",
+        ),
+        (
+            lambda: nn.spectral_norm(linear_without_bias(), dim=2),
+            ValueError,
+            r"dim in \[-2, 2\).*; got 2",
+        ),
+        (
+            lambda: nn.spectral_norm(linear_without_bias(), n_power_iterations=0),
             ValueError,
             "n_power_iterations >= 1; got 0",
         ),
         (
-            lambda: nn.spectral_norm(nn.weight_norm(plain())),
+            lambda: nn.spectral_norm(nn.weight_norm(linear_without_bias())),
             ValueError,
             r"without a parametrization; got 'weight' .* Call nn\.remove_parametrizations first",
         ),
-        (lambda: nn.remove_parametrizations(plain()), ValueError, r"computes; got 'weight' of"),
         (
-            lambda: setattr(nn.weight_norm(plain()), "weight", nn.Parameter((2, 3))),
+            lambda: nn.remove_parametrizations(linear_without_bias()),
+            ValueError,
+            r"computes; got 'weight' of",
+        ),
+        (
+            lambda: setattr(nn.weight_norm(linear_without_bias()), "weight", nn.Parameter((2, 3))),
             RuntimeError,
             r"Linear\.weight: expected an attribute without a parametrization",
         ),
     ],
 )
-def test_bad_arguments_are_refused(
+def test_bad_arguments_raise_errors(
     call: Callable[[], Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):

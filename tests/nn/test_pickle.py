@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models are pickled and copied with the values of their variables, also into other processes."""
+"""Tests that pickles and copies of models have the values of the variables, in any process."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def values(model: nn.Module, x: Any) -> list[Any]:
 
 @pytest.mark.parametrize("copied", [through_pickle, copy.deepcopy])
 @pytest.mark.parametrize("name", MODULES)
-def test_every_module(name: str, copied: Callable[[Any], Any]) -> None:
+def test_pickles_of_every_module_compute_the_same(name: str, copied: Callable[[Any], Any]) -> None:
     args, x = ARGUMENTS.get(name, ((), X1))
     fresh = getattr(nn, name)(*args)
     model = fresh if isinstance(x, tuple) else nn.Sequential(fresh)
@@ -112,12 +112,12 @@ def test_every_module(name: str, copied: Callable[[Any], Any]) -> None:
         np.testing.assert_array_equal(one, other)
 
 
-def test_a_pickle_is_a_model_of_its_own() -> None:
-    """It may get another name, and it shares variables as the model does."""
+def test_a_pickle_has_its_own_name_and_variables() -> None:
+    """Variables that the model shares are shared in the copy."""
     model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5, bias=False))
     model[1].weight = model[0].parameter("weight")
     model.initialize(seed=1)
-    fresh = through_pickle(nn.Sequential(nn.Linear(4, 5)))  # no variable was made
+    fresh = through_pickle(nn.Sequential(nn.Linear(4, 5)))  # before the first use
     twin = through_pickle(model)
     twin.name = "twin"
     assert twin[0].weight is twin[1].weight
@@ -132,7 +132,7 @@ def test_a_pickle_is_a_model_of_its_own() -> None:
         np.testing.assert_array_equal(value, expected[key])
 
 
-def test_a_pickle_is_drawn_anew_as_its_model_is() -> None:
+def test_a_pickle_can_be_initialized_like_the_model() -> None:
     model = nn.Sequential(nn.Linear(4, 5))
     model.initialize(seed=1)
     twin = through_pickle(model)
@@ -156,13 +156,13 @@ INITIALIZERS = {
 
 
 @pytest.mark.parametrize("name", INITIALIZERS)
-def test_initializers(name: str) -> None:
+def test_initializers_can_be_pickled(name: str) -> None:
     given, twin = INITIALIZERS[name], through_pickle(INITIALIZERS[name])
     drawn = [draw(np.random.default_rng(1), (4, 5)) for draw in (given, twin)]
     np.testing.assert_array_equal(*drawn)
 
 
-def test_a_source_of_random_numbers() -> None:
+def test_a_random_source_can_be_pickled() -> None:
     random = nn.Random(seed=4, name="noise")
     random.step.assign(7)
     twin = through_pickle(random)
@@ -185,7 +185,7 @@ def predict(model: nn.Module, rows: Any) -> Any:
     return ngd.function(lambda x: model(x))(rows)
 
 
-def test_spawned_processes_get_a_model() -> None:
+def test_models_can_be_sent_to_spawned_processes() -> None:
     model, rows = Net(), np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
     model.initialize(seed=5)
     model.norm.running_mean.assign(np.arange(8))

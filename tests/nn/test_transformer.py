@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers of Transformers: by NumPy, and beside PyTorch's."""
+"""Tests of transformer layers against NumPy and PyTorch."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from ngd import nn, ops
 X = np.random.default_rng(0).normal(size=(2, 3, 8))
 
 
-def normalized(x: Any, weight: Any, bias: Any) -> Any:
+def normalize(x: Any, weight: Any, bias: Any) -> Any:
     centered = x - x.mean(-1, keepdims=True)
     return centered / np.sqrt((centered**2).mean(-1, keepdims=True) + 1e-5) * weight + bias
 
 
-def attended_by_numpy(x: Any, memory: Any, v: dict[str, Any], part: str, causal: bool) -> Any:
-    """The attention of two heads to a memory."""
+def attention_by_numpy(x: Any, memory: Any, v: dict[str, Any], part: str, causal: bool) -> Any:
+    """Return the attention of two heads from x to a memory."""
     weights = np.split(v[f"{part}.in_proj_weight"], 3)
     biases = np.split(v[f"{part}.in_proj_bias"], 3)
     operands = zip((x, memory, memory), weights, biases, strict=True)
     q, k, w = ((a @ u.T + b).reshape(2, -1, 2, 4).swapaxes(1, 2) for a, u, b in operands)
-    scores = q @ k.swapaxes(2, 3) / 2
+    logits = q @ k.swapaxes(2, 3) / 2
     if causal:
-        scores = np.where(np.tril(np.ones(scores.shape[2:], bool)), scores, -np.inf)
-    shares = np.exp(scores - scores.max(-1, keepdims=True))
-    shares /= shares.sum(-1, keepdims=True)
-    joined = (shares @ w).swapaxes(1, 2).reshape(x.shape)
-    return joined @ v[f"{part}.out_proj.weight"].T + v[f"{part}.out_proj.bias"]
+        logits = np.where(np.tril(np.ones(logits.shape[2:], bool)), logits, -np.inf)
+    attention_weights = np.exp(logits - logits.max(-1, keepdims=True))
+    attention_weights /= attention_weights.sum(-1, keepdims=True)
+    joined_heads = (attention_weights @ w).swapaxes(1, 2).reshape(x.shape)
+    return joined_heads @ v[f"{part}.out_proj.weight"].T + v[f"{part}.out_proj.bias"]
 
 
-def transformed_by_numpy(x: Any, v: dict[str, Any]) -> Any:
-    """The feed-forward network, with relu."""
+def feed_forward_by_numpy(x: Any, v: dict[str, Any]) -> Any:
+    """Return the result of the feed-forward network, with ReLU."""
     inner = np.maximum(x @ v["linear1.weight"].T + v["linear1.bias"], 0)
     return inner @ v["linear2.weight"].T + v["linear2.bias"]
 
@@ -44,19 +44,19 @@ def transformed_by_numpy(x: Any, v: dict[str, Any]) -> Any:
 def layer_by_numpy(
     x: Any, v: dict[str, Any], norm_first: bool, causal: bool, memory: Any = None
 ) -> Any:
-    """One layer of an encoder, or of a decoder if there is a memory."""
-    parts = [lambda x: attended_by_numpy(x, x, v, "self_attn", causal)]
+    """Return the result of an encoder layer, or of a decoder layer if there is a memory."""
+    parts = [lambda x: attention_by_numpy(x, x, v, "self_attn", causal)]
     if memory is not None:
-        parts.append(lambda x: attended_by_numpy(x, memory, v, "multihead_attn", False))
-    for number, part in enumerate([*parts, lambda x: transformed_by_numpy(x, v)], 1):
+        parts.append(lambda x: attention_by_numpy(x, memory, v, "multihead_attn", False))
+    for number, part in enumerate([*parts, lambda x: feed_forward_by_numpy(x, v)], 1):
         affine = v[f"norm{number}.weight"], v[f"norm{number}.bias"]
-        x = x + part(normalized(x, *affine)) if norm_first else normalized(x + part(x), *affine)
+        x = x + part(normalize(x, *affine)) if norm_first else normalize(x + part(x), *affine)
     return x
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
-def test_a_layer_is_that_of_numpy(norm_first: bool, causal: bool) -> None:
+def test_an_encoder_layer_equals_numpy(norm_first: bool, causal: bool) -> None:
     layer = nn.TransformerEncoderLayer(8, 2, 16, norm_first=norm_first).astype("float64")
     layer.norm1.bias.assign(np.arange(8.0))
     found = ngd.function(lambda x: layer(x, causal=causal))(X)
@@ -64,7 +64,7 @@ def test_a_layer_is_that_of_numpy(norm_first: bool, causal: bool) -> None:
     npt.assert_allclose(found, wanted, atol=1e-12)
 
 
-def test_an_encoder_has_layers_of_its_own() -> None:
+def test_an_encoder_has_separate_layers() -> None:
     encoder = nn.TransformerEncoder(
         lambda: nn.TransformerEncoderLayer(8, 2, 16), 2, nn.LayerNorm(8)
     ).astype("float64")
@@ -75,7 +75,7 @@ def test_an_encoder_has_layers_of_its_own() -> None:
         prefix = f"layers.{number}."
         own = {k.removeprefix(prefix): v for k, v in values.items() if k.startswith(prefix)}
         wanted = layer_by_numpy(wanted, own, False, False)
-    wanted = normalized(wanted, values["norm.weight"], values["norm.bias"])
+    wanted = normalize(wanted, values["norm.weight"], values["norm.bias"])
     npt.assert_allclose(ngd.function(lambda x: encoder(x))(X), wanted, atol=1e-12)
 
 
@@ -83,7 +83,7 @@ MEMORY = np.random.default_rng(1).normal(size=(2, 5, 8))
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
-def test_a_layer_of_a_decoder_is_that_of_numpy(norm_first: bool) -> None:
+def test_a_decoder_layer_equals_numpy(norm_first: bool) -> None:
     layer = nn.TransformerDecoderLayer(8, 2, 16, norm_first=norm_first).astype("float64")
     layer.norm3.bias.assign(np.arange(8.0))
     found = ngd.function(lambda x, memory: layer(x, memory, causal=True))(X, MEMORY)
@@ -91,7 +91,7 @@ def test_a_layer_of_a_decoder_is_that_of_numpy(norm_first: bool) -> None:
     npt.assert_allclose(found, wanted, atol=1e-12)
 
 
-def test_a_decoder_has_layers_of_its_own() -> None:
+def test_a_decoder_has_separate_layers() -> None:
     decoder = nn.TransformerDecoder(
         lambda: nn.TransformerDecoderLayer(8, 2, 16), 2, nn.LayerNorm(8)
     ).astype("float64")
@@ -100,13 +100,13 @@ def test_a_decoder_has_layers_of_its_own() -> None:
         prefix = f"layers.{number}."
         own = {k.removeprefix(prefix): v for k, v in values.items() if k.startswith(prefix)}
         wanted = layer_by_numpy(wanted, own, False, True, MEMORY)
-    wanted = normalized(wanted, values["norm.weight"], values["norm.bias"])
+    wanted = normalize(wanted, values["norm.weight"], values["norm.bias"])
     found = ngd.function(lambda x, memory: decoder(x, memory, causal=True))(X, MEMORY)
     npt.assert_allclose(found, wanted, atol=1e-12)
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
-def test_a_decoder_is_pytorchs(norm_first: bool) -> None:
+def test_a_decoder_equals_pytorch(norm_first: bool) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed beside the tests")
     how = {"dim_feedforward": 16, "norm_first": norm_first, "dropout": 0.0}
     layer = torch.nn.TransformerDecoderLayer(8, 2, **how, batch_first=True)
@@ -119,14 +119,14 @@ def test_a_decoder_is_pytorchs(norm_first: bool) -> None:
     assert list(ours.state_dict()) == list(theirs.state_dict())
     x, memory = torch.tensor(X), torch.tensor(MEMORY)
     mask = torch.nn.Transformer.generate_square_subsequent_mask(3, dtype=x.dtype)
-    hidden = np.arange(5) < 4  # the last position of the memory is not attended to
+    hidden = np.arange(5) < 4  # the last position of the memory is masked
     memory_mask = torch.tensor(~np.tile(hidden, (3, 1)))
     wanted = theirs(x, memory, tgt_mask=mask, memory_mask=memory_mask).detach().numpy()
     found = ngd.function(lambda x, m: ours(x, m, memory_mask=hidden, causal=True))(X, MEMORY)
     npt.assert_allclose(found, wanted, atol=1e-12)
 
 
-def test_dropout_draws_in_training_only() -> None:
+def test_dropout_draws_only_in_training() -> None:
     layer, random = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.5), nn.Random(1)
 
     @ngd.function(updates=True)
@@ -141,7 +141,7 @@ def test_dropout_draws_in_training_only() -> None:
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
-def test_a_layer_is_pytorchs(activation: str) -> None:
+def test_an_encoder_layer_equals_pytorch(activation: str) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed beside the tests")
     how = {"dim_feedforward": 16, "activation": activation, "dropout": 0.0}
     theirs = torch.nn.TransformerEncoderLayer(8, 2, **how, batch_first=True).double()
@@ -151,7 +151,7 @@ def test_a_layer_is_pytorchs(activation: str) -> None:
     npt.assert_allclose(ngd.function(lambda x: ours(x))(X), wanted, atol=1e-12)
 
 
-def test_bad_arguments_are_refused() -> None:
+def test_bad_arguments_raise_errors() -> None:
     with pytest.raises(ValueError, match='activation: expected "relu" or "gelu"; got \'tanh\''):
         nn.TransformerEncoderLayer(8, 2, activation="tanh")
     layer = nn.TransformerEncoderLayer(8, 2)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two models with the same module names, in one step, one optimizer and one average."""
+"""Tests of two models with the same names, in one step, one optimizer and one average."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def linear(seed: int, name: str = "") -> nn.Linear:
 
 
 def step_of(models: list[nn.Linear], optimizer: Any) -> Any:
-    """A step that trains models to make zeros; the models are used in the reverse order."""
+    """Return a step that trains models to return zeros. It uses them in reverse order."""
 
     @ngd.function(updates=True)
     def step(x: Any) -> Any:
@@ -36,7 +36,7 @@ def step_of(models: list[nn.Linear], optimizer: Any) -> Any:
 
 
 def momentum_steps(w: Any, times: int) -> Any:
-    """The same by NumPy, of one model: SGD with momentum 0.9 and a rate of 0.01."""
+    """Return a weight after steps of SGD with momentum 0.9 and rate 0.01, computed by NumPy."""
     b = np.zeros_like(w)
     for _ in range(times):
         b = 0.9 * b + 2 * (X @ w.T).T @ X
@@ -45,7 +45,7 @@ def momentum_steps(w: Any, times: int) -> Any:
 
 
 @pytest.mark.parametrize("names", [("", ""), ("critic", "critic"), ("", "model_1")])
-def test_two_models_of_the_same_names_train_in_one_step(names: tuple[str, str]) -> None:
+def test_two_models_with_the_same_names_train_in_one_step(names: tuple[str, str]) -> None:
     models = [linear(seed, name) for seed, name in enumerate(names)]
     before = [model.state_dict()["weight"] for model in models]
     optimizer = optim.SGD(0.01, momentum=0.9)
@@ -57,7 +57,7 @@ def test_two_models_of_the_same_names_train_in_one_step(names: tuple[str, str]) 
     assert [list(model.state_dict()) for model in models] == [["weight"], ["weight"]]
 
 
-def test_the_second_model_has_a_prefix_of_its_own() -> None:
+def test_the_second_model_gets_a_prefix() -> None:
     first, second, third = linear(0), linear(1), linear(2, "critic")
     x = ngd.placeholder("x", X.shape)
     step = ngd.compile([x], [third(x) + second(x) + first(x)])  # construction decides, not use
@@ -73,25 +73,25 @@ def test_the_second_model_has_a_prefix_of_its_own() -> None:
     assert "ema.model_1.weight" in average.state
 
 
-def test_all_variables_of_a_model_have_the_prefix() -> None:
+def test_all_variables_of_a_model_get_the_prefix() -> None:
     first, second = linear(0), nn.Linear(3, 3)
     x = ngd.placeholder("x", X.shape)
     names = ngd.compile([x], [second(x) + first(x)]).graph.names
     assert sorted(names.values()) == ["model_1.bias", "model_1.weight", "weight"]
 
 
-def test_one_model_keeps_its_names_beside_others(tmp_path: Any) -> None:
+def test_a_checkpoint_of_one_model_has_no_prefix(tmp_path: Any) -> None:
     saved, loaded = linear(1), linear(2)
     x = ngd.placeholder("x", X.shape)
     ngd.compile([x], [saved(x) + loaded(x)])(X)
     checkpoint.save(tmp_path, saved.variables())
-    checkpoint.load(tmp_path, loaded.variables())  # as a program that makes one model does
+    checkpoint.load(tmp_path, loaded.variables())  # like a program with one model
     npt.assert_array_equal(loaded.weight.numpy(), saved.weight.numpy())
     with pytest.raises(ValueError, match=r"got two called 'weight'\. Give each model"):
         checkpoint.save(tmp_path, [saved.variables(), loaded.variables()])
 
 
-def test_variables_without_a_model_are_still_refused() -> None:
+def test_variables_with_equal_names_and_without_a_model_are_rejected() -> None:
     w, own = ngd.variable("weight", np.ones((3, 3), np.float32)), linear(0)
     x = ngd.placeholder("x", X.shape)
     names = ngd.compile([x], [own(x) + x @ w]).graph.names
@@ -101,7 +101,7 @@ def test_variables_without_a_model_are_still_refused() -> None:
         ngd.compile([x], [x @ w + x @ other])
 
 
-def test_models_that_begin_alike_are_warned_of() -> None:
+def test_models_with_equal_initial_weights_warn() -> None:
     models = [nn.Linear(3, 3, bias=False) for _ in range(2)]
     with pytest.warns(EqualModelsWarning, match=r"got 'weight' of two models .*initialize\(seed"):
         step_of(models, optim.SGD(0.1))(X)

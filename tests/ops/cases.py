@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the op blocks' samples become: one list of cases, for all the tests that run them."""
+"""The samples of all ops as one list of test cases."""
 
 from __future__ import annotations
 
@@ -39,10 +39,11 @@ TOLERANCES = {
     float16: (2e-3, 1e-3),
     bfloat16: (1.6e-2, 8e-3),
 }
-"""Relative and absolute difference to the reference that a device may show, by dtype.
+"""The relative and absolute tolerance of a device, compared with the reference, by dtype.
 
-For the two-byte floats that is one unit in the last place, two below a power of two: both sides
-compute in float32 and round once, and may fall on the two sides of a rounding. All else is exact.
+For 16-bit floats the tolerance is two units of the last place just below a power of two, and one
+unit elsewhere. Device and reference compute in float32 and round once, and the rounding may
+differ. All other results are exact.
 """
 
 
@@ -54,7 +55,7 @@ class Case:
     number: int
     sample: Sample
     dtype: DType | None
-    """The dtype under test; None where the sample fixes all dtypes."""
+    """The dtype under test, or None if the sample fixes all dtypes."""
 
     def __str__(self) -> str:
         dtype = SHORT_NAMES[self.dtype] if self.dtype is not None else "fixed"
@@ -67,22 +68,22 @@ class Case:
 
     @property
     def results(self) -> tuple[Type, ...]:
-        """The types that the op infers: of its result, or of each."""
+        """The types of the results, which the op infers."""
         inferred = self.op.infer(*self.types, **self.sample.attrs)
         return inferred if isinstance(inferred, tuple) else (inferred,)
 
     @property
     def readings(self) -> list[tuple[int, ...]]:
-        """Which floating results a loss may read: all of them, and each alone."""
+        """The floating results that a loss may read: all of them, and each of them separately."""
         floats = tuple(i for i, type in enumerate(self.results) if is_float(type.dtype))
         return [floats] if len(floats) < 2 else [floats, *((i,) for i in floats)]
 
     def apply(self, operands: Sequence[Node]) -> tuple[Node, ...]:
-        """The op's results on nodes."""
+        """Return the results of the op on nodes."""
         return self.op.node(operands, self.sample.attrs).results
 
     def arrays(self) -> list[Array]:
-        """The operands' values: always the same ones."""
+        """Return the values of the operands. They are equal in each call."""
         rng = np.random.default_rng(zlib.crc32(str(self).encode()))
         return [
             draw(operand, type.dtype, rng)
@@ -90,7 +91,7 @@ class Case:
         ]
 
     def reference(self, arrays: Sequence[Array]) -> list[Array]:
-        """The reference's results, without NumPy's warnings."""
+        """Return the results of the reference, without NumPy's warnings."""
         with np.errstate(all="ignore"):
             if isinstance(self.op, Control):
                 made = self.op.run(evaluate_body, *arrays, **self.sample.attrs)
@@ -100,19 +101,19 @@ class Case:
 
 
 def evaluate_body(graph: Graph, inputs: Sequence[Array]) -> list[Array]:
-    """Evaluate the body of a loop or a branch by the references of its ops."""
+    """Evaluate the body of a loop or a branch with the references of its ops."""
     return evaluate(graph, inputs, {})[0]
 
 
 def operand_dtype(operand: Operand, dtype: DType | None) -> DType:
-    """The dtype of an operand under test of `dtype`."""
+    """Return the dtype of an operand in a test of `dtype`."""
     chosen = operand.dtype or dtype
     assert chosen is not None
     return chosen
 
 
 def draw(operand: Operand, dtype: DType, rng: np.random.Generator) -> Array:
-    """Values as the operand asks for."""
+    """Return random values in the range that the operand declares."""
     shape, low, high = operand.shape, operand.low, operand.high
     if dtype == bool_:
         return rng.integers(0, 2, shape).astype(bool)
@@ -136,7 +137,7 @@ def draw(operand: Operand, dtype: DType, rng: np.random.Generator) -> Array:
 
 
 def computing_ops() -> list[Op]:
-    """Every op but the leaves."""
+    """Return all ops except leaves."""
     return [op for op in OPS.values() if not isinstance(op, Leaf)]
 
 
@@ -146,7 +147,7 @@ def takes_two(op: Op) -> bool:
 
 
 def all_cases() -> list[Case]:
-    """Every sample of every op in every dtype that the op declares."""
+    """Return each sample of each op in each dtype that the op declares."""
     found = []
     for op in computing_ops():
         for number, sample in enumerate(op.samples()):
@@ -157,7 +158,7 @@ def all_cases() -> list[Case]:
 
 
 def placeholders(types: Sequence[Type]) -> list[Node]:
-    """A placeholder of each type."""
+    """Return a placeholder of each type."""
     return [
         Node(PLACEHOLDER, (), {"name": f"x{i}", "uniform": False}, type)
         for i, type in enumerate(types)
@@ -165,14 +166,14 @@ def placeholders(types: Sequence[Type]) -> list[Node]:
 
 
 def run_reference(inputs: Sequence[Node], outputs: Sequence[Node], arrays: Sequence[Array]) -> Any:
-    """Evaluate nodes by their references."""
+    """Evaluate nodes with the references of their ops."""
     graph = Graph(tuple(inputs), tuple(outputs))
     graph.verify()
     return evaluate(graph, arrays, {})[0]
 
 
 def assert_close(actual: Array, expected: Array, slack: float = 1) -> None:
-    """Compare by the table of tolerances; dtype and shape must be equal."""
+    """Check that dtype and shape are equal, and that the values agree within TOLERANCES."""
     assert Type(actual.dtype, actual.shape) == Type(expected.dtype, expected.shape)
     if not is_float(expected.dtype):
         npt.assert_array_equal(actual, expected)

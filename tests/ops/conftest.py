@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices to run on, and the report of what was covered: reports/op_coverage.md."""
+"""Fixtures for devices, and the report of the tested ops and dtypes, reports/op_coverage.md."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Runner = Callable[[Sequence[Node], Sequence[Node], Sequence[Array]], list[Array]
 
 @pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest) -> str:
-    """Each device by its name."""
+    """The name of each device."""
     name: str = request.param
     return name
 
 
 @pytest.fixture
 def run(device: str) -> Runner:
-    """Compile and call on the device, by the public API."""
+    """A function that compiles and calls a graph on the device, through the public API."""
     ngd: Any = pytest.importorskip("ngd")
     if not hasattr(ngd, "compile"):
         pytest.skip("ngd.compile is not importable: the compiled part is not built")
@@ -44,18 +44,18 @@ def run(device: str) -> Runner:
 
 
 class Coverage:
-    """What has passed: aspect -> op -> dtypes."""
+    """The cases that passed: a mapping from aspect to op to dtypes."""
 
     def __init__(self) -> None:
         self.passed: dict[str, dict[str, set[str]]] = {a: defaultdict(set) for a in ASPECTS}
         self.cases_run: set[str] = set()
 
     def note(self, aspect: str, op: str, dtype: DType) -> None:
-        """Record that this aspect of an op holds in a dtype."""
+        """Record that a test of this aspect of an op passed in a dtype."""
         self.passed[aspect][op].add(SHORT_NAMES[dtype])
 
     def table(self) -> str:
-        """The report, in Markdown."""
+        """Return the report, in Markdown."""
         order = list(SHORT_NAMES.values())
         lines = [
             "# Ops: what the tests covered",
@@ -75,7 +75,7 @@ class Coverage:
         return "\n".join(lines) + "\n"
 
     def missing(self) -> list[str]:
-        """Ops without a passed case, by device; declared dtypes that no case of it covered."""
+        """Return the ops without a passed case, and the dtypes without one, per device."""
         found = []
         for device in DEVICES:
             for op in filter(lambda op: not takes_two(op), computing_ops()):
@@ -95,13 +95,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def coverage(request: pytest.FixtureRequest) -> Coverage:
-    """Where tests note what passed."""
+    """The record of the cases that passed."""
     return request.config.stash[_COVERAGE]
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Write the report; a complete run that left an op out fails."""
+    """Write the report. A complete run fails if an op or a dtype was not tested."""
     coverage = session.config.stash[_COVERAGE]
     if not coverage.cases_run:
         return

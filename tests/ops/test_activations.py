@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Activations against formulas of Python's own math module, and against PyTorch where it is."""
+"""Tests of activations against formulas in Python's math module, and against PyTorch."""
 
 from __future__ import annotations
 
@@ -77,15 +77,15 @@ CASES: dict[str, tuple[Callable[[Any], Node], Scalar, Scalar]] = {
     ),
 }
 POINTS = [0.0, 1e-30, 1e-7, 0.3, 1.0, 2.9, 3.0, 3.1, 5.0, 8.0, 16.5, 40.0, 88.0, 104.0, 710.0, 1e4]
-"""And their negatives: where exponentials of floats of both sizes overflow and vanish."""
+"""These points and their negatives: exponentials of float32 and float64 overflow and vanish."""
 FAR = {float32: [1e18, 2e19, 3e38], float64: [1e100, 1e160, 1e308]}
-"""Squares of these overflow."""
+"""Numbers whose squares overflow."""
 TOLERANCE: dict[DType, tuple[float, float]] = {float32: (2e-6, 3e-7), float64: (1e-13, 1e-15)}
 
 
 @pytest.mark.parametrize("dtype", [float32, float64], ids=str)
 @pytest.mark.parametrize("name", CASES)
-def test_values_and_slopes(name: str, dtype: DType, run: Runner) -> None:
+def test_values_and_slopes_equal_the_formulas(name: str, dtype: DType, run: Runner) -> None:
     ours, value, slope = CASES[name]
     points = np.array([s * p for p in [*POINTS, *FAR[dtype]] for s in (-1, 1)], dtype)
     (x,) = placeholders([Type(points.dtype, points.shape)])
@@ -98,7 +98,7 @@ def test_values_and_slopes(name: str, dtype: DType, run: Runner) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_nan_stays(name: str, run: Runner) -> None:
+def test_a_nan_stays_a_nan(name: str, run: Runner) -> None:
     (x,) = placeholders([Type(float32, (1,))])
     assert np.isnan(run([x], [CASES[name][0](x)], [np.array([np.nan], np.float32)])[0]).all()
 
@@ -116,7 +116,7 @@ TORCH: dict[str, Callable[[Any, Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", TORCH)
-def test_pytorch_agrees(name: str, run: Runner) -> None:
+def test_activations_equal_pytorch(name: str, run: Runner) -> None:
     torch: Any = pytest.importorskip("torch")
     array = np.random.default_rng(2).uniform(-5, 5, 200)
     theirs = torch.tensor(array, requires_grad=True)
@@ -135,13 +135,13 @@ def values(nodes: list[Node]) -> list[Array]:
     return found
 
 
-def test_integers_become_floats() -> None:
+def test_integers_are_converted_to_floats() -> None:
     (node,) = values([ops.silu(np.array([0, 1]))])
     npt.assert_allclose(node, [0, sigmoid(1)])
     assert node.dtype == float64
 
 
-def test_gelu_knows_two_forms() -> None:
+def test_gelu_rejects_unknown_approximations() -> None:
     with pytest.raises(ValueError, match=r"^gelu: .* among none, tanh; got 'erf'"):
         ops.gelu(1.0, approximate="erf")
 
@@ -153,13 +153,13 @@ class TestClip:
         x, a, b = (ops.as_node(np.asarray(v, float)) for v in (self.X, low, high))
         return values(grad(ops.sum(ops.clip(x, a, b)), [x, a, b]))
 
-    def test_a_bound_leaves_the_gradient_to_what_lies_on_it(self) -> None:
+    def test_a_value_on_a_bound_gets_the_gradient(self) -> None:
         to_x, to_low, to_high = self.gradients(-1, 1)
         assert to_x.tolist() == [0, 1, 1, 1, 0]
         assert to_low == 1
         assert to_high == 1
 
-    def test_bounds_that_cross(self) -> None:
+    def test_crossed_bounds_give_the_upper_bound(self) -> None:
         to_x, to_low, to_high = self.gradients(1, -1)
         assert values([ops.clip(self.X, 1, -1)])[0].tolist() == [-1] * 5
         assert to_x.tolist() == [0] * 5
@@ -167,7 +167,7 @@ class TestClip:
         assert to_high == 5
 
     @pytest.mark.parametrize("dtype", ["int8", "uint16", "float32", "float16"])
-    def test_no_bound_is_no_change(self, dtype: str) -> None:
+    def test_clip_without_bounds_changes_nothing(self, dtype: str) -> None:
         limits = np.finfo(dtype) if dtype.startswith("float") else np.iinfo(dtype)
         x = np.array([limits.min, limits.max, 1], dtype)
         npt.assert_array_equal(values([ops.clip(x)])[0], x)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention: PyTorch as the witness, the kernel beside its expansion, and what it stores."""
+"""Tests of attention against PyTorch, of the kernel against its expansion, and of its memory."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ LARGE: list[tuple[Shape, Shape, Shape]] = [
 
 
 def special(dtype: DType, shapes: tuple[Shape, ...], kind: str) -> list[Array]:
-    """Operands: of numbers, of large numbers, or with some that are not finite."""
+    """Return operands with small or large numbers, or with values that are not finite."""
     arrays = drawn(dtype, *shapes)
     if kind == "large":
         arrays = [10 * a for a in arrays]
@@ -104,7 +104,7 @@ def special(dtype: DType, shapes: tuple[Shape, ...], kind: str) -> list[Array]:
 @pytest.mark.parametrize("shapes", LARGE, ids=str)
 @pytest.mark.parametrize("kind", ["small", "large", "nan", "inf", "-inf"])
 @pytest.mark.parametrize("causal", [False, True])
-def test_the_kernel_and_the_expansion_agree(
+def test_the_kernel_equals_the_expansion(
     run: Runner, dtype: DType, shapes: tuple[Shape, ...], kind: str, causal: bool
 ) -> None:
     arrays = special(dtype, shapes, kind)
@@ -118,13 +118,13 @@ def test_the_kernel_and_the_expansion_agree(
         (attend, *_) = attend.inputs
     seed = np.asarray(rng.uniform(-1, 1, attend.shape), dtype)
     slopes = grad(ops.sum(attend * seed), inputs)
-    apart = run(inputs, [*attend.results, *slopes], arrays)
+    by_kernel = run(inputs, [*attend.results, *slopes], arrays)
     stored = expansion(attend)
     by_parts = grad(ops.sum(stored[0] * seed), inputs)
-    together = run(inputs, [*stored, *by_parts], arrays)
-    # Scores of some hundreds are rounded, and so are their logarithms of sums.
+    by_expansion = run(inputs, [*stored, *by_parts], arrays)
+    # Attention logits of some hundreds are rounded, and so are the logarithms of their sums.
     tolerance = (1e-5 if dtype == float32 else 1e-13) * (30 if kind == "large" else 1)
-    for number, (one, other) in enumerate(zip(apart, together, strict=True)):
+    for number, (one, other) in enumerate(zip(by_kernel, by_expansion, strict=True)):
         finite = np.isfinite(one) & np.isfinite(other)
         size = float(np.max(np.abs(other[finite]), initial=1))
         npt.assert_allclose(one[finite], other[finite], rtol=0, atol=tolerance * size)
@@ -132,14 +132,14 @@ def test_the_kernel_and_the_expansion_agree(
             assert finite.all()
         elif number < 2:
             npt.assert_array_equal(np.isnan(one), np.isnan(other))
-        elif not causal:  # blocks of keys that no query of a block sees are not read
+        elif not causal:  # blocks that the causal mask hides are not read
             assert np.isnan(one)[np.isnan(other)].all()
     if kind != "nan":
-        npt.assert_array_equal(apart[0][..., 5, :], 0)
+        npt.assert_array_equal(by_kernel[0][..., 5, :], 0)
 
 
-def test_gradients_of_gradients(run: Runner) -> None:
-    """Against differences of the first gradients, in float64."""
+def test_second_gradients_equal_finite_differences(run: Runner) -> None:
+    """The gradients are compared with differences of the first gradients, in float64."""
     arrays = drawn(float64, (2, 5, 3), (1, 4, 3), (1, 4, 2), (5, 4))
     inputs = placeholders([Type(a.dtype, a.shape) for a in arrays])
     y = ops.attention(*inputs[:3], mask=inputs[3], causal=True)
@@ -147,47 +147,47 @@ def test_gradients_of_gradients(run: Runner) -> None:
     loss = ops.sum(ops.stack([ops.sum(ops.cos(g)) for g in first]))
     second = run(inputs, grad(loss, inputs), arrays)
     for number, (array, slopes) in enumerate(zip(arrays, second, strict=True)):
-        for place in range(0, array.size, 3):
+        for position in range(0, array.size, 3):
             ends = []
             for step in (1e-6, -1e-6):
                 changed = [a.copy() for a in arrays]
-                changed[number].reshape(-1)[place] += step
+                changed[number].reshape(-1)[position] += step
                 ends.append(run_reference(inputs, [loss], changed)[0])
             wanted = (ends[0] - ends[1]) / 2e-6
-            npt.assert_allclose(slopes.reshape(-1)[place], wanted, rtol=1e-6, atol=1e-8)
+            npt.assert_allclose(slopes.reshape(-1)[position], wanted, rtol=1e-6, atol=1e-8)
 
 
 @CPU
 @pytest.mark.parametrize("masking", ["none", "causal", "bool", "float"])
-def test_a_long_context_does_not_store_its_scores(device: str, masking: str) -> None:
-    heads, places, extent = 2, 4096, 16
-    inputs = placeholders([Type(float32, (heads, places, extent))] * 3)
+def test_a_long_context_does_not_store_the_attention_matrix(device: str, masking: str) -> None:
+    heads, length, extent = 2, 4096, 16
+    inputs = placeholders([Type(float32, (heads, length, extent))] * 3)
     mask: Array | None = None
     if masking in ("bool", "float"):
-        mask = np.zeros((1, places), bool if masking == "bool" else float32)
+        mask = np.zeros((1, length), bool if masking == "bool" else float32)
     y = ops.attention(*inputs, mask=mask, causal=masking == "causal")
     step = ngd.compile(inputs, [y, *grad(ops.sum(y), inputs)], device=device)
-    one = heads * places * extent * 4
-    assert step.memory()["private"] < 8 * one < heads * places * places
+    one = heads * length * extent * 4
+    assert step.memory()["private"] < 8 * one < heads * length * length
     assert str(step).count("attend") == 2
 
 
 @pytest.mark.parametrize("dtype", [float16, bfloat16], ids=str)
-def test_two_bytes_are_rounded_once(run: Runner, dtype: DType) -> None:
+def test_results_of_16_bit_floats_are_rounded_once(run: Runner, dtype: DType) -> None:
     arrays = drawn(dtype, (3, 70, 8), (3, 70, 8), (3, 70, 8))
     inputs = placeholders([Type(a.dtype, a.shape) for a in arrays])
     y = ops.attention(*inputs, causal=True)
     assert y.dtype == dtype
     (found,) = run(inputs, [y], arrays)
-    wide = placeholders([Type(float64, a.shape) for a in arrays])
+    wide_inputs = placeholders([Type(float64, a.shape) for a in arrays])
     (exact,) = run_reference(
-        wide, [ops.attention(*wide, causal=True)], [a.astype(float64) for a in arrays]
+        wide_inputs, [ops.attention(*wide_inputs, causal=True)], [a.astype(float64) for a in arrays]
     )
     unit = 2.0**-11 if dtype == float16 else 2.0**-8
     npt.assert_allclose(found.astype(float64), exact, rtol=1.01 * unit, atol=1e-7)
 
 
-def test_a_mask_of_nan_gives_nan(run: Runner) -> None:
+def test_a_nan_in_the_mask_gives_nan(run: Runner) -> None:
     arrays = drawn(float32, (1, 3, 4), (1, 3, 4), (1, 3, 4))
     mask = np.array([[0, 0, 0], [0, math.nan, 0], [-math.inf, 0, 1]], np.float32)
     inputs = placeholders([Type(a.dtype, a.shape) for a in arrays])
@@ -196,8 +196,8 @@ def test_a_mask_of_nan_gives_nan(run: Runner) -> None:
 
 
 @pytest.mark.parametrize("bits", [0x7FC00000, 0x7FC00001, 0xFFFFFFFF])
-def test_no_nan_becomes_a_number(run: Runner, bits: int) -> None:
-    """Whatever its bits; of a query its row, of a key all that see it."""
+def test_a_nan_in_query_or_key_reaches_the_result(run: Runner, bits: int) -> None:
+    """A NaN in a query affects one row. A NaN in a key affects all rows that attend to it."""
     q, k, v = drawn(float32, (2, 70, 4), (2, 70, 4), (2, 70, 4))
     q[0, 3], k[1, 69] = np.array([bits, bits], np.uint32).view(np.float32)
     inputs = placeholders([Type(a.dtype, a.shape) for a in (q, k, v)])
@@ -207,7 +207,7 @@ def test_no_nan_becomes_a_number(run: Runner, bits: int) -> None:
     npt.assert_array_equal(np.isnan(found).all(-1), wanted)
 
 
-def test_what_does_not_fit_is_named() -> None:
+def test_bad_shapes_and_masks_are_rejected() -> None:
     with pytest.raises(ShapeError, match=r"^attention: .*last axis, or a scale"):
         ops.attention(*[np.ones((2, 3, 0), np.float32)] * 3)
     q = np.ones((2, 3, 4), np.float32)
@@ -230,7 +230,7 @@ def test_what_does_not_fit_is_named() -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_the_cost_is_that_of_the_products(causal: bool) -> None:
+def test_the_cost_is_that_of_the_two_matmuls(causal: bool) -> None:
     q, k, v = placeholders([Type(float32, (2, 5, 3)), *[Type(float32, (2, 7, 3))] * 2])
     y = ops.attention(q, k, v, causal=causal)
     pairs = 2 * (1 + 2 + 3 + 4 + 5 if causal else 5 * 7)
@@ -240,8 +240,8 @@ def test_the_cost_is_that_of_the_products(causal: bool) -> None:
     assert cost_of(slope.results[0]).flops == 2 * pairs * 5 * 3
 
 
-def test_heads_behind_the_places_are_read_there() -> None:
-    """What a model cuts from one product is not transposed for the kernel."""
+def test_heads_after_the_positions_need_no_transpose() -> None:
+    """A model slices query, key and value out of one matmul. The kernel reads them in place."""
     x = placeholders([Type(float32, (2, 70, 3, 4, 8))])
     q, k, v = (ops.transpose(x[0][:, :, i], (0, 2, 1, 3)) for i in range(3))
     y = ops.transpose(ops.attention(q, k, v, causal=True), (0, 2, 1, 3))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every op block held to its own word: generated from the samples of the registry."""
+"""Tests of every op, generated from the samples in the registry."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NO_GRADIENT = {
     for kind in ("min", "max", "prod")
 }
 POSITIONS = 48
-"""At most so many elements of an operand are perturbed."""
+"""The maximum number of elements of an operand that are changed for differences."""
 
 
 def named(cases: Sequence[Case]) -> pytest.MarkDecorator:
@@ -45,7 +45,7 @@ def named(cases: Sequence[Case]) -> pytest.MarkDecorator:
 
 
 def has_gradient(case: Case) -> bool:
-    """Whether finite differences in f64 say anything about the case."""
+    """Return True if the gradient of a case can be compared with finite differences in float64."""
     kind = (case.op.name, case.sample.attrs.get("reduce_op"))
     return (
         case.dtype in (None, float64)
@@ -58,20 +58,22 @@ def has_gradient(case: Case) -> bool:
 
 
 @pytest.mark.parametrize("op", computing_ops(), ids=lambda op: op.name)
-def test_block_is_complete(op: Op) -> None:
+def test_every_op_has_samples_and_a_docstring(op: Op) -> None:
     assert list(op.samples()), "an op without samples is never tested"
     assert (type(op).__doc__ or "").strip()
     assert not (op.kernel.is_elementwise and op.has_expansion)
 
 
 @named(CASES)
-def test_reference_has_the_inferred_type(case: Case) -> None:
+def test_the_reference_has_the_inferred_type(case: Case) -> None:
     values = case.reference(case.arrays())
     assert tuple(Type(value.dtype, value.shape) for value in values) == case.results
 
 
 @named([c for c in CASES if not takes_two(c.op)])
-def test_device_matches_reference(case: Case, device: str, run: Runner, coverage: Coverage) -> None:
+def test_every_device_equals_the_reference(
+    case: Case, device: str, run: Runner, coverage: Coverage
+) -> None:
     coverage.cases_run.add(f"{case} on {device}")
     inputs, arrays = placeholders(case.types), case.arrays()
     expected = case.reference(arrays)
@@ -81,8 +83,8 @@ def test_device_matches_reference(case: Case, device: str, run: Runner, coverage
 
 
 @named([c for c in CASES if len(c.results) > 1])
-def test_results_that_nobody_reads(case: Case, run: Runner) -> None:
-    """Each result alone is what it is among the others."""
+def test_each_result_can_be_read_without_the_others(case: Case, run: Runner) -> None:
+    """A result that is read alone equals the result that is read with the others."""
     inputs, arrays = placeholders(case.types), case.arrays()
     for number, wanted in enumerate(case.reference(arrays)):
         (value,) = run(inputs, [case.apply(inputs)[number]], arrays)
@@ -90,7 +92,7 @@ def test_results_that_nobody_reads(case: Case, run: Runner) -> None:
 
 
 @named([c for c in CASES if c.op.has_expansion])
-def test_expansion_matches_reference(case: Case, coverage: Coverage) -> None:
+def test_the_expansion_equals_the_reference(case: Case, coverage: Coverage) -> None:
     inputs, arrays = placeholders(case.types), case.arrays()
     values = run_reference(inputs, expansion(case.apply(inputs)[0]), arrays)
     for value, wanted in zip(values, case.reference(arrays), strict=True):
@@ -99,7 +101,7 @@ def test_expansion_matches_reference(case: Case, coverage: Coverage) -> None:
 
 
 class Weighted:
-    """A loss: some results of a case, each multiplied with a seed and summed."""
+    """A loss: the sum of some results of a case, each multiplied by a seed."""
 
     def __init__(self, case: Case, reading: Sequence[int]) -> None:
         types = [case.results[number] for number in reading]
@@ -117,7 +119,7 @@ class Weighted:
         )
 
     def at(self, arrays: Sequence[Array]) -> float:
-        """The loss by the reference."""
+        """Return the loss, computed by the reference."""
         values = self.case.reference(arrays)
         return builtins.sum(
             float(np.sum(values[number] * seed))
@@ -126,25 +128,25 @@ class Weighted:
 
 
 def total(nodes: Iterable[Node]) -> Node:
-    """The sum of all elements of all nodes."""
+    """Return the sum of all elements of all nodes."""
     return reduce(add, (sum(node) for node in nodes))
 
 
 @named([c for c in CASES if has_gradient(c)])
-def test_gradient_matches_finite_differences(case: Case, coverage: Coverage) -> None:
+def test_gradients_equal_finite_differences(case: Case, coverage: Coverage) -> None:
     arrays = case.arrays()
     for reading in case.readings:
         the = Weighted(case, reading)
         gradients = run_reference(the.inputs, grad(the.loss, the.wrt, unused="zero"), the.arrays)
-        places = [i for i, x in enumerate(the.operands) if is_float(x.dtype)]
-        for i, gradient in zip(places, gradients, strict=True):
+        numbers = [i for i, x in enumerate(the.operands) if is_float(x.dtype)]
+        for i, gradient in zip(numbers, gradients, strict=True):
             compare_with_differences(the.at, arrays, i, gradient, step=1e-6)
     coverage.note("gradient", case.op.name, float64)
 
 
 @named([c for c in CASES if has_gradient(c)])
-def test_gradients_on_a_device(case: Case, run: Runner) -> None:
-    """The same graph of gradients as the references compute it: whatever passes make of it."""
+def test_gradients_on_a_device_equal_the_reference(case: Case, run: Runner) -> None:
+    """The passes may rewrite the graph of gradients, and its values must not change."""
     for reading in case.readings:
         the = Weighted(case, reading)
         outputs = [the.loss, *grad(the.loss, the.wrt, unused="zero")]
@@ -154,21 +156,21 @@ def test_gradients_on_a_device(case: Case, run: Runner) -> None:
 
 
 @named([c for c in CASES if has_gradient(c) and c.op.smooth])
-def test_second_gradient_matches_finite_differences(case: Case, coverage: Coverage) -> None:
-    """The gradients, weighted and summed, differentiated by the operands and by dy."""
+def test_second_gradients_equal_finite_differences(case: Case, coverage: Coverage) -> None:
+    """The gradients are weighted and summed, and differentiated by the operands and by dy."""
     for reading in case.readings:
         the, rng = Weighted(case, reading), np.random.default_rng(7)
         first = grad(the.loss, the.wrt, unused="zero")
         loss = total(multiply(g, rng.uniform(-1, 1, g.shape)) for g in first)
-        places = [i for i, x in enumerate(the.inputs) if is_float(x.dtype)]
-        slopes = grad(loss, [the.inputs[i] for i in places], unused="zero")
+        numbers = [i for i, x in enumerate(the.inputs) if is_float(x.dtype)]
+        slopes = grad(loss, [the.inputs[i] for i in numbers], unused="zero")
         second = run_reference(the.inputs, slopes, the.arrays)
         graph = Graph(tuple(the.inputs), (loss,))
 
         def loss_at(changed: Sequence[Array], graph: Graph = graph) -> float:
             return float(evaluate(graph, changed, {})[0][0])
 
-        for i, gradient in zip(places, second, strict=True):
+        for i, gradient in zip(numbers, second, strict=True):
             compare_with_differences(loss_at, the.arrays, i, gradient, step=1e-5)
     coverage.note("second gradient", case.op.name, float64)
 
@@ -176,24 +178,24 @@ def test_second_gradient_matches_finite_differences(case: Case, coverage: Covera
 def compare_with_differences(
     function: object, arrays: Sequence[Array], operand: int, gradient: Array, step: float
 ) -> None:
-    """Central differences of a function of all arrays, element by element of one of them."""
+    """Compare a gradient with central differences of a function, for elements of one operand."""
     assert callable(function)
     size = arrays[operand].size
-    places = np.arange(size)
+    positions = np.arange(size)
     if size > POSITIONS:
-        places = np.random.default_rng(1).choice(size, POSITIONS, replace=False)
-    for place in places:
+        positions = np.random.default_rng(1).choice(size, POSITIONS, replace=False)
+    for position in positions:
         ends = []
         for sign in (1, -1):
             changed = [a.copy() for a in arrays]
-            changed[operand].reshape(-1)[place] += sign * step
+            changed[operand].reshape(-1)[position] += sign * step
             ends.append(function(changed))
         slope = (ends[0] - ends[1]) / (2 * step)
-        npt.assert_allclose(gradient.reshape(-1)[place], slope, rtol=2e-5, atol=2e-6)
+        npt.assert_allclose(gradient.reshape(-1)[position], slope, rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize(("op", "kind"), sorted(NO_GRADIENT))
-def test_collectives_without_a_gradient_say_so(op: str, kind: str) -> None:
+def test_collectives_without_a_gradient_raise_gradient_error(op: str, kind: str) -> None:
     (case,) = (
         c
         for c in CASES
@@ -208,8 +210,8 @@ def test_collectives_without_a_gradient_say_so(op: str, kind: str) -> None:
         grad(loss, x)
 
 
-def refused_dtypes() -> list[tuple[Op, Case, np.dtype]]:  # type: ignore[type-arg]
-    """Per op its first sample, with a dtype that the op does not declare."""
+def undeclared_dtypes() -> list[tuple[Op, Case, np.dtype]]:  # type: ignore[type-arg]
+    """Return the first sample of each op, with a dtype that the op does not declare."""
     found = []
     for op in computing_ops():
         cases = [c for c in CASES if c.op is op and c.dtype is not None]
@@ -221,9 +223,9 @@ def refused_dtypes() -> list[tuple[Op, Case, np.dtype]]:  # type: ignore[type-ar
 
 
 @pytest.mark.parametrize(
-    ("op", "case", "dtype"), refused_dtypes(), ids=lambda v: getattr(v, "name", "")
+    ("op", "case", "dtype"), undeclared_dtypes(), ids=lambda v: getattr(v, "name", "")
 )
-def test_wrong_dtype_is_an_error_of_the_op(op: Op, case: Case, dtype: np.dtype) -> None:  # type: ignore[type-arg]
+def test_an_undeclared_dtype_raises_an_error_of_the_op(op: Op, case: Case, dtype: np.dtype) -> None:  # type: ignore[type-arg]
     types = [Type(o.dtype or dtype, o.shape) for o in case.sample.operands]
     with pytest.raises(DTypeError, match=rf"^{op.name}.*: expected .*; got "):
         op.infer(*types, **case.sample.attrs)

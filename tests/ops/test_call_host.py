@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ngd.call_host: NumPy functions inside a step, beside the same functions outside."""
+"""Tests of `ngd.call_host`, which calls NumPy functions inside a step."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def device(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def test_a_numpy_function_in_a_step(device: str) -> None:
+def test_a_numpy_function_runs_in_a_step(device: str) -> None:
     x = ngd.placeholder("x", (3,), F64)
     gamma = ngd.call_host(np.vectorize(math.gamma), x, x * 2)
     step = ngd.compile(x, gamma + 1, device=device)
     np.testing.assert_allclose(step(np.array([0.5, 2.0, 2.5])), [2.0, 7.0, 25.0])
 
 
-def test_results_in_a_structure_of_other_dtypes(device: str) -> None:
+def test_results_may_have_a_structure_and_several_dtypes(device: str) -> None:
     x, n = ngd.placeholder("x", (4,), F64), ngd.placeholder("n", (), "int64")
 
     def parts(values: Any, count: Any) -> Any:
@@ -43,13 +43,13 @@ def test_results_in_a_structure_of_other_dtypes(device: str) -> None:
     assert (found["c"].shape, found["c"].dtype) == ((0, 3), np.float32)
 
 
-def test_a_result_that_is_not_read(device: str) -> None:
+def test_a_result_may_be_unread(device: str) -> None:
     x = ngd.placeholder("x", (2,), F64)
     _, second = ngd.call_host(lambda v: (v, v * 3), [x, x], x)
     np.testing.assert_array_equal(ngd.compile(x, second, device=device)(np.ones(2)), 3)
 
 
-def test_its_gradient_is_the_one_that_is_given(device: str) -> None:
+def test_the_gradient_function_of_the_caller_is_used(device: str) -> None:
     x, y = ngd.placeholder("x", (3,), F64), ngd.placeholder("y", (3,), F64)
     product = ngd.call_host(np.multiply, x, x, y, gradient=lambda a, b, dy: (dy * b, dy * a))
     gradients = ngd.grad(ops.sum(product * product), [x, y])
@@ -58,13 +58,13 @@ def test_its_gradient_is_the_one_that_is_given(device: str) -> None:
     np.testing.assert_allclose(found, [2 * a * b * b, 2 * a * b * a])
 
 
-def test_without_a_gradient_it_is_an_error() -> None:
+def test_a_call_without_a_gradient_function_raises_gradient_error() -> None:
     x = ngd.placeholder("x", (3,), F64)
     with pytest.raises(GradientError, match=r"call_host: expected a gradient of .*; got none"):
         ngd.grad(ops.sum(ngd.call_host(np.sin, x, x)), x)
 
 
-def test_an_exception_leaves_the_step_and_changes_nothing(device: str) -> None:
+def test_an_exception_in_the_function_ends_the_step_without_updates(device: str) -> None:
     x, w = ngd.placeholder("x", (2,), F64), ngd.variable("w", np.zeros(2))
 
     def fails_for_negatives(values: Any) -> Any:
@@ -82,7 +82,7 @@ def test_an_exception_leaves_the_step_and_changes_nothing(device: str) -> None:
     np.testing.assert_array_equal(w.numpy(), 3)
 
 
-def test_arrays_of_the_step_are_read_only(device: str) -> None:
+def test_the_function_gets_read_only_arrays(device: str) -> None:
     x = ngd.placeholder("x", (2,), F64)
 
     def writes(values: Any) -> Any:
@@ -101,14 +101,14 @@ def test_arrays_of_the_step_are_read_only(device: str) -> None:
         ("text", r"to return float64\[2\]; got "),
     ],
 )
-def test_another_result_is_an_error(returned: Any, says: str, device: str) -> None:
+def test_a_result_of_another_type_raises_type_error(returned: Any, says: str, device: str) -> None:
     x = ngd.placeholder("x", (2,), F64)
     step = ngd.compile(x, ngd.call_host(lambda v: returned, x, x), device=device)
     with pytest.raises(TypeError, match=says):
         step(np.ones(2))
 
 
-def test_what_is_no_function_or_type_is_refused() -> None:
+def test_bad_functions_and_types_are_rejected() -> None:
     x = ngd.placeholder("x", (2,), F64)
     with pytest.raises(TypeError, match="call_host: expected a function first; got 3"):
         ngd.call_host(3, x, x)  # type: ignore[arg-type]
@@ -118,7 +118,7 @@ def test_what_is_no_function_or_type_is_refused() -> None:
         ngd.call_host(np.sin, [], x)
 
 
-def test_what_a_print_does_not_take_is_refused() -> None:
+def test_bad_arguments_of_print_are_rejected() -> None:
     x = ngd.placeholder("x", (2,), F64)
     with pytest.raises(TypeError, match="print: name: expected a text; got 3"):
         ngd.print(x, 3)  # type: ignore[arg-type]
@@ -128,14 +128,14 @@ def test_what_a_print_does_not_take_is_refused() -> None:
         ngd.print(x, rank="0")  # type: ignore[arg-type]
 
 
-def test_a_function_lives_as_long_as_its_step() -> None:
+def test_the_step_keeps_the_function_alive() -> None:
     x = ngd.placeholder("x", (2,), F64)
     step = ngd.compile(x, ngd.call_host(lambda v: v + 7, x, x))
     gc.collect()
     np.testing.assert_array_equal(step(np.zeros(2)), 7)
 
 
-def test_in_a_loop_and_in_a_function(device: str) -> None:
+def test_calls_work_in_loops_and_traced_functions(device: str) -> None:
     def body(carry: Any, row: Any) -> Any:
         total = ngd.call_host(np.add, carry, carry, row)
         return total, total
@@ -148,7 +148,7 @@ def test_in_a_loop_and_in_a_function(device: str) -> None:
     np.testing.assert_allclose(sums(x), np.cumsum(x, axis=0))
 
 
-def test_a_print_shows_the_value_of_each_call(
+def test_print_shows_the_value_in_each_call(
     device: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     x = ngd.placeholder("x", (2,), F64)
@@ -165,7 +165,7 @@ def test_a_print_shows_the_value_of_each_call(
     assert sorted(lines) == ["first = [1. 2.]", "twice = [2. 4.]", "twice = [6. 8.]"]
 
 
-def test_a_print_changes_no_gradient_and_is_in_loops_by_its_result(
+def test_print_has_a_gradient_and_works_in_loops(
     device: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def body(carry: Any, row: Any) -> Any:

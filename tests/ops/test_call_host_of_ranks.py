@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ngd.call_host in a step with collectives: an exception on one rank reaches the others."""
+"""A test of `ngd.call_host` in a step with collectives: an exception reaches the other ranks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def raises_on_rank_1() -> list[str]:
 
 
 @harness.needs_ranks
-def test_an_exception_reaches_the_other_rank() -> None:
+def test_an_exception_on_one_rank_is_raised_on_the_other() -> None:
     rank_0, rank_1 = harness.run(raises_on_rank_1, 2)
     assert rank_0.value[0] == rank_1.value[0] == "[2.0, 2.0]"
     assert rank_1.value[1] == "ArithmeticError: too large"

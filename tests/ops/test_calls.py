@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A call whose arguments do not fit is an error that names the public op."""
+"""Tests that a call with wrong arguments raises an error that names the public op."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ X = np.ones((2, 3), np.float32)
         ),
     ],
 )
-def test_a_keyword_that_an_op_does_not_have(call: Callable[[], Any], said: str) -> None:
+def test_wrong_arguments_are_named(call: Callable[[], Any], said: str) -> None:
     with pytest.raises(TypeError, match=said):
         call()
 
 
 @pytest.mark.parametrize("name", sorted(PUBLIC))
-def test_every_op_names_itself(name: str) -> None:
-    """An unknown keyword is an error that begins with the op as users call it."""
+def test_every_op_is_named_in_its_errors(name: str) -> None:
+    """An unknown keyword raises an error that begins with the name of the op."""
     with pytest.raises(TypeError, match=rf"^ops\.{re.escape(name)}: expected ops\.{name}\("):
         PUBLIC[name](nonsense=1)
 
 
-def test_an_error_of_the_op_itself_is_as_it_was() -> None:
+def test_an_error_inside_the_op_is_unchanged() -> None:
     with pytest.raises(ngd.errors.DTypeError, match=r"^bitwise_not: expected"):
         ops.bitwise_not(X)
 
@@ -63,14 +63,14 @@ def test_an_error_of_the_op_itself_is_as_it_was() -> None:
         lambda: ops.gather(X, [1, 0], 0),  # type: ignore[call-arg, arg-type]
     ],
 )
-def test_gather_by_index_names_take(call: Callable[[], Any]) -> None:
+def test_gather_with_indices_suggests_take(call: Callable[[], Any]) -> None:
     with pytest.raises(
         TypeError, match=r"gather: .*ops\.take\(x, indices, axis\) to take elements"
     ):
         call()
 
 
-def test_a_nodes_method_names_the_node() -> None:
+def test_a_wrong_argument_of_a_method_names_the_method() -> None:
     x = ngd.placeholder("x", (2, 3))
     with pytest.raises(TypeError, match=r"^Node\.sum\(\) got an unexpected keyword argument 'dim'"):
         x.sum(dim=1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convolutions and pools of random shapes, values and gradients: PyTorch is the witness."""
+"""Tests of convolutions and pools of random shapes against PyTorch: values and gradients."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def drawn(shape: Shape, dtype: DType, seed: int) -> Array:
 
 @st.composite
 def convolutions(draw: st.DrawFn, transposed: bool = False) -> dict[str, Any]:
-    """The shapes and options of a convolution that PyTorch has, too."""
+    """Draw shapes and options of a convolution that PyTorch has too."""
     axes = draw(st.integers(1, 3))
 
     def numbers(low: int, high: int) -> Shape:
@@ -99,7 +99,7 @@ def test_transposed_convolutions(run: Runner, dtype: DType, case: dict[str, Any]
 def test_convolutions_by_winograd(
     run: Runner, batch: int, result: Shape, padding: Shape, vectors: Shape
 ) -> None:
-    """Of 3 x 3 places, channels that fill vectors, and tiles enough: the method of its own."""
+    """The sizes are those of the Winograd kernel: 3 x 3, and full vectors of channels."""
     spatial = tuple(n + 2 - 2 * p for n, p in zip(result, padding, strict=True))
     inner, outer = (16 * n for n in vectors)
     arrays = [
@@ -117,8 +117,8 @@ def test_convolutions_by_winograd(
 
 @pytest.mark.parametrize("shape", [(2, 16, 14, 14), (1, 3, 33, 40), (4, 1, 100)], ids=str)
 @pytest.mark.parametrize("dtype", [float32, float64], ids=str)
-def test_larger_convolutions(run: Runner, dtype: DType, shape: Shape) -> None:
-    """Of more channels than a vector has lanes, and of several chunks of columns."""
+def test_larger_convolutions_equal_pytorch(run: Runner, dtype: DType, shape: Shape) -> None:
+    """The shapes have more channels than a vector, and several chunks of columns."""
     axes = len(shape) - 2
     arrays = [drawn(shape, dtype, 1), drawn((20, shape[1], *(5,) * axes), dtype, 2)]
     agrees(
@@ -129,7 +129,7 @@ def test_larger_convolutions(run: Runner, dtype: DType, shape: Shape) -> None:
     )
 
 
-def test_same_padding(run: Runner) -> None:
+def test_same_padding_equals_pytorch(run: Runner) -> None:
     x, w = drawn((1, 2, 7, 8), float64, 1), drawn((3, 2, 3, 3), float64, 2)
     agrees(
         run,
@@ -145,7 +145,7 @@ def test_same_padding(run: Runner) -> None:
 
 @st.composite
 def pools(draw: st.DrawFn) -> tuple[Shape, dict[str, Any]]:
-    """Shapes and options that PyTorch takes: it pads by half a window at most."""
+    """Draw shapes and options of a pool. PyTorch allows padding up to half of the window."""
     axes = draw(st.integers(1, 3))
     kernel = tuple(draw(st.integers(1, 4)) for _ in range(axes))
     padding = tuple(draw(st.integers(0, k // 2)) for k in kernel)
@@ -162,7 +162,7 @@ def pools(draw: st.DrawFn) -> tuple[Shape, dict[str, Any]]:
 
 
 def spread(shape: Shape, dtype: DType) -> Array:
-    """Numbers that differ."""
+    """Return different numbers in random order."""
     count = int(np.prod(shape))
     return (
         np.random.default_rng(6).permutation(np.linspace(-1, 1, count, dtype=dtype)).reshape(shape)
@@ -223,7 +223,7 @@ def test_average_pools(
     ],
     ids=str,
 )
-def test_adaptive_pools(run: Runner, kind: str, shape: Shape, size: Any) -> None:
+def test_adaptive_pools_equal_pytorch(run: Runner, kind: str, shape: Shape, size: Any) -> None:
     name = f"adaptive_{kind}_pool"
     agrees(
         run,
@@ -233,12 +233,12 @@ def test_adaptive_pools(run: Runner, kind: str, shape: Shape, size: Any) -> None
     )
 
 
-def test_the_first_nan_and_the_first_of_equals_win(run: Runner) -> None:
+def test_the_first_nan_and_the_first_of_equal_values_win(run: Runner) -> None:
     x = np.array([[[1, 1, np.nan, np.nan, 5, -np.inf, -np.inf, -np.inf]]], np.float32)
     (node,) = placeholders([Type(x.dtype, x.shape)])
-    values, places = run([node], list(ops.max_pool(node, 2, return_indices=True)), [x])
+    values, indices = run([node], list(ops.max_pool(node, 2, return_indices=True)), [x])
     npt.assert_array_equal(values, [[[1, np.nan, 5, -np.inf]]])
-    npt.assert_array_equal(places, [[[0, 2, 4, 6]]])
+    npt.assert_array_equal(indices, [[[0, 2, 4, 6]]])
 
 
 REFUSED: list[tuple[Callable[[], Any], str]] = [
@@ -272,7 +272,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
 
 
 @pytest.mark.parametrize(("call", "message"), REFUSED)
-def test_what_does_not_fit_is_named(call: Callable[[], Any], message: str) -> None:
+def test_bad_shapes_and_options_are_rejected(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(ShapeError, match=message):
         call()
 

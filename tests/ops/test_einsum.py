@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""einsum against NumPy's, and its gradients against PyTorch's."""
+"""Tests of einsum against NumPy, and of its gradients against PyTorch."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ EQUATIONS: list[tuple[str, list[Shape]]] = [
 
 
 @pytest.mark.parametrize(("equation", "shapes"), EQUATIONS, ids=str)
-def test_as_numpy(run: Runner, equation: str, shapes: list[Shape]) -> None:
+def test_einsum_equals_numpy(run: Runner, equation: str, shapes: list[Shape]) -> None:
     arrays = [np.random.default_rng(i).integers(-4, 5, s) for i, s in enumerate(shapes)]
     inputs = placeholders([Type(a.dtype, a.shape) for a in arrays])
     (found,) = run(inputs, [ops.einsum(equation, *inputs)], arrays)
@@ -60,9 +60,9 @@ def test_as_numpy(run: Runner, equation: str, shapes: list[Shape]) -> None:
 
 
 @pytest.mark.parametrize(("equation", "shapes"), EQUATIONS, ids=str)
-def test_gradients(run: Runner, equation: str, shapes: list[Shape]) -> None:
+def test_gradients_equal_pytorch(run: Runner, equation: str, shapes: list[Shape]) -> None:
     if equation == "ij,jk->ik" and shapes[0] == (2, 1):
-        return  # PyTorch broadcasts named axes otherwise
+        return  # PyTorch would broadcast the axis of size 1
     agrees(
         run,
         drawn(float64, *shapes),
@@ -72,33 +72,33 @@ def test_gradients(run: Runner, equation: str, shapes: list[Shape]) -> None:
 
 
 def ops_of(node: Node) -> list[str]:
-    found, todo = [], [node]
-    while todo:
-        node = todo.pop()
+    found, pending = [], [node]
+    while pending:
+        node = pending.pop()
         found.append(node.op.name)
-        todo += node.inputs
+        pending += node.inputs
     return found
 
 
-def test_a_matrix_product_is_one() -> None:
-    """No more is made than a product that reads an operand transposed, also in two bytes."""
+def test_a_matrix_product_is_one_matmul() -> None:
+    """The matmul reads a transposed operand in place, and bfloat16 operands are not cast."""
     q, k = np.ones((2, 3, 4, 5), bfloat16), np.ones((2, 3, 6, 5), bfloat16)
-    made = ops_of(ops.einsum("bhqd,bhkd->bhqk", q, k))
-    assert sorted(made) == ["constant", "constant", "matmul"]
+    names = ops_of(ops.einsum("bhqd,bhkd->bhqk", q, k))
+    assert sorted(names) == ["constant", "constant", "matmul"]
     many = ops.einsum("ij,jk,kl->il", *[np.ones((4, 4), bfloat16)] * 3)
     assert many.dtype == bfloat16
     assert ops_of(many).count("cast") == 4
 
 
-def test_the_order_of_products_is_chosen() -> None:
-    """A row times two matrices: never the product of the matrices."""
+def test_the_cheapest_order_of_matmuls_is_chosen() -> None:
+    """A vector is multiplied by two matrices in turn, and the matrices are not multiplied."""
     shapes = [(50, 50), (50, 50), (50,)]
     node = ops.einsum("ij,jk,k->i", *map(np.ones, shapes))
-    todo, sizes = [node], []
-    while todo:
-        node = todo.pop()
+    pending, sizes = [node], []
+    while pending:
+        node = pending.pop()
         sizes.append(node.type.count if node.op.name == "matmul" else 0)
-        todo += node.inputs
+        pending += node.inputs
     assert max(sizes) == 50
 
 
@@ -116,7 +116,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("equation", "shapes", "error", "message"), REFUSED)
-def test_what_does_not_fit_is_named(
+def test_bad_equations_are_rejected(
     equation: str, shapes: list[Shape], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):

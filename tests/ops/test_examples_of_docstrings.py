@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examples in the docstrings of ngd.ops, run as doctests."""
+"""Tests that run the examples in the docstrings of ngd.ops as doctests."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ EXAMPLES = sorted(name for name, function in PUBLIC.items() if ">>> " in (functi
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_example(name: str) -> None:
+def test_the_example_runs(name: str) -> None:
     text = inspect.cleandoc(PUBLIC[name].__doc__ or "")
     names = {"ngd": ngd, "np": np, "ops": ops}
     test = doctest.DocTestParser().get_doctest(text, names, f"ops.{name}", None, 0)
-    said: list[str] = []
+    output: list[str] = []
     with np.printoptions(precision=4, suppress=True):
-        results = doctest.DocTestRunner().run(test, out=said.append)
+        results = doctest.DocTestRunner().run(test, out=output.append)
     assert results.attempted
-    assert not results.failed, "".join(said)
+    assert not results.failed, "".join(output)
 
 
-def test_many_functions_have_one() -> None:
+def test_more_than_100_functions_have_an_example() -> None:
     assert len(EXAMPLES) > 100

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions that users of NumPy, PyTorch and JAX expect, under the names of ngd.ops."""
+"""Tests that ngd.ops has the functions that users of NumPy, PyTorch and JAX expect."""
 
 from __future__ import annotations
 
@@ -52,29 +52,29 @@ LAYERS = (
     "Hardtanh weight_norm spectral_norm"
 )
 
-NOT_THERE = (
+MISSING = (
     "cholesky solve inv det svd qr eigh matrix_power fft nonzero argwhere unique histogram repeat"
 )
 """Functions whose limits docs/limitations.md describes, with what to write instead."""
 
 
 @pytest.mark.parametrize("family", EXPECTED)
-def test_functions_have_the_expected_names(family: str) -> None:
+def test_expected_functions_exist(family: str) -> None:
     assert [name for name in EXPECTED[family].split() if name not in ops.__all__] == []
 
 
-def test_layers_have_pytorchs_names() -> None:
+def test_expected_layers_exist() -> None:
     assert [name for name in LAYERS.split() if not hasattr(nn, name)] == []
 
 
-def test_other_functions_are_limitations_with_a_work_around() -> None:
+def test_missing_functions_are_documented_with_a_replacement() -> None:
     rows = [row for row in LIMITATIONS.read_text().splitlines() if row.startswith("| ")]
-    for name in NOT_THERE.split():
+    for name in MISSING.split():
         (row,) = [r for r in rows if f"{name}`" in r.split("|")[1] or f"`{name}" in r.split("|")[1]]
         assert len(row.split("|")[2].strip()) > 20, name
 
 
-def test_other_names_are_of_functions_that_exist() -> None:
+def test_suggested_names_exist() -> None:
     assert set(OTHER_NAMES.values()) <= set(ops.__all__)
     assert not set(OTHER_NAMES) & set(ops.__all__)
 
@@ -88,13 +88,13 @@ def test_other_names_are_of_functions_that_exist() -> None:
         ("fft", "See the list at https://"),
     ],
 )
-def test_an_unknown_name_names_the_function_to_use(name: str, fix: str) -> None:
+def test_an_unknown_name_suggests_the_function_to_use(name: str, fix: str) -> None:
     with pytest.raises(AttributeError, match=rf"got '{name}', .* {re.escape(fix)}"):
         getattr(ops, name)
 
 
 @pytest.mark.parametrize("name", ["arctan2", "maximum", "isnan", "std", "outer", "diff", "interp"])
-def test_numpys_functions_take_nodes(name: str) -> None:
+def test_numpy_functions_accept_nodes(name: str) -> None:
     x = ngd.placeholder("x", (4,))
     arguments = {"arctan2": 2, "maximum": 2, "outer": 2, "interp": 3}.get(name, 1)
     assert isinstance(getattr(np, name)(*[x] * arguments), ngd.Node)

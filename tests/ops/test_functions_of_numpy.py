@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that NumPy has too: values on both devices, and gradients by finite differences."""
+"""Tests of functions that NumPy has too: values on both devices, and gradients."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ pytestmark = pytest.mark.filterwarnings("ignore::ngd.errors.PromotionWarning")
 
 
 class Same(NamedTuple):
-    """A call of ngd's, NumPy's, and the shapes of the operands."""
+    """A call of ngd, the same call of NumPy, and the shapes of the operands."""
 
     ours: Callable[..., Any]
     theirs: Callable[..., Any]
     shapes: tuple[tuple[int, ...], ...]
     integers: bool = True
-    """True if integers are tried too."""
+    """True if the function is tested with integers too."""
     gradient: bool = True
 
 
@@ -350,7 +350,7 @@ SAME: dict[str, Same] = {
 
 
 def drawn(dtype: Any, shapes: tuple[tuple[int, ...], ...]) -> list[Array]:
-    """Numbers in [-2, 2], no two of which are equal if they are floats."""
+    """Return numbers in [-2, 2]. Floats are all different."""
     rng = np.random.default_rng(5)
     if np.dtype(dtype).kind == "i":
         return [np.asarray(rng.integers(-3, 4, shape), dtype) for shape in shapes]
@@ -368,7 +368,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "dtype"), CASES, ids=str)
-def test_values(name: str, dtype: Any, run: Runner) -> None:
+def test_values_equal_numpy(name: str, dtype: Any, run: Runner) -> None:
     same = SAME[name]
     arrays = drawn(dtype, same.shapes)
     with np.errstate(all="ignore"):
@@ -382,7 +382,7 @@ def test_values(name: str, dtype: Any, run: Runner) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, same in SAME.items() if same.gradient])
-def test_gradients(name: str) -> None:
+def test_gradients_equal_finite_differences(name: str) -> None:
     same = SAME[name]
     arrays = drawn(float64, same.shapes)
     inputs = placeholders([Type(a.dtype, a.shape) for a in arrays])
@@ -402,12 +402,12 @@ def test_gradients(name: str) -> None:
 
 
 def value(node: Node) -> Array:
-    """A node that needs no input."""
+    """Return the value of a node that needs no input."""
     found: Array = run_reference([], [node], [])[0]
     return found
 
 
-def test_numbers_that_are_none() -> None:
+def test_functions_of_nan_and_infinity_follow_numpy() -> None:
     x = np.array([1.0, np.nan, np.inf, -np.inf], float32)
     assert value(ops.isnan(x)).tolist() == [False, True, False, False]
     assert value(ops.isinf(x)).tolist() == [False, False, True, True]
@@ -426,7 +426,7 @@ def test_numbers_that_are_none() -> None:
     assert value(ops.logaddexp([np.inf, -np.inf], [np.inf, -np.inf])).tolist() == [np.inf, -np.inf]
 
 
-def test_what_torch_has() -> None:
+def test_chunk_and_unbind_follow_torch() -> None:
     x = np.arange(7.0)
     assert [value(p).tolist() for p in ops.chunk(x, 3)] == [[0, 1, 2], [3, 4, 5], [6]]
     assert len(ops.chunk(x, 6)) == 4
@@ -434,7 +434,7 @@ def test_what_torch_has() -> None:
     assert len(ops.unbind(np.ones((0, 2)))) == 0
 
 
-def test_matrices_that_are_made() -> None:
+def test_eye_and_linspace_equal_numpy() -> None:
     for arguments in ((3,), (2, 4), (4, 2, -1), (3, 3, 2), (0, 2), (2, 2, 5)):
         npt.assert_array_equal(value(ops.eye(*arguments)), np.eye(*arguments, dtype=float32))
     assert value(ops.eye(2, dtype=bool)).tolist() == [[True, False], [False, True]]
@@ -444,7 +444,7 @@ def test_matrices_that_are_made() -> None:
     assert value(ops.linspace(0, 10, 3, dtype=int32)).tolist() == [0, 5, 10]
 
 
-def test_bincount(run: Runner) -> None:
+def test_bincount_equals_numpy_and_checks_its_indices(run: Runner) -> None:
     (x,) = placeholders([Type(int32, (5,))])
     given = np.array([3, 0, 3, 1, 3], int32)
     weights = np.arange(5.0)
@@ -500,12 +500,14 @@ MESSAGES: list[tuple[Callable[[], Any], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("call", "error", "message"), MESSAGES, ids=lambda v: str(v)[:40])
-def test_messages(call: Callable[[], Any], error: type[Exception], message: str) -> None:
+def test_bad_arguments_raise_errors(
+    call: Callable[[], Any], error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=f"^{message}"):
         call()
 
 
-def test_numpy_calls_on_nodes() -> None:
+def test_numpy_functions_accept_nodes() -> None:
     given = np.random.default_rng(0).uniform(-0.9, 0.9, (3, 3))
     x = ops.as_node(given)
     for function in (
@@ -651,7 +653,7 @@ COMPOSED: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.filterwarnings("ignore:All-NaN", "ignore:invalid value", "ignore:Degrees of")
 @pytest.mark.parametrize("given", [HOLES, WHOLE, HOLES.astype(float32)], ids=["f64", "i64", "f32"])
 @pytest.mark.parametrize("name", list(COMPOSED))
-def test_composed_functions_of_numpy(name: str, given: Array) -> None:
+def test_functions_composed_of_others_equal_numpy(name: str, given: Array) -> None:
     call = COMPOSED[name]
     expected, found = call(given), call(ops.as_node(given))
     if name == "empty_like":
@@ -665,7 +667,7 @@ def test_composed_functions_of_numpy(name: str, given: Array) -> None:
         npt.assert_allclose(value(node), wanted, rtol=1e-6 if given.dtype == float32 else 1e-12)
 
 
-def test_composed_functions_of_numpy_refuse_too_few_axes() -> None:
+def test_functions_composed_of_others_reject_too_few_axes() -> None:
     line = ops.as_node(np.ones(3))
     for function, name in ((np.fliplr, "fliplr"), (np.matrix_transpose, "numpy.matrix_transpose")):
         with pytest.raises(ShapeError, match=rf"^{name}: expected at least 2 axes; got float64"):
@@ -683,7 +685,7 @@ def test_composed_functions_of_numpy_refuse_too_few_axes() -> None:
             np.cumulative_sum(ops.as_node(np.ones((2, 2))))
 
 
-def test_functions_without_nan_of_lines_that_are_nan() -> None:
+def test_nan_functions_of_rows_of_nan_follow_numpy() -> None:
     x = np.array([[NAN, NAN], [NAN, 3.0]])
     assert value(ops.nanargmax(x, 1)).tolist() == [-1, 1]
     assert value(ops.nanargmin(x)) == 3
@@ -697,7 +699,7 @@ def test_functions_without_nan_of_lines_that_are_nan() -> None:
     assert slope.tolist() == [[0, 0], [0, 0]]
 
 
-def test_gradients_of_composed_functions() -> None:
+def test_gradients_of_composed_functions_equal_literals() -> None:
     x = ngd.placeholder("x", (2, 3), "float64")
     loss = np.nanmax(x) + ops.sum(np.isclose(x, 1.0) * x) + ops.sum(np.flipud(x)[0])
     (slope,) = run_reference([x], grad(loss, [x]), [np.array([[1.0, 5.0, 2.0], [0.0, NAN, 3.0]])])

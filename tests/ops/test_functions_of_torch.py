@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions of torch.nn.functional: values and gradients beside PyTorch's, and at literals."""
+"""Tests of functions of torch.nn.functional: values and gradients against PyTorch and literals."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ ACTIVATIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 @CPU
 @BOTH
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_of_one_operand(name: str, dtype: DType, run: Runner) -> None:
+def test_activations_equal_pytorch(name: str, dtype: DType, run: Runner) -> None:
     ours, theirs = ACTIVATIONS[name]
     agrees(run, drawn(dtype, (3, 8)), ours, theirs)
 
@@ -66,9 +66,9 @@ def test_of_one_operand(name: str, dtype: DType, run: Runner) -> None:
 @CPU
 @BOTH
 @pytest.mark.parametrize(("shape", "weights"), [((2, 3, 4), 3), ((2, 3), 1), ((3,), 3), ((), 1)])
-def test_prelu(shape: Any, weights: int, dtype: DType, run: Runner) -> None:
+def test_prelu_equals_pytorch(shape: Any, weights: int, dtype: DType, run: Runner) -> None:
     arrays = drawn(dtype, shape, (weights,))
-    if shape == (3,):  # PyTorch takes one weight for one axis
+    if shape == (3,):  # PyTorch accepts one weight only for one axis
         arrays[1] = arrays[1][:1]
     agrees(run, arrays, ops.prelu, lambda t, x, w: t.nn.functional.prelu(x, w))
 
@@ -104,7 +104,7 @@ RESIZES: list[tuple[tuple[int, ...], dict[str, Any]]] = [
 @BOTH
 @pytest.mark.parametrize("dense", [1, 256])
 @pytest.mark.parametrize(("shape", "how"), RESIZES, ids=str)
-def test_interpolate(
+def test_interpolate_equals_pytorch(
     shape: Any,
     how: dict[str, Any],
     dense: int,
@@ -126,7 +126,7 @@ def test_interpolate(
 
 @CPU
 @BOTH
-def test_pixels(dtype: DType, run: Runner) -> None:
+def test_pixel_shuffle_and_unshuffle_equal_pytorch(dtype: DType, run: Runner) -> None:
     for name, shape in (("pixel_shuffle", (2, 8, 3, 2)), ("pixel_unshuffle", (2, 2, 4, 6))):
         agrees(
             run,
@@ -147,7 +147,7 @@ WINDOWS: list[dict[str, Any]] = [
 @CPU
 @BOTH
 @pytest.mark.parametrize("how", WINDOWS, ids=str)
-def test_unfold_and_fold(how: dict[str, Any], dtype: DType, run: Runner) -> None:
+def test_unfold_and_fold_equal_pytorch(how: dict[str, Any], dtype: DType, run: Runner) -> None:
     (x,) = drawn(dtype, (2, 3, 6, 5))
     agrees(
         run,
@@ -172,7 +172,7 @@ REDUCTIONS = pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @REDUCTIONS
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 @pytest.mark.parametrize("shape", [(5,), (4, 5), (2, 5, 3)])
-def test_cross_entropy(
+def test_cross_entropy_equals_pytorch(
     shape: Any, smoothing: float, reduction: str, dtype: DType, run: Runner
 ) -> None:
     labels = np.random.default_rng(1).integers(0, 5, (*shape[: len(shape) > 1], *shape[2:]))
@@ -203,7 +203,7 @@ def test_cross_entropy(
 @BOTH
 @REDUCTIONS
 @pytest.mark.parametrize("shape", [(5,), (4, 5), (2, 5, 3)])
-def test_nll_loss(shape: Any, reduction: str, dtype: DType, run: Runner) -> None:
+def test_nll_loss_equals_pytorch(shape: Any, reduction: str, dtype: DType, run: Runner) -> None:
     labels = np.random.default_rng(1).integers(0, 5, (*shape[: len(shape) > 1], *shape[2:]))
     weight = np.arange(1.0, 6).astype(dtype)
     for factors in (None, weight):
@@ -254,7 +254,7 @@ LOSSES: dict[str, tuple[int, Callable[..., Any], Callable[..., Any]]] = {
 @BOTH
 @REDUCTIONS
 @pytest.mark.parametrize("name", LOSSES)
-def test_losses(name: str, reduction: str, dtype: DType, run: Runner) -> None:
+def test_losses_equal_pytorch(name: str, reduction: str, dtype: DType, run: Runner) -> None:
     count, ours, theirs = LOSSES[name]
     agrees(
         run,
@@ -267,7 +267,7 @@ def test_losses(name: str, reduction: str, dtype: DType, run: Runner) -> None:
 @CPU
 @BOTH
 @pytest.mark.parametrize("axis", [0, 1, -1])
-def test_cosine_similarity(axis: int, dtype: DType, run: Runner) -> None:
+def test_cosine_similarity_equals_pytorch(axis: int, dtype: DType, run: Runner) -> None:
     agrees(
         run,
         drawn(dtype, (4, 3), (4, 3)),
@@ -281,8 +281,8 @@ def value(node: Node) -> Array:
     return found
 
 
-def test_literals() -> None:
-    """PyTorch 2.13 gave these."""
+def test_values_equal_literals_of_pytorch() -> None:
+    """The literals are results of PyTorch 2.13."""
     line = np.array([[[0.0, 1.0, 4.0]]])
     found = value(ops.resize(line, 6, "linear"))
     npt.assert_allclose(found, [[[0, 0.25, 0.75, 1.75, 3.25, 4]]])
@@ -309,7 +309,7 @@ def test_literals() -> None:
     assert shuffled.tolist() == [[[[0, 1], [2, 3]], [[4, 5], [6, 7]]]]
 
 
-def test_embedding_bag() -> None:
+def test_embedding_bag_equals_literals() -> None:
     table = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
     assert value(ops.embedding_bag([[0, 1], [2, 2]], table)).tolist() == [[2, 3], [5, 6]]
     found = ops.embedding_bag([0, 1, 2], table, [0, 1, 1], "sum", [2.0, 1.0, 1.0])
@@ -322,8 +322,8 @@ def test_embedding_bag() -> None:
         ops.embedding_bag([[0]], table, per_sample_weights=[[1.0]])
 
 
-def test_slopes_without_torch() -> None:
-    """Resizes are linear: their gradient is the sum of their columns."""
+def test_gradients_of_resizes_are_sums_of_their_columns() -> None:
+    """Resizes are linear, so this holds without PyTorch."""
     (x,) = placeholders([Type(float64, (1, 1, 4, 3))])
     for how in (
         {"mode": "bilinear"},
@@ -339,7 +339,7 @@ def test_slopes_without_torch() -> None:
 
 
 @pytest.mark.parametrize("dtype", [float16, bfloat16], ids=str)
-def test_two_byte_floats_round_once(dtype: Any) -> None:
+def test_16_bit_floats_are_rounded_once(dtype: Any) -> None:
     x = np.linspace(-3, 3, 99).astype(dtype)
     wide = x.astype(float32)
     for name in ("mish", "selu", "softsign", "logsigmoid", "sinh", "atan", "asinh"):
@@ -349,7 +349,7 @@ def test_two_byte_floats_round_once(dtype: Any) -> None:
         assert np.count_nonzero(found != expected) <= 2, name
 
 
-def test_gumbel_softmax() -> None:
+def test_gumbel_softmax_gives_probabilities_or_one_hot_rows() -> None:
     (x,) = placeholders([Type(float64, (4, 3))])
     soft = ops.gumbel_softmax(x, 0.5, seed=1)
     hard = ops.gumbel_softmax(x, 0.5, True, seed=1)
@@ -409,13 +409,15 @@ MESSAGES: list[tuple[Callable[[], Any], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("call", "error", "message"), MESSAGES, ids=lambda v: str(v)[:40])
-def test_messages(call: Callable[[], Any], error: type[Exception], message: str) -> None:
+def test_bad_arguments_raise_errors(
+    call: Callable[[], Any], error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=f"^{message}"):
         call()
 
 
 @pytest.mark.parametrize("label", [3, -1])
-def test_labels_out_of_range(label: int, run: Runner) -> None:
+def test_labels_out_of_range_raise_errors(label: int, run: Runner) -> None:
     (x,) = placeholders([Type(np.dtype(np.int64), (2,))])
     logs = np.zeros((2, 3))
     for name in ("nll_loss", "cross_entropy"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""grid_sample, ctc_loss and instance_norm: beside NumPy, finite differences, and PyTorch."""
+"""Tests of grid_sample, ctc_loss and instance_norm against NumPy, differences and PyTorch."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ CPU = pytest.mark.parametrize("device", ["CPU"])
 
 
 def pixel(image: Array, row: int, column: int) -> Any:
-    """A pixel [C], or zeros outside of the image."""
+    """Return a pixel [C], or zeros outside of the image."""
     height, width = image.shape[1:]
     inside = 0 <= row < height and 0 <= column < width
     return image[:, row, column] if inside else np.zeros(image.shape[0])
 
 
 def position(coordinate: float, size: int, padding: str, corners: bool) -> float:
-    """The position in pixels: the reflection is done step by step."""
+    """Return the position in pixels. Reflections are applied one by one."""
     at = (coordinate + 1) / 2 * (size - 1) if corners else ((coordinate + 1) * size - 1) / 2
     low, high = (0.0, size - 1.0) if corners else (-0.5, size - 0.5)
     while padding == "reflection" and not low <= at <= high:
@@ -46,8 +46,10 @@ def position(coordinate: float, size: int, padding: str, corners: bool) -> float
     return at if padding == "zeros" else min(max(at, 0.0), size - 1.0)
 
 
-def sampled(x: Array, grid: Array, mode: str, padding_mode: str, align_corners: bool) -> Array:
-    """grid_sample by loops."""
+def sample_by_loops(
+    x: Array, grid: Array, mode: str, padding_mode: str, align_corners: bool
+) -> Array:
+    """Return the result of grid_sample, computed by loops."""
     result = np.zeros((x.shape[0], x.shape[1], *grid.shape[1:3]))
     for n, i, j in np.ndindex(grid.shape[:3]):
         column, row = (
@@ -65,28 +67,28 @@ def sampled(x: Array, grid: Array, mode: str, padding_mode: str, align_corners: 
 
 
 @pytest.mark.parametrize("how", GRIDS, ids=lambda how: "-".join(map(str, how.values())))
-def test_grid_sample_is_that_of_loops(how: dict[str, Any], run: Runner) -> None:
+def test_grid_sample_equals_loops(how: dict[str, Any], run: Runner) -> None:
     x, grid = drawn(float64, (2, 3, 4, 5), (2, 3, 4, 2))
     grid *= 2.7
     inputs = placeholders([Type(a.dtype, a.shape) for a in (x, grid)])
     (found,) = run(inputs, [ops.grid_sample(*inputs, **how)], [x, grid])
-    npt.assert_allclose(found, sampled(x, grid, **how), rtol=0, atol=1e-12)
+    npt.assert_allclose(found, sample_by_loops(x, grid, **how), rtol=0, atol=1e-12)
 
 
 def slopes(f: Callable[[Array], Any], at: Array) -> Array:
-    """The gradient of a scalar function by central differences."""
+    """Return the gradient of a scalar function by central differences."""
     found = np.zeros_like(at)
-    for place in np.ndindex(at.shape):
+    for position_in_array in np.ndindex(at.shape):
         ends = []
         for sign in (1, -1):
-            moved = at.copy()
-            moved[place] += sign * 1e-6
-            ends.append(float(f(moved)))
-        found[place] = (ends[0] - ends[1]) / 2e-6
+            changed = at.copy()
+            changed[position_in_array] += sign * 1e-6
+            ends.append(float(f(changed)))
+        found[position_in_array] = (ends[0] - ends[1]) / 2e-6
     return found
 
 
-def test_grid_sample_has_gradients() -> None:
+def test_gradients_of_grid_sample_equal_finite_differences() -> None:
     x, grid = drawn(float64, (1, 2, 3, 4), (1, 2, 2, 2))
 
     @ngd.function
@@ -101,7 +103,7 @@ def test_grid_sample_has_gradients() -> None:
 
 @CPU
 @pytest.mark.parametrize("how", GRIDS, ids=lambda how: "-".join(map(str, how.values())))
-def test_grid_sample_is_pytorchs(how: dict[str, Any], run: Runner) -> None:
+def test_grid_sample_equals_pytorch(how: dict[str, Any], run: Runner) -> None:
     x, grid = drawn(float64, (2, 3, 4, 5), (2, 3, 4, 2))
     agrees(
         run,
@@ -118,17 +120,17 @@ def test_grid_sample_is_pytorchs(how: dict[str, Any], run: Runner) -> None:
         )
 
 
-def collapsed(alignment: tuple[int, ...], blank: int) -> list[int]:
+def collapse(alignment: tuple[int, ...], blank: int) -> list[int]:
     return [c for c, _ in itertools.groupby(alignment) if c != blank]
 
 
 def loss_of_all_alignments(log_p: Array, target: list[int], blank: int) -> float:
-    """The loss of one sequence [T, C]: the sum over all alignments, one by one."""
+    """Return the loss of one sequence [T, C]: the sum over all alignments, one by one."""
     steps, classes = log_p.shape
     total = sum(
         math.exp(sum(log_p[t, c] for t, c in enumerate(alignment)))
         for alignment in itertools.product(range(classes), repeat=steps)
-        if collapsed(alignment, blank) == target
+        if collapse(alignment, blank) == target
     )
     return -math.log(total) if total else math.inf
 
@@ -164,7 +166,7 @@ def test_ctc_loss_is_the_sum_over_all_alignments(blank: int, run: Runner) -> Non
     assert total == math.inf
 
 
-def test_ctc_loss_has_a_gradient() -> None:
+def test_gradients_of_ctc_loss_equal_finite_differences() -> None:
     (x,) = drawn(float64, (4, 5, 3))
 
     @ngd.function
@@ -174,13 +176,13 @@ def test_ctc_loss_has_a_gradient() -> None:
 
     found = ngd.function(lambda x: grad(loss(x), x))(x)
     npt.assert_allclose(found, slopes(loss, x), atol=1e-7)
-    assert not found[:, 4].any()  # the target has more labels than there are steps
+    assert not found[:, 4].any()  # the target has more labels than steps
 
 
 @CPU
 @pytest.mark.parametrize("dtype", [float32, float64], ids=str)
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_ctc_loss_is_pytorchs(reduction: str, dtype: Any, run: Runner) -> None:
+def test_ctc_loss_equals_pytorch(reduction: str, dtype: Any, run: Runner) -> None:
     lengths = np.array([6, 5, 4]), np.array([3, 0, 2])
     targets = np.array([[1, 1, 3], [2, 2, 2], [3, 1, 0]])
 
@@ -196,7 +198,7 @@ def test_ctc_loss_is_pytorchs(reduction: str, dtype: Any, run: Runner) -> None:
     )
 
 
-def test_instance_norm(run: Runner) -> None:
+def test_instance_norm_equals_numpy(run: Runner) -> None:
     x, weight, bias = drawn(float64, (2, 3, 4, 5), (3,), (3,))
     inputs = placeholders([Type(a.dtype, a.shape) for a in (x, weight, bias)])
     (found,) = run(inputs, [ops.instance_norm(*inputs, 1e-3)], [x, weight, bias])
@@ -227,14 +229,14 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("call", "error", "says"), REFUSED)
-def test_bad_arguments_are_refused(
+def test_bad_arguments_raise_errors(
     call: Callable[[], Any], error: type[Exception], says: str
 ) -> None:
     with pytest.raises(error, match=says):
         call()
 
 
-def test_labels_are_checked_when_the_step_runs() -> None:
+def test_labels_out_of_range_raise_when_the_step_runs() -> None:
     step = ngd.function(lambda t: ops.ctc_loss(P, t, [4, 4], [1, 1]))
     for label in (3, -1):
         with pytest.raises(OutOfRangeError, match=rf"ctc_loss: expected .*; got {label} at"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matrix products of groups of rows: groups that a step computes, and offsets that cannot be."""
+"""Tests of matmuls of groups of rows, and of offsets that a step computes."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def with_gradients(x: Any, w: Any, offsets: Any) -> Any:
 
 
 @pytest.mark.parametrize("ends", [[1, 4, 4, 6], [0, 2, 3, 4], [6, 6, 6, 6], [0, 0, 0, 0]])
-def test_one_program_serves_all_groups(device: str, ends: list[int]) -> None:
-    """The result and both gradients are those of one product per group."""
+def test_results_and_gradients_equal_one_matmul_per_group(device: str, ends: list[int]) -> None:
+    """One step serves all offsets."""
     step = ngd.function(with_gradients, device=device)
     y, dx, dw = step(X, W, np.array(ends))
     wanted_y, wanted_dx, wanted_dw = np.zeros_like(DY), np.zeros_like(X), np.zeros_like(W)
@@ -37,8 +37,8 @@ def test_one_program_serves_all_groups(device: str, ends: list[int]) -> None:
         npt.assert_allclose(found, wanted, 1e-12, 1e-12)
 
 
-def test_a_transposed_weight_is_read_in_place() -> None:
-    """Neither the product nor the gradient of the weight, in its own layout, needs a transpose."""
+def test_a_transposed_weight_needs_no_transpose() -> None:
+    """Neither the matmul nor the weight gradient, in the weight's layout, needs a transpose."""
     x, w = ngd.placeholder("x", (6, 3)), ngd.placeholder("w", (4, 2, 3))
     y = ops.grouped_matmul(x, ops.swapaxes(w, 1, 2), np.array([1, 2, 3, 6]))
     (slope,) = ngd.grad(ops.sum(y * y), [w])
@@ -54,7 +54,7 @@ def test_a_transposed_weight_is_read_in_place() -> None:
         ([-1, 4, 6, 6], r"got -1 after 0 at \[0\] of the offsets"),
     ],
 )
-def test_offsets_that_decrease_or_exceed_the_rows(device: str, ends: list[int], said: str) -> None:
+def test_bad_offsets_raise_when_the_step_runs(device: str, ends: list[int], said: str) -> None:
     expected = f"^grouped_matmul: expected offsets from 0 to 6 that do not decrease; {said}"
     for call in (ops.grouped_matmul, lambda *given: with_gradients(*given)[2]):
         step = ngd.function(call, device=device)
@@ -62,7 +62,7 @@ def test_offsets_that_decrease_or_exceed_the_rows(device: str, ends: list[int], 
             step(X, W, np.array(ends))
 
 
-def test_shapes_that_do_not_fit() -> None:
+def test_bad_shapes_are_rejected() -> None:
     with pytest.raises(
         ShapeError, match=r"^grouped_matmul: expected x \[rows, k\], w .*float64\[4"
     ):
@@ -71,7 +71,7 @@ def test_shapes_that_do_not_fit() -> None:
         ops.grouped_matmul(DY, W, [1, 2, 3, 6])
 
 
-def test_it_stays_float32_beside_16_bit_products(device: str) -> None:
+def test_grouped_matmul_stays_float32_in_a_bfloat16_step(device: str) -> None:
     x, w = (ngd.placeholder(n, a.shape, "float32") for n, a in (("x", X), ("w", W)))
     y = ops.grouped_matmul(x, w, np.array([1, 2, 3, 6]))
     step = ngd.compile([x, w], [y], precision="bfloat16", device=device)

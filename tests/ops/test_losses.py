@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Losses: values and gradients by PyTorch as the witness, and the ends of their domains."""
+"""Tests of losses against PyTorch, and at the ends of their domains."""
 
 from __future__ import annotations
 
@@ -45,14 +45,16 @@ LOSSES: dict[str, Loss] = {
         np.abs,
     ),
 }
-"""Ours, PyTorch's, and what makes a target of a number in [-1, 1]."""
+"""The function of ngd, that of PyTorch, and a function from a number in [-1, 1] to a target."""
 
 
 @BOTH
-@pytest.mark.filterwarnings("ignore:reduction. 'mean' divides")  # it advises "batchmean"
+@pytest.mark.filterwarnings("ignore:reduction. 'mean' divides")  # it recommends "batchmean"
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_losses(run: Runner, dtype: DType, name: str, reduction: str) -> None:
+def test_losses_and_gradients_equal_pytorch(
+    run: Runner, dtype: DType, name: str, reduction: str
+) -> None:
     ours, theirs, target_of = LOSSES[name]
     x, t = drawn(dtype, (4, 7), (4, 7))
     agrees(
@@ -63,7 +65,7 @@ def test_losses(run: Runner, dtype: DType, name: str, reduction: str) -> None:
     )
 
 
-def test_mean_of_a_batch(run: Runner) -> None:
+def test_batchmean_equals_pytorch(run: Runner) -> None:
     x, t = drawn(float64, (4, 7), (4, 7))
     agrees(
         run,
@@ -73,7 +75,7 @@ def test_mean_of_a_batch(run: Runner) -> None:
     )
 
 
-def test_weights(run: Runner) -> None:
+def test_weights_equal_pytorch(run: Runner) -> None:
     x, t, w, p = drawn(float64, (4, 7), (4, 7), (7,), (7,))
     t, p = np.abs(t), np.abs(p)
     agrees(
@@ -95,7 +97,7 @@ def test_weights(run: Runner) -> None:
 
 
 @BOTH
-def test_far_logits(run: Runner, dtype: DType) -> None:
+def test_large_logits_have_finite_losses_and_gradients(run: Runner, dtype: DType) -> None:
     points = np.array([-1e30, -200.0, 200.0, 1e30], dtype)
     (x,) = placeholders([Type(dtype, points.shape)])
     outputs: list[Node] = []
@@ -111,8 +113,10 @@ def test_far_logits(run: Runner, dtype: DType) -> None:
 
 
 @BOTH
-def test_certain_probabilities(run: Runner, dtype: DType) -> None:
-    """Right ones cost nothing, wrong ones 100; no gradient is infinite or NaN."""
+def test_probabilities_of_zero_and_one_have_finite_losses_and_gradients(
+    run: Runner, dtype: DType
+) -> None:
+    """A correct one has the loss 0, and a wrong one has the loss 100."""
     p, t = np.array([0, 1, 0, 1], dtype), np.array([0, 1, 1, 0], dtype)
     (x,) = placeholders([Type(dtype, p.shape)])
     loss = ops.binary_cross_entropy(x, t, reduction="none")
@@ -121,7 +125,7 @@ def test_certain_probabilities(run: Runner, dtype: DType) -> None:
     assert np.isfinite(slope).all()
 
 
-def test_targets_of_zero(run: Runner) -> None:
+def test_targets_of_zero_have_finite_gradients(run: Runner) -> None:
     x, t = np.log([[0.5, 0.25, 0.25]]), np.array([[0.5, 0.5, 0.0]])
     inputs = placeholders([Type(float64, x.shape), Type(float64, t.shape)])
     loss = ops.kl_div(*inputs, reduction="sum")
@@ -130,7 +134,7 @@ def test_targets_of_zero(run: Runner) -> None:
     assert np.isfinite(slopes).all()
 
 
-def test_two_bytes_are_rounded_once(run: Runner) -> None:
+def test_16_bit_floats_are_rounded_once(run: Runner) -> None:
     x, t = drawn(float16, (500,), (500,))
     inputs = placeholders([Type(float16, x.shape)] * 2)
     (found,) = run(inputs, [ops.mse_loss(*inputs)], [x, t])
@@ -155,7 +159,7 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("call", "error", "message"), REFUSED)
-def test_what_does_not_fit_is_named(
+def test_bad_arguments_raise_errors(
     call: Callable[[], Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):

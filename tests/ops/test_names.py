@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The public names of ngd.ops: from the registry, for programs that run and for those that read."""
+"""Tests of the public names of ngd.ops, at run time and for type checkers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ngd.graph.node import Op
 from ngd.graph.registry import OPS, PUBLIC, public, register
 
 
-def test_every_public_op_stands_in_ngd_ops() -> None:
+def test_every_public_op_is_in_ngd_ops() -> None:
     offered = {name for name, op in OPS.items() if op.public}
     assert offered <= set(ops.__all__)
     for name in ops.__all__:
@@ -27,11 +27,11 @@ def test_every_public_op_stands_in_ngd_ops() -> None:
     assert not any(hasattr(ops, name) for name in hidden)
 
 
-def test_type_checkers_are_told_of_every_family() -> None:
+def test_type_checkers_see_every_family() -> None:
     assert set(exported_names()) == {function.__module__ for function in PUBLIC.values()}
 
 
-def test_type_checkers_see_the_names_of_programs() -> None:
+def test_type_checkers_see_the_names_that_exist_at_run_time() -> None:
     names = [name for family in exported_names().values() for name in family]
     assert sorted(names) == dir(ops) == ops.__all__ == sorted(PUBLIC)
 
@@ -50,7 +50,7 @@ def test_every_module_of_ops_is_imported() -> None:
 
 
 def exported_names() -> dict[str, list[str]]:
-    """Return `__all__` of each family, read as type checkers do: without running the package."""
+    """Return `__all__` of each family, parsed from the files as type checkers do."""
     folder = Path(ops.__file__).parent
     stars = [
         statement.module
@@ -72,18 +72,18 @@ def literal_all(path: Path) -> list[str]:
     raise AssertionError(f"{path} has no __all__")
 
 
-class Twin(Op):
-    """A name that is taken."""
+class OpWithUsedName(Op):
+    """An op whose name is already used."""
 
     name = "stack"
 
 
 def stack() -> None:
-    """Another one."""
+    """Another function with that name."""
 
 
-@pytest.mark.parametrize("enter", [lambda: register(Twin()), lambda: public(stack)])
-def test_no_name_is_given_twice(enter: Callable[[], object]) -> None:
+@pytest.mark.parametrize("enter", [lambda: register(OpWithUsedName()), lambda: public(stack)])
+def test_a_name_cannot_be_registered_twice(enter: Callable[[], object]) -> None:
     with pytest.raises(ValueError, match="called stack"):
         enter()
     assert "stack" not in OPS

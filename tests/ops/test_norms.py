@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Normalizations, attention and cross entropy: values and gradients by PyTorch as the witness."""
+"""Tests of normalizations, attention and cross entropy against PyTorch: values and gradients."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ DTYPES = pytest.mark.parametrize("dtype", [float32, float64], ids=str)
 @DTYPES
 @pytest.mark.parametrize("shape", [(4, 7), (2, 3, 5, 6)], ids=str)
 @pytest.mark.parametrize("last", [1, 2])
-def test_layer_norm(run: Runner, dtype: DType, shape: Shape, last: int) -> None:
+def test_layer_norm_and_rms_norm_equal_pytorch(
+    run: Runner, dtype: DType, shape: Shape, last: int
+) -> None:
     inner = shape[-last:] if last < len(shape) else shape[1:]
     agrees(
         run,
@@ -41,7 +43,7 @@ def test_layer_norm(run: Runner, dtype: DType, shape: Shape, last: int) -> None:
 
 @DTYPES
 @pytest.mark.parametrize("groups", [1, 2, 6])
-def test_group_norm(run: Runner, dtype: DType, groups: int) -> None:
+def test_group_norm_equals_pytorch(run: Runner, dtype: DType, groups: int) -> None:
     agrees(
         run,
         drawn(dtype, (2, 6, 3, 5), (6,), (6,)),
@@ -52,7 +54,7 @@ def test_group_norm(run: Runner, dtype: DType, groups: int) -> None:
 
 @DTYPES
 @pytest.mark.parametrize("shape", [(6, 3), (4, 3, 5), (2, 3, 4, 5)], ids=str)
-def test_batch_norm(run: Runner, dtype: DType, shape: Shape) -> None:
+def test_batch_norm_equals_pytorch(run: Runner, dtype: DType, shape: Shape) -> None:
     agrees(
         run,
         drawn(dtype, shape, (3,), (3,)),
@@ -71,7 +73,7 @@ def test_batch_norm(run: Runner, dtype: DType, shape: Shape) -> None:
     )
 
 
-def test_statistics_of_a_batch(run: Runner) -> None:
+def test_statistics_far_from_zero_are_accurate(run: Runner) -> None:
     x = np.random.default_rng(1).normal(1e4, 1, (8, 3, 5)).astype(np.float32)
     (node,) = placeholders([Type(x.dtype, x.shape)])
     _, mean, variance = ops.batch_norm(node)
@@ -81,7 +83,7 @@ def test_statistics_of_a_batch(run: Runner) -> None:
     npt.assert_allclose(found[1], wide.var((0, 2)), rtol=1e-4)
 
 
-def test_two_bytes_are_rounded_once(run: Runner) -> None:
+def test_16_bit_floats_are_rounded_once(run: Runner) -> None:
     x, w, b = drawn(float16, (4, 9), (9,), (9,))
     inputs = placeholders([Type(a.dtype, a.shape) for a in (x, w, b)])
     (found,) = run(inputs, [ops.layer_norm(inputs[0], 9, *inputs[1:])], [x, w, b])
@@ -101,7 +103,9 @@ ATTENTION: list[tuple[Shape, Shape, Shape]] = [
 @DTYPES
 @pytest.mark.parametrize("shapes", ATTENTION, ids=str)
 @pytest.mark.parametrize("masking", ["none", "causal", "bool", "float", "scale"])
-def test_attention(run: Runner, dtype: DType, shapes: tuple[Shape, ...], masking: str) -> None:
+def test_attention_equals_pytorch(
+    run: Runner, dtype: DType, shapes: tuple[Shape, ...], masking: str
+) -> None:
     torch = torch_or_skip()
     size = (shapes[0][-2], shapes[1][-2])
     rng = np.random.default_rng(8)
@@ -129,7 +133,7 @@ def test_attention(run: Runner, dtype: DType, shapes: tuple[Shape, ...], masking
     agrees(run, drawn(dtype, *shapes), lambda q, k, v: ops.attention(q, k, v, **ours), witness)
 
 
-def test_a_query_that_sees_nothing(run: Runner) -> None:
+def test_a_query_without_visible_keys_gives_zeros(run: Runner) -> None:
     arrays = drawn(float32, (3, 4), (3, 4), (3, 2))
     mask = np.array([[1, 0, 1], [0, 0, 0], [1, 1, 1]], bool)
     inputs = placeholders([Type(a.dtype, a.shape) for a in arrays])
@@ -144,7 +148,7 @@ def test_a_query_that_sees_nothing(run: Runner) -> None:
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("shape", [(5,), (6, 5), (3, 5, 4), (2, 5, 3, 2)], ids=str)
-def test_cross_entropy(
+def test_cross_entropy_equals_pytorch(
     run: Runner, dtype: DType, shape: Shape, smoothing: float, reduction: str
 ) -> None:
     labels = np.random.default_rng(5).integers(0, 5, (*shape[: len(shape) > 1], *shape[2:]))
@@ -179,12 +183,12 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
 
 
 @pytest.mark.parametrize(("call", "message"), REFUSED)
-def test_what_does_not_fit_is_named(call: Callable[[], Any], message: str) -> None:
+def test_bad_arguments_raise_shape_error(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(ShapeError, match=message):
         call()
 
 
-def test_the_mean_of_nothing() -> None:
+def test_the_mean_of_ignored_labels_is_nan() -> None:
     loss = ops.cross_entropy(np.ones((2, 3)), np.array([-100, -100]))
     with np.errstate(all="ignore"):
         assert np.isnan(run_reference([], [loss], [])[0])

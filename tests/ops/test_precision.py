@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values and gradients against float64: two-byte floats, far offsets, huge and tiny numbers.
+"""Tests of accuracy against float64: 16-bit floats, large offsets, very large and small numbers.
 
-In two bytes the true result is that of float64 on the same numbers, rounded once; a device computes
-in float32 and may fall on the other side of a rounding.
+For 16-bit floats, the expected result is that of float64 on the same numbers, rounded once. A
+device computes in float32, so its rounding may differ by one unit.
 """
 
 from __future__ import annotations
@@ -36,9 +36,11 @@ DIGITS = {float16: 11, bfloat16: 8, float32: 24, float64: 53}
 
 
 def units(found: Array, wanted: Array, scale: float = 0) -> float:
-    """The largest difference in units of the last place of the found dtype; 0 where both are NaN.
+    """Return the largest difference in units of the last place of the dtype of `found`.
 
-    `scale` is the size of numbers below which a difference is measured as if it were of that size.
+    Two NaNs have the difference 0. Numbers smaller than `scale` are measured as if they were of
+    that
+    size.
     """
     digits = DIGITS[found.dtype]
     found, wanted = found.astype(float64), wanted.astype(float64)
@@ -57,7 +59,7 @@ def as_float64(arrays: list[Array]) -> list[Array]:
 
 
 def rounded(value: Array, dtype: DType) -> Array:
-    with np.errstate(over="ignore"):  # what is out of range is infinite
+    with np.errstate(over="ignore"):  # numbers out of range become infinities
         return np.asarray(value.astype(float32) if dtype in HALVES else value).astype(dtype)
 
 
@@ -69,7 +71,7 @@ COMPUTING = [
     and not case.op.comm.is_collective
     and not (
         case.op.name == "matmul" and len(case.results[0].shape) > 2
-    )  # a sum over batches is one more
+    )  # a batched matmul has one more sum
     and case.readings != [()]
     and any(operand.dtype is None for operand in case.sample.operands)
 ]
@@ -80,7 +82,7 @@ COMPUTING = [
     [c for c in COMPUTING if c.op.has_expansion and not c.op.numerics.has_float32_results],
     ids=str,
 )
-def test_an_expansion_rounds_once(case: Case, run: Runner) -> None:
+def test_an_expansion_is_rounded_once(case: Case, run: Runner) -> None:
     inputs, arrays = placeholders(case.types), case.arrays()
     wanted = case.reference(as_float64(arrays))
     for found, true in zip(run(inputs, case.apply(inputs), arrays), wanted, strict=True):
@@ -88,7 +90,7 @@ def test_an_expansion_rounds_once(case: Case, run: Runner) -> None:
 
 
 @pytest.mark.parametrize("case", COMPUTING, ids=str)
-def test_a_gradient_rounds_once(case: Case, run: Runner) -> None:
+def test_a_gradient_is_rounded_once(case: Case, run: Runner) -> None:
     assert case.dtype is not None
     arrays = case.arrays()
     rng = np.random.default_rng(3)
@@ -136,7 +138,7 @@ LARGE: list[tuple[str, Callable[[Node], Node], Callable[[Array], Any], Array]] =
 @pytest.mark.parametrize(
     ("op", "theirs", "values"), [c[1:] for c in LARGE], ids=[c[0] for c in LARGE]
 )
-def test_many_two_byte_floats(
+def test_reductions_of_many_16_bit_floats_are_rounded_once(
     op: Callable[[Node], Node],
     theirs: Callable[[Array], Any],
     values: Array,
@@ -222,13 +224,13 @@ OUT_OF_RANGE = {
     ("var", "masked"),
     ("norm", "masked"),
 }
-"""Where float32's own squares leave its range, or the result is no number."""
+"""Cases in which float32 squares overflow or vanish, or in which the result is not finite."""
 
 
 @pytest.mark.parametrize("values", HARD)
 @pytest.mark.parametrize("name", OPS)
-def test_hard_numbers(name: str, values: str, run: Runner) -> None:
-    """Within some units of the last place of the largest number there."""
+def test_difficult_numbers_are_accurate(name: str, values: str, run: Runner) -> None:
+    """The tolerance is some units of the last place of the largest number."""
     if (name, values) in OUT_OF_RANGE or (
         HARD[values].size < 2 and name in ("log_softmax", "softmax")
     ):
@@ -245,7 +247,7 @@ def test_hard_numbers(name: str, values: str, run: Runner) -> None:
     assert units(slope, rounded(true, float32), scale=max(size, 2.0**-10)) <= 16, (slope, true)
 
 
-def test_logsumexp_of_nothing_but_masks(run: Runner) -> None:
+def test_logsumexp_of_masked_rows_is_minus_infinity_without_a_gradient(run: Runner) -> None:
     array = np.full((2, 3), -np.inf, np.float32)
     array[1] = [0, -np.inf, np.nan]
     (x,) = placeholders([Type(float32, (2, 3))])

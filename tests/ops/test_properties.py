@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random shapes, zero sizes among them: each device against NumPy itself."""
+"""Tests of ops on random shapes, some without elements, against NumPy, on each device."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ HALVES = (float16, bfloat16)
 
 
 def values(seed: int, shape: Sequence[int], dtype: DType) -> Array:
-    """Small numbers, of which whole ones and their sums are exact in every dtype's accumulator."""
+    """Draw small numbers. Integers and their sums are exact in the accumulator of each dtype."""
     rng = np.random.default_rng(seed)
     if dtype == bool_:
         return rng.integers(0, 2, shape).astype(bool)
@@ -57,7 +57,7 @@ def check(
     theirs: Callable[..., Any],
     slack: float = 1,
 ) -> None:
-    """Our op on the device, and NumPy's function on the same arrays, two-byte floats widened."""
+    """Compare an op on the device with NumPy's function. NumPy gets 16-bit floats as float32."""
     inputs = placeholders([Type(a.dtype, a.shape) for a in arrays])
     node = ours(*inputs)
     (found,) = run(inputs, [node], arrays)
@@ -100,7 +100,7 @@ def test_chains_of_elementwise_ops(
     run: Runner, shapes: list[tuple[int, ...]], dtype: DType, seed: int
 ) -> None:
     arrays = [values(seed + i, shape, dtype) for i, shape in enumerate(shapes)]
-    if dtype in HALVES:  # NumPy rounds where ngd does: after each op
+    if dtype in HALVES:  # NumPy rounds after each op, like ngd
         check(
             run,
             arrays,
@@ -131,7 +131,7 @@ def test_reductions(run: Runner, data: st.DataObject) -> None:
         axis = tuple(a for a in axis if shape[a])
     array = values(data.draw(st.integers(0, 9)), shape, dtype)
     if name == "mean" and 0 in [shape[a] for a in axis]:
-        name = "sum"  # NumPy warns of a mean of nothing
+        name = "sum"  # NumPy warns about the mean of no elements
     check(
         run,
         [array],
@@ -165,7 +165,7 @@ def _with_transposed_b(ndim: int) -> tuple[Callable[..., Node], Callable[..., An
 
 @st.composite
 def indices(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[Any, ...]:
-    """A basic index into this shape."""
+    """Draw a basic index of this shape."""
     found: list[Any] = []
     for n in shape[: draw(st.integers(0, len(shape)))]:
         if n and draw(st.booleans()):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The public calls against NumPy, and against literals worked out by hand."""
+"""Tests of public functions against NumPy, and against literals computed by hand."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ NUMPY_DTYPES = (bool_, *INTEGERS, float16, float32, float64)
 
 
 def value(node: Node) -> Array:
-    """A node that needs no input."""
+    """Return the value of a node that needs no input."""
     result: Array = run_reference([], [node], [])[0]
     return result
 
 
 def agrees(ours: Node, theirs: Any) -> None:
-    """Same dtype, shape and values as NumPy's result."""
+    """Check that dtype, shape and values equal NumPy's result."""
     expected = np.asarray(theirs)
     found = value(ours)
     assert Type(found.dtype, found.shape) == Type(expected.dtype, expected.shape)
@@ -55,7 +55,7 @@ def agrees(ours: Node, theirs: Any) -> None:
 class TestPromotion:
     @pytest.mark.parametrize("a", NUMPY_DTYPES, ids=str)
     @pytest.mark.parametrize("b", NUMPY_DTYPES, ids=str)
-    def test_two_arrays(self, a: np.dtype[Any], b: np.dtype[Any]) -> None:
+    def test_the_dtype_of_two_arrays_equals_numpy(self, a: np.dtype[Any], b: np.dtype[Any]) -> None:
         x, y = np.array([0, 1, 1], a), np.array([1, 1, 0], b)
         agrees(ops.less(x, y), np.less(x, y))
         agrees(ops.where([True, False, True], x, y), np.where([True, False, True], x, y))
@@ -82,13 +82,13 @@ class TestPromotion:
         agrees(node > scalar, x > scalar)
 
     @pytest.mark.parametrize("dtype", NUMPY_DTYPES, ids=str)
-    def test_functions_of_integers_are_floats_as_numpys(self, dtype: np.dtype[Any]) -> None:
+    def test_functions_of_integers_have_the_dtype_of_numpy(self, dtype: np.dtype[Any]) -> None:
         x = np.array([0, 1, 3], dtype)
         for ours, theirs in ((ops.exp, np.exp), (ops.sqrt, np.sqrt), (ops.tanh, np.tanh)):
             assert ours(x).dtype == theirs(x).dtype
 
     @pytest.mark.parametrize("dtype", NUMPY_DTYPES, ids=str)
-    def test_reductions(self, dtype: np.dtype[Any]) -> None:
+    def test_reductions_equal_numpy(self, dtype: np.dtype[Any]) -> None:
         x = np.array([[0, 1, 3], [1, 1, 0]], dtype)
         agrees(ops.sum(x, 1), np.sum(x, 1))
         agrees(ops.prod(x, 0), np.prod(x, 0))
@@ -98,7 +98,7 @@ class TestPromotion:
         if dtype != bool_:
             agrees(ops.max(x, (0, 1), keepdims=True), np.max(x, (0, 1), keepdims=True))
 
-    def test_bfloat16_keeps_its_dtype_beside_python_scalars(self) -> None:
+    def test_bfloat16_and_python_scalars_give_bfloat16(self) -> None:
         x = constant_node(np.array([1.5], bfloat16))
         for node in (x + 1, x * 2.0, 1 - x, x / 3, x**2, ops.where(x > 0, x, 0.0)):
             assert node.dtype == bfloat16
@@ -107,15 +107,15 @@ class TestPromotion:
         ("other", "expected"),
         [(float16, float32), (int32, float32), (int8, bfloat16), (float32, float32)],
     )
-    def test_bfloat16_beside_others(self, other: Any, expected: Any) -> None:
+    def test_bfloat16_and_other_dtypes_are_promoted(self, other: Any, expected: Any) -> None:
         assert ops.add(np.ones(1, bfloat16), np.ones(1, other)).dtype == expected
 
-    def test_a_scalar_that_does_not_fit(self) -> None:
+    def test_a_scalar_out_of_the_range_of_the_dtype_is_rejected(self) -> None:
         with pytest.raises(DTypeError, match=r"^add: expected .* fits into uint8.*; got 300"):
             ops.add(np.zeros(1, uint8), 300)
 
     @pytest.mark.parametrize("bad", ["text", None, 1j, np.array(["a"]), object()])
-    def test_what_is_no_tensor(self, bad: Any) -> None:
+    def test_values_that_are_not_tensors_are_rejected(self, bad: Any) -> None:
         with pytest.raises(DTypeError, match=r"^(add|exp): expected"):
             ops.add(np.zeros(1), bad)
         with pytest.raises(DTypeError, match=r"^exp: expected"):
@@ -123,9 +123,9 @@ class TestPromotion:
 
 
 class TestLiterals:
-    """Worked out by hand, or from the definition in exact arithmetic."""
+    """Literals computed by hand, or by exact arithmetic."""
 
-    def test_cast(self) -> None:
+    def test_cast_truncates_and_saturates(self) -> None:
         x = np.array([2.9, -2.9, 300, -300, np.nan, np.inf, -np.inf], float32)
         assert value(ops.cast(x, int8)).tolist() == [2, -2, 127, -128, 0, 127, -128]
         assert value(ops.cast(x, uint8)).tolist() == [2, 0, 255, 0, 0, 255, 0]
@@ -136,26 +136,26 @@ class TestLiterals:
         assert value(ops.cast(x, bool)).all()
         assert value(ops.cast(np.array([257, -1]), uint8)).tolist() == [1, 255]
 
-    def test_rounding(self) -> None:
+    def test_rounding_functions_equal_literals(self) -> None:
         x = np.array([-2.5, -0.5, 0.5, 1.5, 2.5, 2.6])
         assert value(ops.round(x)).tolist() == [-2, 0, 0, 2, 2, 3]
         assert value(ops.floor(x)).tolist() == [-3, -1, 0, 1, 2, 2]
         assert value(ops.ceil(x)).tolist() == [-2, 0, 1, 2, 3, 3]
         assert ops.floor(np.array([1])).dtype == int64
 
-    def test_integer_division_and_powers(self) -> None:
+    def test_integer_division_and_powers_equal_literals(self) -> None:
         a, b = np.array([7, -7, 7, -7, 5]), np.array([2, 2, -2, -2, 0])
         assert value(ops.floor_divide(a, b)).tolist() == [3, -4, -4, 3, 0]
         assert value(ops.remainder(a, b)).tolist() == [1, 1, -1, -1, 0]
         base, exponent = np.array([2, -1, -1, 1, 3, 0]), np.array([10, -3, -2, -5, -1, 0])
         assert value(ops.power(base, exponent)).tolist() == [1024, -1, 1, 1, 0, 1]
 
-    def test_matmul(self) -> None:
+    def test_matmul_equals_literals(self) -> None:
         a, b = [[1, 2], [3, 4]], [[5, 6], [7, 8]]
         assert value(ops.matmul(a, b)).tolist() == [[19, 22], [43, 50]]
         assert value(ops.matmul([1, 2], [3, 4])).tolist() == 11
 
-    def test_losses(self) -> None:
+    def test_losses_equal_literals(self) -> None:
         loss = value(ops.softmax_cross_entropy(np.zeros((2, 4)), [0, 3]))
         npt.assert_allclose(loss, math.log(4), rtol=1e-15)
         npt.assert_allclose(value(ops.softmax(np.log([1.0, 2, 5]))), [0.125, 0.25, 0.625])
@@ -163,13 +163,13 @@ class TestLiterals:
         assert value(ops.logsumexp([-np.inf, -np.inf])) == -np.inf
         assert value(ops.softmax_cross_entropy([1000.0, 0.0], 1)) == 1000
 
-    def test_statistics(self) -> None:
+    def test_statistics_equal_literals(self) -> None:
         assert value(ops.var([1.0, 2, 3, 4])) == 1.25
         assert value(ops.mean([1, 2])) == 1.5
         assert math.isnan(float(value(ops.mean(np.zeros(0)))))
         assert value(ops.prod([2.0, 3, 4])) == 24
 
-    def test_one_hot_and_arange(self) -> None:
+    def test_one_hot_and_arange_equal_numpy(self) -> None:
         assert value(ops.one_hot([2, 0, 3], 3)).tolist() == [[0, 0, 1], [1, 0, 0], [0, 0, 0]]
         assert value(ops.arange(3)).tolist() == [0, 1, 2]
         assert value(ops.arange(3, dtype=float32)).dtype == float32
@@ -182,14 +182,14 @@ class TestLiterals:
         with pytest.raises(TypeError, match=r"^arange: expected numbers; got the nodes"):
             ops.arange(constant_node(np.array(3)))
 
-    def test_two_byte_floats_accumulate_in_float32(self) -> None:
+    def test_16_bit_floats_are_summed_in_float32(self) -> None:
         ones = np.ones(4096, float16)
         assert value(ops.sum(ones)) == 4096  # 2048 + 1 is 2048 in float16
         assert value(ops.matmul(ones, ones)) == 4096
         assert value(ops.sum(np.ones(1000, bfloat16))) == 1000  # 256 + 1 is 256 in bfloat16
 
     @pytest.mark.parametrize("dtype", [float16, bfloat16], ids=str)
-    def test_two_byte_floats_round_once_an_op(self, dtype: np.dtype[Any]) -> None:
+    def test_16_bit_floats_are_rounded_once_per_op(self, dtype: np.dtype[Any]) -> None:
         x = np.linspace(0.01, 4, 999).astype(dtype)
         wide = x.astype(float32)
         exactly = {
@@ -199,9 +199,9 @@ class TestLiterals:
         }
         for op, expected in exactly.items():
             differ = value(op(x)) != expected.astype(dtype)
-            assert np.count_nonzero(differ) <= 5, op  # float32's own rounding, near a tie
+            assert np.count_nonzero(differ) <= 5, op  # float32 also rounds, near a tie
 
-    def test_ties_share_the_gradient(self) -> None:
+    def test_equal_values_share_the_gradient(self) -> None:
         x, y = placeholders([Type(float64, (3,))] * 2)
         same = np.array([1.0, 2, 2])
         for op in (ops.maximum, ops.minimum):
@@ -213,7 +213,7 @@ class TestLiterals:
             (found,) = run_reference([x], [grad(ops.sum(op(x)), x)], [np.zeros(3)])
             assert found.tolist() == [0, 0, 0]
 
-    def test_a_product_with_zeros_has_gradients_of_all_orders(self) -> None:
+    def test_products_with_zeros_have_gradients_of_all_orders(self) -> None:
         (x,) = placeholders([Type(float64, (3,))])
         at = np.array([0.0, 0, 5])
         first = grad(ops.prod(x), x)
@@ -221,7 +221,7 @@ class TestLiterals:
         assert run_reference([x], [first, second], [at])[0].tolist() == [0, 0, 0]
         assert run_reference([x], [second], [at])[0].tolist() == [0, 5, 0]
 
-    def test_powers_at_zero(self) -> None:
+    def test_gradients_of_powers_at_zero_equal_literals(self) -> None:
         x, n = placeholders([Type(float64, (3,))] * 2)
         found = run_reference(
             [x, n], grad(ops.sum(x**n), [x, n]), [np.zeros(3), np.array([0.0, 1, 2])]
@@ -246,18 +246,18 @@ class TestRandom:
             ),
         ],
     )
-    def test_known_answers(self, counter: Any, key: Any, words: Any) -> None:
+    def test_philox_gives_the_known_answers(self, counter: Any, key: Any, words: Any) -> None:
         found = philox_4x32_10(np.array(counter, np.uint32)[:, None], key)
         assert tuple(found[:, 0].tolist()) == words
 
-    def test_counter_and_key_layout(self) -> None:
+    def test_the_counter_and_the_key_have_the_documented_layout(self) -> None:
         seed = np.array([0x0123456789ABCDEF, -1], np.int64)
         second_block = philox_4x32_10(
             np.array([[1], [0], [0xFFFFFFFF], [0xFFFFFFFF]], np.uint32), (0x89ABCDEF, 0x01234567)
         )
         assert random_words(seed, 8)[4:].tolist() == second_block[:, 0].tolist()
 
-    def test_uniforms_are_the_words_top_bits(self) -> None:
+    def test_uniform_numbers_are_the_top_bits_of_the_words(self) -> None:
         words = value(ops.random_bits(6, seed=5, offset=7)).astype(object)
         uniform = value(ops.random_uniform((2, 3), seed=5, offset=7))
         assert uniform.reshape(-1).tolist() == [(w >> 8) / 2**24 for w in words]
@@ -270,7 +270,7 @@ class TestRandom:
         assert wide.tolist() == [((high << 32 | low) >> 11) / 2**53 for low, high in pairs]
 
     @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-    def test_normals_are_box_and_mullers(self, dtype: np.dtype[Any]) -> None:
+    def test_normal_numbers_follow_box_and_muller(self, dtype: np.dtype[Any]) -> None:
         source = float64 if dtype == float64 else float32
         u = value(ops.random_uniform(4, source, seed=5)).astype(float64).tolist()
         radii = [math.sqrt(-2 * math.log(1 - u[i])) for i in (0, 2)]
@@ -284,7 +284,9 @@ class TestRandom:
         npt.assert_allclose(found, expected[:3], rtol=step)
 
     @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-    def test_moments(self, dtype: np.dtype[Any]) -> None:
+    def test_uniform_and_normal_numbers_have_the_expected_moments(
+        self, dtype: np.dtype[Any]
+    ) -> None:
         n = 40_000
         uniform = value(ops.random_uniform(n, dtype, seed=11)).astype(float64)
         assert uniform.min() >= 0
@@ -297,7 +299,7 @@ class TestRandom:
         assert abs((normal**4).mean() - 3) < 6 * math.sqrt(96 / n)
         assert abs(np.corrcoef(normal[0::2], normal[1::2])[0, 1]) < 6 / math.sqrt(n / 2)
 
-    def test_seeds_are_scalars_or_nodes(self) -> None:
+    def test_seeds_may_be_scalars_or_nodes(self) -> None:
         (seed,) = placeholders([Type(int32, ())])
         node = ops.random_uniform(4, seed=seed, offset=2)
         (found,) = run_reference([seed], [node], [np.array(9, np.int32)])
@@ -307,7 +309,7 @@ class TestRandom:
             ops.random_uniform(4, seed=constant_node(np.array(1, float32)))
         assert value(ops.random_bits(1, seed=2**64 - 1)) == value(ops.random_bits(1, seed=-1))
 
-    def test_dropout(self) -> None:
+    def test_dropout_scales_and_drops(self) -> None:
         x = np.ones(10_000)
         kept = value(ops.dropout(x, 0.25, seed=3))
         assert set(np.unique(kept)) == {0, 1 / 0.75}
@@ -341,7 +343,7 @@ class TestShapes:
         ],
         ids=str,
     )
-    def test_slice(self, index: Any) -> None:
+    def test_slices_equal_numpy(self, index: Any) -> None:
         agrees(constant_node(self.X)[index], self.X[index])
 
     @pytest.mark.parametrize(
@@ -356,11 +358,11 @@ class TestShapes:
         ],
         ids=str,
     )
-    def test_slice_errors(self, index: Any, error: type[Exception]) -> None:
+    def test_bad_slices_raise_errors(self, index: Any, error: type[Exception]) -> None:
         with pytest.raises(error, match=r"^slice: expected"):
             ops.slice(self.X, index)
 
-    def test_views(self) -> None:
+    def test_views_equal_numpy(self) -> None:
         x = self.X
         agrees(ops.reshape(x, (4, -1)), x.reshape(4, -1))
         agrees(ops.reshape(x, -1), x.reshape(-1))
@@ -378,17 +380,17 @@ class TestShapes:
         agrees(ops.ones((2, 0), float64), np.ones((2, 0)))
 
     @pytest.mark.parametrize(("sections", "axis"), [(3, 1), ([1, 3], 2), ([], 0), (2, -1)])
-    def test_split(self, sections: Any, axis: int) -> None:
+    def test_split_equals_numpy(self, sections: Any, axis: int) -> None:
         ours = ops.split(self.X, sections, axis)
         for part, expected in zip(ours, np.split(self.X, sections, axis), strict=True):
             agrees(part, expected)
 
     @pytest.mark.parametrize("axis", [0, 1, -1])
-    def test_gather(self, axis: int) -> None:
+    def test_take_equals_numpy(self, axis: int) -> None:
         indices = np.array([[1, -1], [0, 0]], int8)
         agrees(ops.take(self.X, indices, axis), np.take(self.X, indices, axis))
 
-    def test_matmul_follows_numpy(self) -> None:
+    def test_matmul_broadcasts_like_numpy(self) -> None:
         shapes = [(3,), (3, 3), (2, 3, 3), (4, 1, 3, 3)]
         rng = np.random.default_rng(0)
         for a, b in itertools.product(shapes, shapes):
@@ -397,7 +399,7 @@ class TestShapes:
 
     @pytest.mark.parametrize("keepdims", [False, True])
     @pytest.mark.parametrize("axis", [None, 0, -1, (0, 2), (), (-1, 0)])
-    def test_reductions(self, axis: Any, keepdims: bool) -> None:
+    def test_reductions_equal_numpy(self, axis: Any, keepdims: bool) -> None:
         for ours, theirs in ((ops.sum, np.sum), (ops.max, np.max), (ops.min, np.min)):
             agrees(ours(self.X, axis, keepdims), theirs(self.X, axis=axis, keepdims=keepdims))
         if axis is None or isinstance(axis, int):
@@ -405,15 +407,15 @@ class TestShapes:
                 agrees(ours(-self.X, axis, keepdims), theirs(-self.X, axis, keepdims=keepdims))
 
     @pytest.mark.parametrize("k", [0, 1, 3])
-    def test_top_k(self, k: int) -> None:
+    def test_top_k_equals_literals(self, k: int) -> None:
         x = np.array([[2, 7, 7, -1], [np.nan, 0, np.nan, 5]], "f")
-        places = np.array([[1, 2, 0], [0, 2, 3]])[:, :k]
+        indices = np.array([[1, 2, 0], [0, 2, 3]])[:, :k]
         values, found = ops.top_k(x, k)
-        agrees(found, places)
-        agrees(values, np.take_along_axis(x, places, 1))
+        agrees(found, indices)
+        agrees(values, np.take_along_axis(x, indices, 1))
         agrees(ops.top_k(x > 1, k)[1], np.array([[0, 1, 2], [3, 0, 1]])[:, :k])
 
-    def test_gradient_of_top_k(self) -> None:
+    def test_the_gradient_of_top_k_equals_literals(self) -> None:
         x = constant_node(np.array([[1.0, 3.0, 2.0], [6.0, 5.0, 4.0]]))
         values, _ = ops.top_k(x, 2)
         (gradient,) = grad(ops.sum(values * np.array([10.0, 1.0])), [x])
@@ -514,7 +516,9 @@ MESSAGES: list[tuple[Callable[[], Any], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("call", "error", "message"), MESSAGES, ids=lambda v: str(v)[:40])
-def test_messages(call: Callable[[], Any], error: type[Exception], message: str) -> None:
+def test_bad_arguments_raise_errors(
+    call: Callable[[], Any], error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match="^" + re.escape(message)):
         call()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch as a second witness: ops of random shapes, their values and their gradients."""
+"""Tests of ops on random shapes against PyTorch: values and gradients."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COMMON = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 BOTH = pytest.mark.parametrize("dtype", [float32, float64], ids=str)
-CPU = pytest.mark.parametrize("device", ["CPU"])  # what the INTERPRETER is compared with
+CPU = pytest.mark.parametrize("device", ["CPU"])  # other tests compare the CPU with the INTERPRETER
 EXTENTS = st.sampled_from([1, 2, 3, 5, 8, 17])
 SHAPES = st.lists(EXTENTS, max_size=3).map(tuple)
 
@@ -51,7 +51,7 @@ LINES: dict[str, Callable[..., Any]] = {
 
 
 def drawn(name: str, dtype: DType, *shapes: Shape) -> list[Array]:
-    """Numbers among which no two are equal, from where the op is defined and has slopes."""
+    """Return different random numbers from the domain of an op, where it has a slope."""
     rng = np.random.default_rng(len(name))
     low = 0.3 if name in ("sqrt", "rsqrt", "log", "log1p", "power", "reciprocal", "divide") else -2
     return [np.asarray(rng.uniform(low, 2, shape), dtype) for shape in shapes]
@@ -68,7 +68,7 @@ def test_of_one_operand(run: Runner, dtype: DType, name: str, shape: Shape) -> N
 
 @st.composite
 def broadcasting(draw: st.DrawFn) -> tuple[Shape, Shape]:
-    """Two shapes that fit."""
+    """Draw two shapes that broadcast together."""
     shape = draw(SHAPES)
     other = tuple(draw(st.sampled_from([1, n])) for n in shape)
     left, right = draw(st.permutations([shape, other[draw(st.integers(0, len(shape))) :]]))

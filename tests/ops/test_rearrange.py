@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What moves elements, orders them or adds them up: against NumPy, and by PyTorch's gradients."""
+"""Tests of ops that move, sort or accumulate elements, against NumPy and PyTorch's gradients."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ SAME: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 }
 
 
-def evaluated(node: Node) -> Array:
+def evaluate(node: Node) -> Array:
     found: Array = run_reference([], [node], [])[0]
     return found
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_as_numpy(name: str, run: Runner) -> None:
+def test_ops_equal_numpy(name: str, run: Runner) -> None:
     ours, theirs = SAME[name]
     (x,) = placeholders([Type(X.dtype, X.shape)])
     (found,) = run([x], [ours(x)], [X])
@@ -78,7 +78,7 @@ def test_as_numpy(name: str, run: Runner) -> None:
     npt.assert_array_equal(found, expected)
 
 
-def test_numpys_functions_on_nodes() -> None:
+def test_numpy_functions_accept_nodes() -> None:
     x = ops.as_node(X)
     for made, expected in [
         (np.flip(x, 1), np.flip(X, 1)),
@@ -94,13 +94,13 @@ def test_numpys_functions_on_nodes() -> None:
         (x.argsort(), X.argsort()),
         (x.cumsum(1), X.cumsum(1)),
     ]:
-        npt.assert_array_equal(evaluated(made), expected)
+        npt.assert_array_equal(evaluate(made), expected)
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint16, np.float16, np.float32, np.float64])
 @pytest.mark.parametrize("axis", [0, 1, -1])
-def test_sort(dtype: Any, axis: int, run: Runner) -> None:
-    """With many equals, whose places stay in order."""
+def test_sort_and_argsort_equal_numpy(dtype: Any, axis: int, run: Runner) -> None:
+    """Many values are equal, and argsort keeps their order."""
     array = np.random.default_rng(1).integers(0, 4, (3, 20, 2)).astype(dtype)
     (x,) = placeholders([Type(array.dtype, array.shape)])
     outputs = [ops.sort(x, axis), ops.argsort(x, axis), ops.argsort(x, axis, descending=True)]
@@ -110,7 +110,7 @@ def test_sort(dtype: Any, axis: int, run: Runner) -> None:
     npt.assert_array_equal(found[2], np.argsort(-array.astype(int), axis, kind="stable"))
 
 
-def test_nan_is_sorted_as_the_largest(run: Runner) -> None:
+def test_nan_is_sorted_as_the_largest_value(run: Runner) -> None:
     array = np.array([2, np.nan, -np.inf, np.inf, np.nan, 1], float32)
     (x,) = placeholders([Type(array.dtype, array.shape)])
     up, down = run([x], [ops.argsort(x), ops.argsort(x, descending=True)], [array])
@@ -118,7 +118,7 @@ def test_nan_is_sorted_as_the_largest(run: Runner) -> None:
     assert down.tolist() == [1, 4, 3, 0, 5, 2]
 
 
-def test_smallest_of_an_axis(run: Runner) -> None:
+def test_top_k_can_return_the_smallest_values(run: Runner) -> None:
     array = np.array([[3.0, 1.0], [1.0, 5.0], [2.0, 5.0]])
     (x,) = placeholders([Type(float64, array.shape)])
     found = run([x], list(ops.top_k(x, 2, axis=0, largest=False)), [array])
@@ -127,8 +127,8 @@ def test_smallest_of_an_axis(run: Runner) -> None:
 
 
 @pytest.mark.parametrize("dtype", [float32, float64], ids=str)
-def test_long_sums(dtype: DType, run: Runner) -> None:
-    """More lines than one pass takes, and rounded once an element."""
+def test_cumulative_sums_of_many_rows_are_rounded_once(dtype: DType, run: Runner) -> None:
+    """The array has more rows than one pass of the kernel takes."""
     array = np.asarray(np.random.default_rng(2).uniform(0, 1, (300, 150)), dtype)
     (x,) = placeholders([Type(dtype, array.shape)])
     for axis, reverse in itertools.product((0, 1), (False, True)):
@@ -142,7 +142,7 @@ def test_long_sums(dtype: DType, run: Runner) -> None:
 @pytest.mark.parametrize("dtype", [float32, float64], ids=str)
 @pytest.mark.parametrize("ord", [1, 2, 3, math.inf, -math.inf, -1.5])
 @pytest.mark.parametrize("axis", [None, 1, (0, 2)])
-def test_norms(run: Runner, dtype: DType, ord: float, axis: Any) -> None:
+def test_norms_equal_pytorch(run: Runner, dtype: DType, ord: float, axis: Any) -> None:
     agrees(
         run,
         drawn(dtype, (3, 4, 5)),
@@ -151,10 +151,10 @@ def test_norms(run: Runner, dtype: DType, ord: float, axis: Any) -> None:
     )
 
 
-def test_the_norm_of_zeros_has_a_gradient() -> None:
+def test_the_norm_of_zeros_has_a_zero_gradient() -> None:
     x = ops.as_node(np.zeros((2, 3)))
-    assert evaluated(ops.vector_norm(x)) == 0
-    npt.assert_array_equal(evaluated(grad(ops.vector_norm(x), x)), 0)
+    assert evaluate(ops.vector_norm(x)) == 0
+    npt.assert_array_equal(evaluate(grad(ops.vector_norm(x), x)), 0)
 
 
 WITNESSED: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
@@ -181,13 +181,13 @@ WITNESSED: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
 
 
 @pytest.mark.parametrize("name", WITNESSED)
-def test_gradients(name: str, run: Runner) -> None:
+def test_gradients_equal_pytorch(name: str, run: Runner) -> None:
     ours, theirs = WITNESSED[name]
     agrees(run, drawn(float64, (4, 5)), ours, theirs)
 
 
 @pytest.mark.parametrize("padding_idx", [None, 2, -1])
-def test_embedding(run: Runner, padding_idx: int | None) -> None:
+def test_embedding_equals_pytorch(run: Runner, padding_idx: int | None) -> None:
     indices = np.array([[0, 2, 4], [2, 2, 1]])
     agrees(
         run,
@@ -198,7 +198,7 @@ def test_embedding(run: Runner, padding_idx: int | None) -> None:
 
 
 @pytest.mark.parametrize(("first", "begins"), [(1, 1), (-3, 0), (9, 2)])
-def test_dynamic_slice(run: Runner, first: int, begins: int) -> None:
+def test_dynamic_slice_clamps_its_start(run: Runner, first: int, begins: int) -> None:
     x, start = placeholders([Type(X.dtype, X.shape), Type(np.dtype(np.int32), ())])
     part = ops.dynamic_slice(x, (0, 1, start), (2, 1, 2))
     (found,) = run([x, start], [part], [X, np.array(first, np.int32)])
@@ -228,7 +228,7 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("call", "error", "message"), REFUSED)
-def test_what_does_not_fit_is_named(
+def test_bad_arguments_raise_errors(
     call: Callable[[], Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LSTM and GRU, a cell and a layer in both directions: PyTorch is the witness."""
+"""Tests of LSTM and GRU against PyTorch: a cell, and a layer in both directions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.ops.conftest import Runner
 from tests.ops.witness import Shape, agrees, drawn
 
 BOTH = pytest.mark.parametrize("dtype", [float32, float64], ids=str)
-PLACES, BATCH, INPUTS, SIZE = 5, 2, 3, 4
+LENGTH, BATCH, INPUTS, SIZE = 5, 2, 3, 4
 KINDS = pytest.mark.parametrize(("kind", "gates", "states"), [("lstm", 4, 2), ("gru", 3, 1)])
 
 
@@ -26,7 +26,7 @@ def weights(gates: int) -> list[Shape]:
 
 
 def all_of(results: Any, join: Any) -> Any:
-    """Several results as one, so that one number differs where one of them does."""
+    """Join several results into one array, so that a difference in any of them is found."""
     parts = results if isinstance(results, tuple) else (results,)
     return join([part.reshape(-1) for part in parts])
 
@@ -34,7 +34,9 @@ def all_of(results: Any, join: Any) -> Any:
 @BOTH
 @KINDS
 @pytest.mark.parametrize("bias", [False, True])
-def test_cell(run: Runner, dtype: DType, kind: str, gates: int, states: int, bias: bool) -> None:
+def test_a_cell_equals_pytorch(
+    run: Runner, dtype: DType, kind: str, gates: int, states: int, bias: bool
+) -> None:
     shapes = [(BATCH, INPUTS), *[(BATCH, SIZE)] * states, *weights(gates)[: 4 if bias else 2]]
 
     def witness(torch: Any, x: Any, *rest: Any) -> Any:
@@ -53,10 +55,10 @@ def test_cell(run: Runner, dtype: DType, kind: str, gates: int, states: int, bia
 @BOTH
 @KINDS
 @pytest.mark.parametrize("reverse", [False, True])
-def test_layer(
+def test_a_layer_equals_pytorch(
     run: Runner, dtype: DType, kind: str, gates: int, states: int, reverse: bool
 ) -> None:
-    shapes = [(PLACES, BATCH, INPUTS), *[(BATCH, SIZE)] * states, *weights(gates)]
+    shapes = [(LENGTH, BATCH, INPUTS), *[(BATCH, SIZE)] * states, *weights(gates)]
 
     def witness(torch: Any, x: Any, *rest: Any) -> Any:
         given = tuple(state[None] for state in rest[:states])
@@ -75,8 +77,8 @@ def test_layer(
 
 
 @KINDS
-def test_what_does_not_fit_is_named(kind: str, gates: int, states: int) -> None:
-    good = [(PLACES, BATCH, INPUTS), *[(BATCH, SIZE)] * states, *weights(gates)]
+def test_bad_shapes_raise_shape_error(kind: str, gates: int, states: int) -> None:
+    good = [(LENGTH, BATCH, INPUTS), *[(BATCH, SIZE)] * states, *weights(gates)]
     for wrong in range(len(good)):
         shapes = [(*shape, 9) if i == wrong else shape for i, shape in enumerate(good)]
         with pytest.raises(ShapeError, match=rf"^{kind}: expected x \[places, .*; got float64"):
@@ -84,12 +86,14 @@ def test_what_does_not_fit_is_named(kind: str, gates: int, states: int) -> None:
 
 
 @KINDS
-def test_a_layer_is_as_large_as_its_cell(kind: str, gates: int, states: int) -> None:
+def test_the_graph_of_a_layer_does_not_grow_with_the_length(
+    kind: str, gates: int, states: int
+) -> None:
     sizes = []
-    for places in (2, 200):
-        shapes = [(places, BATCH, INPUTS), *[(BATCH, SIZE)] * states, *weights(gates)]
+    for length in (2, 200):
+        shapes = [(length, BATCH, INPUTS), *[(BATCH, SIZE)] * states, *weights(gates)]
         inputs = placeholders([Type(float64, shape) for shape in shapes])
         outputs, *_ = getattr(ops, kind)(*inputs)
-        made = grad(ops.sum(outputs), inputs)
-        sizes.append(len(Graph(tuple(inputs), tuple(made)).nodes))
+        gradients = grad(ops.sum(outputs), inputs)
+        sizes.append(len(Graph(tuple(inputs), tuple(gradients)).nodes))
     assert sizes[0] == sizes[1]

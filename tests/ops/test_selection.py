@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""x[index] and x.at[index]: against NumPy on random indices, and gradients by their definition."""
+"""Tests of x[index] and x.at[index]: against NumPy on random indices, and gradients."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def device(request: pytest.FixtureRequest) -> str:
 
 @st.composite
 def indexed(draw: Any) -> tuple[tuple[int, ...], tuple[Any, ...]]:
-    """A shape, and an index that NumPy takes: every kind of part, in any order."""
+    """Draw a shape, and an index that NumPy accepts, with parts of all kinds in any order."""
     shape = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=4)))
     of_arrays = draw(st.sampled_from([(), (3,), (2, 3), (0,)]))
     items: list[Any] = []
@@ -37,7 +37,8 @@ def indexed(draw: Any) -> tuple[tuple[int, ...], tuple[Any, ...]]:
     masked = False
     while axis < len(shape):
         n, kinds = shape[axis], ["int", "slice", "array", "none", "stop"]
-        if not masked and of_arrays == (3,):  # a mask has as many places as arrays have elements
+        # A mask has as many positions as the arrays have elements.
+        if not masked and of_arrays == (3,):
             kinds.append("mask")
         kind = draw(st.sampled_from(kinds))
         if kind == "stop":
@@ -74,7 +75,7 @@ def indexed(draw: Any) -> tuple[tuple[int, ...], tuple[Any, ...]]:
 
 
 def fits(shape: tuple[int, ...], index: tuple[Any, ...]) -> bool:
-    """Whether NumPy takes it: an Ellipsis may have moved parts to axes they were not drawn for."""
+    """Return True if NumPy accepts the index. An Ellipsis may have moved parts to other axes."""
     try:
         np.zeros(shape)[index]
     except IndexError:
@@ -85,7 +86,7 @@ def fits(shape: tuple[int, ...], index: tuple[Any, ...]) -> bool:
 def with_nodes(
     index: tuple[Any, ...], apply: Callable[[Any], Any]
 ) -> tuple[Callable[..., Any], list[Any]]:
-    """The same with nodes for the arrays of integers, as a function of these."""
+    """Return a function of nodes that replace the integer arrays of an index, and the arrays."""
     numbers = [i for i, p in enumerate(index) if isinstance(p, np.ndarray) and p.dtype == np.int64]
 
     def python(*nodes: Any) -> Any:
@@ -98,7 +99,7 @@ def with_nodes(
 @pytest.mark.filterwarnings("ignore::ngd.errors.RetraceWarning")
 @settings(max_examples=120, deadline=None)
 @given(indexed(), st.booleans())
-def test_a_part_is_numpys(case: Any, of_nodes: bool) -> None:
+def test_indexing_equals_numpy(case: Any, of_nodes: bool) -> None:
     shape, index = case
     if not fits(shape, index):
         return
@@ -126,7 +127,9 @@ def test_a_part_is_numpys(case: Any, of_nodes: bool) -> None:
 @pytest.mark.filterwarnings("ignore::ngd.errors.RetraceWarning")
 @settings(max_examples=150, deadline=None)
 @given(indexed(), st.booleans(), st.sampled_from(["set", *UFUNCS]), st.booleans())
-def test_a_change_is_numpys(case: Any, of_nodes: bool, name: str, scalar: bool) -> None:
+def test_updates_at_an_index_equal_numpy(
+    case: Any, of_nodes: bool, name: str, scalar: bool
+) -> None:
     shape, index = case
     if not fits(shape, index):
         return
@@ -164,24 +167,24 @@ INDICES: dict[str, Any] = {
 
 
 def slopes(f: Callable[..., Any], *args: Any) -> list[Any]:
-    """The gradients of a scalar function of float64 arrays by central differences."""
-    found = []
+    """Return the gradients of a scalar function of float64 arrays by central differences."""
+    gradients = []
     for number, array in enumerate(args):
         gradient = np.zeros(array.shape)
-        for place in range(array.size):
+        for position in range(array.size):
             ends = []
             for step in (1e-6, -1e-6):
                 changed = [a.copy() for a in args]
-                changed[number].reshape(-1)[place] += step
+                changed[number].reshape(-1)[position] += step
                 ends.append(float(f(*changed)))
-            gradient.reshape(-1)[place] = (ends[0] - ends[1]) / 2e-6
-        found.append(gradient)
-    return found
+            gradient.reshape(-1)[position] = (ends[0] - ends[1]) / 2e-6
+        gradients.append(gradient)
+    return gradients
 
 
 @pytest.mark.parametrize("index", INDICES.values(), ids=list(INDICES))
 @pytest.mark.parametrize("name", ["set", *UFUNCS])
-def test_gradients_of_changes(device: str, name: str, index: Any) -> None:
+def test_gradients_of_updates_equal_finite_differences(device: str, name: str, index: Any) -> None:
     rng = np.random.default_rng(3)
     x, weight = rng.permutation(X.size).reshape(X.shape) + 0.5, rng.normal(size=X.shape)
     values = rng.permutation(x[index].size).reshape(x[index].shape) + 0.25
@@ -204,7 +207,7 @@ def test_gradients_of_changes(device: str, name: str, index: Any) -> None:
         npt.assert_allclose(ours, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max(initial=1))
 
 
-def test_masks_that_a_step_computes(device: str) -> None:
+def test_masks_may_be_computed_by_the_step(device: str) -> None:
     row = np.array([1.0, -1, 2, -2])
 
     @ngd.function(device=device)
@@ -230,7 +233,7 @@ def test_masks_that_a_step_computes(device: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bool", "uint8", "int64", "float16", "bfloat16", "float32"])
-def test_every_dtype_and_every_bit(device: str, dtype: str) -> None:
+def test_updates_keep_the_bits_in_every_dtype(device: str, dtype: str) -> None:
     dtype = ngd.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
     x, values = np.array([0, 1, 1, 0, 1]).astype(dtype), np.array([1, 0, 1]).astype(dtype)
     if dtype not in (np.bool_, np.uint8, np.int64):
@@ -246,7 +249,7 @@ def test_every_dtype_and_every_bit(device: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("given", [0.3, np.float64(0.3), np.float32(0.3), 3, np.int64(3)])
-def test_values_take_the_dtype(device: str, given: Any) -> None:
+def test_new_values_are_converted_to_the_dtype_of_the_array(device: str, given: Any) -> None:
     for dtype in (ngd.bfloat16, np.dtype(np.float16), np.dtype(np.float32)):
         x = np.zeros(4, dtype)
         f = ngd.function(lambda x, v: (x.at[1:3].set(v), x.at[[0, 0]].add(v)), device=device)
@@ -257,7 +260,7 @@ def test_values_take_the_dtype(device: str, given: Any) -> None:
         npt.assert_array_equal(added, np.array([2 * wanted.astype("f4"), 0, 0, 0]).astype(dtype))
 
 
-def test_other_ways_to_say_it() -> None:
+def test_get_at_and_sequences_are_other_forms_of_an_index() -> None:
     f = ngd.function(
         lambda x: (x.at[0].get(), ops.at(x)[..., 1].set(5), x[[]], x[range(2)], x[True:])
     )
@@ -271,13 +274,13 @@ def test_other_ways_to_say_it() -> None:
 OUT_OF_RANGE = "expected an index in|out of range"
 
 
-def test_a_node_does_not_change() -> None:
+def test_item_assignment_suggests_at() -> None:
     x = ngd.placeholder("x", X.shape)
     with pytest.raises(TypeError, match=r"x = x\.at\[index\]\.set\(values\)"):
         x[0] = 1
 
 
-def test_an_index_that_a_step_computes_is_checked_when_it_runs(device: str) -> None:
+def test_a_computed_index_is_checked_when_the_step_runs(device: str) -> None:
     one = ngd.function(lambda x, i: x[:, i], device=device)
     two = ngd.function(lambda x, i, j: x[i, j], device=device)
     change = ngd.function(lambda x, i: x.at[i].set(0), device=device)
@@ -286,7 +289,7 @@ def test_an_index_that_a_step_computes_is_checked_when_it_runs(device: str) -> N
     with pytest.raises(ValueError, match=OUT_OF_RANGE):
         one(X, bad)
     with pytest.raises(ValueError, match=OUT_OF_RANGE):
-        two(X, good, np.array([0, 3]))  # row 1, column 0 would be there
+        two(X, good, np.array([0, 3]))  # a flat index of row 1, column 0 would exist
     with pytest.raises(ValueError, match=OUT_OF_RANGE):
         two(X, np.array([0, -3]), good)
     for wrong in (np.array([2]), np.array([-3])):
@@ -330,13 +333,15 @@ def test_an_index_that_a_step_computes_is_checked_when_it_runs(device: str) -> N
         ),
     ],
 )
-def test_what_cannot_be(apply: Callable[[Any], Any], error: type[Exception], message: str) -> None:
+def test_bad_indices_raise_errors(
+    apply: Callable[[Any], Any], error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         apply(ngd.placeholder("x", X.shape, X.dtype))
 
 
 @pytest.mark.filterwarnings("ignore:index_reduce")
-def test_with_pytorch_as_a_witness() -> None:
+def test_indexing_and_updates_equal_pytorch() -> None:
     torch = pytest.importorskip("torch", reason="PyTorch, the second witness, is not installed")
     rng = np.random.default_rng(3)
     x, values, i = rng.normal(size=(5, 3)), rng.normal(size=(7, 3)), rng.integers(0, 5, 7)
@@ -396,10 +401,10 @@ def test_with_pytorch_as_a_witness() -> None:
         ),
     ],
 )
-def test_an_index_out_of_range_is_the_callers(
+def test_an_index_out_of_range_names_the_call_of_the_user(
     device: str, call: Callable[[Any, Any], Any], index: list[int], said: str
 ) -> None:
-    """The message has the public call, the index as it was given, its position and the line."""
+    """The message has the public call, the index, its position in the array, and the line."""
     step = ngd.function(call, device=device)
     with pytest.raises(IndexError, match=f"^{said}.*made at .*test_selection.py:") as raised:
         step(X, np.array(index))
@@ -408,8 +413,8 @@ def test_an_index_out_of_range_is_the_callers(
     assert "scatter" not in str(raised.value)
 
 
-def test_a_gradient_names_the_call_whose_index_it_uses(device: str) -> None:
-    """The gradient of a sum of rows reads no row, so that it is the first to see the index."""
+def test_the_gradient_of_an_indexed_sum_names_the_call(device: str) -> None:
+    """The gradient of a sum reads no row, so the gradient is the first op that checks the index."""
 
     def slopes(x: Any, i: Any) -> Any:
         return ngd.grad(ops.sum(ops.embedding(i, x)), [x])[0]
@@ -420,12 +425,12 @@ def test_a_gradient_names_the_call_whose_index_it_uses(device: str) -> None:
         step(X[0], np.array([0, -1]))
 
 
-def test_a_scalar_index_has_no_position(device: str) -> None:
+def test_a_scalar_index_is_named_without_a_position(device: str) -> None:
     step = ngd.function(lambda x, i: x.at[i].set(0), device=device)
     with pytest.raises(IndexError, match=r"for axis 0; got 2 \(made at"):
         step(X, np.array(2))
 
 
-def test_a_flattened_gather_keeps_numpys_negative_indices(device: str) -> None:
+def test_negative_indices_of_a_flattened_gather_follow_numpy(device: str) -> None:
     step = ngd.function(lambda x, i: ops.take(x, i, 2), device=device)
     npt.assert_array_equal(step(X, np.array([-1, 0])), np.take(X, [-1, 0], 2))

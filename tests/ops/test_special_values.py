@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elementwise functions at literals that mpmath computed, and at the ends of their domains."""
+"""Tests of elementwise functions at literals computed by mpmath, and at the ends of domains."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ ENDS: dict[str, list[tuple[float, float]]] = {
 
 
 @pytest.mark.parametrize(("name", "dtype"), [(n, d) for n in LITERALS for d in (float64, float32)])
-def test_literals(name: str, dtype: Any, run: Runner) -> None:
+def test_values_equal_literals(name: str, dtype: Any, run: Runner) -> None:
     pairs = LITERALS[name]
-    if dtype == float32:  # what is not rounded much, where the slope is moderate
+    if dtype == float32:  # points where the slope is moderate, so that rounding of x matters little
         pairs = [p for p in pairs if 0.05 < abs(p[0]) < 60 and abs(p[0]) != 0.999]
     given = np.array([x for x, _ in pairs], dtype)
     (x,) = placeholders([Type(given.dtype, given.shape)])
@@ -74,7 +74,7 @@ def test_literals(name: str, dtype: Any, run: Runner) -> None:
 
 
 @pytest.mark.parametrize("name", SLOPES)
-def test_slopes(name: str, run: Runner) -> None:
+def test_slopes_equal_literals(name: str, run: Runner) -> None:
     given = np.array([x for x, _ in SLOPES[name]])
     (x,) = placeholders([Type(given.dtype, given.shape)])
     (found,) = run([x], [grad(ops.sum(getattr(ops, name)(x)), x)], [given])
@@ -82,14 +82,14 @@ def test_slopes(name: str, run: Runner) -> None:
 
 
 @pytest.mark.parametrize("name", ENDS)
-def test_ends_of_domains(name: str, run: Runner) -> None:
+def test_values_at_the_ends_of_domains_follow_numpy(name: str, run: Runner) -> None:
     given = np.array([x for x, _ in ENDS[name]], float64)
     (x,) = placeholders([Type(given.dtype, given.shape)])
     (found,) = run([x], [getattr(ops, name)(x)], [given])
     npt.assert_allclose(found, [y for _, y in ENDS[name]], rtol=1e-15, atol=1e-300)
 
 
-def test_angles_of_all_quadrants(run: Runner) -> None:
+def test_atan2_covers_all_quadrants(run: Runner) -> None:
     values = np.array([0.0, -0.0, 1.0, -1.0, INF, -INF, 1e-300])
     a, b = (m.ravel() for m in np.meshgrid(values, values))
     x, y = placeholders([Type(a.dtype, a.shape)] * 2)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elementwise ops where arithmetic is special, and where arrays are longer than a kernel's tile."""
+"""Tests of elementwise ops on special values, and on arrays longer than a tile of a kernel."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from tests.ops.conftest import Runner
 ELEMENTWISE = [op for op in OPS.values() if op.kernel.is_elementwise]
 PAIRS = [(op, dtype) for op in ELEMENTWISE for dtype in op.dtypes]
 EITHER_ZERO = ("maximum", "minimum")
-"""Of 0 and -0 either may be the larger: IEEE 754-2008 leaves it open, and so does NumPy."""
+"""Ops whose result for 0 and -0 may be either: IEEE 754-2008 and NumPy leave it open."""
 
 LONG = 5003
-"""More than a tile, and no multiple of anything."""
+"""More elements than a tile, and not a multiple of a vector."""
 
 
 def special_values(dtype: DType) -> Array:
-    """The ends of the range, zeros, and what is not a number."""
+    """Return the limits of the range, zeros, infinities and NaN."""
     if dtype == bool_:
         return np.array([False, True])
     if not is_float(dtype):
@@ -56,7 +56,7 @@ def special_values(dtype: DType) -> Array:
 
 
 def operands(op: Op, dtype: DType) -> list[Array]:
-    """All pairs of special values, or each one, by the op's number of operands."""
+    """Return each special value, or all pairs of special values, for an op's operands."""
     values = special_values(dtype)
     if op.name == "where":
         return [np.array([[True], [False]]), values, values[::-1].copy()]
@@ -73,7 +73,7 @@ def attributes(op: Op) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("op", "dtype"), PAIRS, ids=[f"{op.name}-{SHORT_NAMES[d]}" for op, d in PAIRS]
 )
-def test_special_values(op: Op, dtype: DType, run: Runner) -> None:
+def test_special_values_equal_the_reference(op: Op, dtype: DType, run: Runner) -> None:
     arrays = operands(op, dtype)
     inputs = placeholders([Type(a.dtype, a.shape) for a in arrays])
     for attrs in attributes(op):
@@ -98,7 +98,7 @@ LONG_CASES = [
 
 @pytest.mark.parametrize("case", LONG_CASES, ids=str)
 @pytest.mark.parametrize("layout", ["dense", "broadcast"])
-def test_long_arrays(case: Case, layout: str, run: Runner) -> None:
+def test_long_arrays_equal_the_reference(case: Case, layout: str, run: Runner) -> None:
     rng = np.random.default_rng(11)
     shapes = [(LONG,)] * 3 if layout == "dense" else [(1, LONG), (3, 1), (3, LONG)]
     arrays = [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ngd.vmap of every op against a loop over the examples: generated from the ops' samples."""
+"""Tests of `ngd.vmap` of every op against a loop over the examples, generated from the samples."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ SIZE = 3
 
 
 def is_traced(case: Case) -> bool:
-    """Return whether a function can make the case: biases inside of matmul are made by passes."""
+    """Return True if a function can build the case. A bias in a matmul is built by passes only."""
     with_bias = case.op is ops.matmul and len(case.types) > 2
     return bool(case.types) and not with_bias and not isinstance(case.op, Collective)
 
 
 def chosen_cases() -> list[Case]:
-    """Each sample of each op in one dtype."""
+    """Return each sample of each op in one dtype."""
     found: dict[tuple[str, int], Case] = {}
     for case in all_cases():
         if is_traced(case):
@@ -41,11 +41,11 @@ CASES = chosen_cases()
 GRADIENTS = [case for case in all_cases() if is_traced(case) and has_gradient(case)]
 
 Subset = tuple[int, ...]
-"""The numbers of the operands that are mapped."""
+"""Numbers of mapped operands."""
 
 
 def subsets(case: Case) -> list[Subset]:
-    """Choices of mapped operands: one, all except one, and all."""
+    """Return choices of mapped operands: one, all except one, and all."""
     numbers = range(len(case.types))
     counts = sorted({1, len(numbers) - 1, len(numbers)} - {0})
     return [s for n in counts for s in itertools.combinations(numbers, n)]
@@ -56,7 +56,7 @@ def in_axes(case: Case, mapped: Subset) -> tuple[int | None, ...]:
 
 
 def example_arrays(case: Case, mapped: Subset) -> list[list[Array]]:
-    """The operands of each example; they are equal for operands that are not mapped."""
+    """Return the operands of each example. Operands that are not mapped are equal in all."""
     first = case.arrays()
     drawn = [first]
     for number in range(1, SIZE):
@@ -70,7 +70,7 @@ def example_arrays(case: Case, mapped: Subset) -> list[list[Array]]:
 
 
 def stacked(examples: Sequence[Sequence[Array]], mapped: Subset) -> list[Array]:
-    """The operands with a leading axis over the examples, if they are mapped."""
+    """Return the operands with a leading axis over the examples if they are mapped."""
     pairs = enumerate(zip(*examples, strict=True))
     return [np.stack(values) if i in mapped else values[0] for i, values in pairs]
 
@@ -82,7 +82,7 @@ def batched_placeholders(case: Case, mapped: Subset) -> list[Node]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_vmap_is_a_loop(case: Case) -> None:
+def test_vmap_equals_a_loop_over_the_examples(case: Case) -> None:
     for mapped in subsets(case):
         examples = example_arrays(case, mapped)
         inputs = batched_placeholders(case, mapped)
@@ -94,22 +94,19 @@ def test_vmap_is_a_loop(case: Case) -> None:
 
 
 def loss_of(case: Case, xs: Sequence[Node]) -> Node:
-    """A nonlinear function of all results that are floats."""
+    """Return a nonlinear function of all floating results."""
     results = [y for y in case.apply(xs) if is_float(y.dtype)]
     return total(ops.multiply(ops.sin(y), 0.5 + ops.sigmoid(y)) for y in results)
 
 
 def gradients(case: Case, xs: Sequence[Node]) -> list[Node]:
-    """The gradients of the loss by all operands that are floats."""
+    """Return the gradients of the loss by all floating operands."""
     return ngd.grad(loss_of(case, xs), [x for x in xs if is_float(x.dtype)], unused="zero")
 
 
 @pytest.mark.parametrize("case", GRADIENTS, ids=str)
-def test_gradients(case: Case) -> None:
-    """vmap of a gradient, and the gradient of vmap.
-
-    In the second, an operand that is not mapped gets the sum over the examples.
-    """
+def test_vmap_of_a_gradient_and_gradient_of_vmap_equal_a_loop(case: Case) -> None:
+    """In the gradient of vmap, an operand that is not mapped gets the sum over the examples."""
     alone = placeholders(case.types)
     of_one = gradients(case, alone)
     for mapped in {*subsets(case)[: len(case.types)], subsets(case)[-1]}:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch as a second witness: values and gradients of functions that it has, too."""
+"""Comparisons of values and gradients with PyTorch."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Shape = tuple[int, ...]
 
 
 def torch_or_skip() -> Any:
-    """The library; where it is not installed, the test is skipped."""
+    """Return PyTorch, or skip the test if it is not installed."""
     return pytest.importorskip("torch", reason="PyTorch, the second witness, is not installed")
 
 
 def drawn(dtype: DType, *shapes: Shape) -> list[Array]:
-    """Numbers in [-1, 1], always the same ones."""
+    """Return numbers in [-1, 1]. They are equal in each call."""
     rng = np.random.default_rng(3)
     return [np.asarray(rng.uniform(-1, 1, shape), dtype) for shape in shapes]
 
@@ -37,9 +37,9 @@ def agrees(
     ours: Callable[..., Node],
     theirs: Callable[..., Any],
 ) -> None:
-    """The value, and the gradient of a weighted sum by each operand.
+    """Compare the value of a function, and the gradients of a weighted sum, with PyTorch.
 
-    `theirs` takes torch and its tensors. Differences are measured by the largest element.
+    `theirs` takes torch and its tensors. Tolerances are relative to the largest element.
     """
     torch = torch_or_skip()
     tensors = [torch.tensor(a, requires_grad=True) for a in arrays]

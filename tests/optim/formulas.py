@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The papers' formulas in NumPy: one function an optimizer, a generator of the next weights.
+"""The formulas of papers in NumPy: one generator of weights per optimizer.
 
-Each takes the options under their names in the paper or, where it gives none, in ngd.optim.
+The options have the names of the paper. Options that the paper does not name have those of
+ngd.optim.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def lion(w: Array, gradient: Any, *, rate: float, betas: Any, decay: float) -> I
 def muon(
     w: Array, gradient: Any, *, rate: float, mu: float, nesterov: bool, decay: float
 ) -> Iterator[Any]:
-    """Jordan et al., https://kellerjordan.github.io/posts/muon/, as its repository has it."""
+    """Jordan et al., https://kellerjordan.github.io/posts/muon/, as in the authors' repository."""
     buffer = np.zeros_like(w)
     while True:
         g = gradient(w)
@@ -66,12 +67,12 @@ def muon(
         update = g + mu * (buffer - g) if nesterov else buffer
         x = update.reshape(len(w), -1)
         scale = max(1, x.shape[0] / x.shape[1]) ** 0.5
-        turned = x.shape[0] > x.shape[1]
-        x = x.T if turned else x
+        is_transposed = x.shape[0] > x.shape[1]
+        x = x.T if is_transposed else x
         x = x / (np.linalg.norm(x) + 1e-7)
         for _ in range(5):
             a = x @ x.T
             x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
-        x = x.T if turned else x
+        x = x.T if is_transposed else x
         w = w * (1 - rate * decay) - rate * scale * x.reshape(w.shape)
         yield w

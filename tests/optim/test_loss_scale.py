@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dynamic loss scaling: the scale by hand, skipped updates, and float16 that needs it."""
+"""Tests of dynamic loss scaling: the scale, skipped updates, and float16 that needs a scale."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BY_HAND = [
     # gradient, weight, scale, good steps, updates
     (1.0, 0.5, 4.0, 1, 1),
     (1.0, 0.0, 8.0, 0, 2),  # the second good step in a row
-    (1e38, 0.0, 4.0, 0, 2),  # 8e38 is beyond float32
+    (1e38, 0.0, 4.0, 0, 2),  # 8e38 is larger than any float32
     (2.0, -1.0, 4.0, 1, 3),
     (NAN, -1.0, 2.0, 0, 3),
     (-INF, -1.0, 1.0, 0, 3),
@@ -34,9 +34,9 @@ def device(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")  # NumPy's overflows
+@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")  # NumPy overflows
 @pytest.mark.parametrize("micro_batches", [1, 2])
-def test_by_hand(micro_batches: int, device: str) -> None:
+def test_scale_and_weights_equal_values_computed_by_hand(micro_batches: int, device: str) -> None:
     w = ngd.variable("w", np.float32([1, 1]))
     x = ngd.placeholder("x", (2,))
     scale = optim.LossScale(4, growth_interval=2)
@@ -69,11 +69,13 @@ OPTIMIZERS: dict[str, Callable[..., optim.Optimizer]] = {
 
 @pytest.mark.parametrize("clip_norm", [None, 0.05])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_the_bits_without_it(name: str, clip_norm: float | None, device: str) -> None:
-    """A power of two rounds nothing, also while it grows."""
+def test_a_scale_without_overflow_changes_no_bit(
+    name: str, clip_norm: float | None, device: str
+) -> None:
+    """The scale is a power of two, so no number is rounded, even when the scale grows."""
     batches = np.random.default_rng(1).normal(size=(7, 6, 5)).astype(np.float32)
 
-    def trained(scale: optim.LossScale | None) -> tuple[Any, Any]:
+    def train(scale: optim.LossScale | None) -> tuple[Any, Any]:
         random = np.random.default_rng(2)
         shapes = {"a": (5, 4), "b": (4, 3)}
         weights = {k: ngd.variable(k, random.normal(size=s) * 0.3) for k, s in shapes.items()}
@@ -87,12 +89,12 @@ def test_the_bits_without_it(name: str, clip_norm: float | None, device: str) ->
         return losses, {v.name: v.numpy().tobytes() for v in weights.values()}
 
     scale = optim.LossScale(2.0**10, growth_interval=3)
-    assert trained(scale) == trained(None)
+    assert train(scale) == train(None)
     assert float(scale.scale.numpy()) == 2.0**12
 
 
 def test_a_skipped_step_keeps_the_state(device: str) -> None:
-    """All of the optimizer's; statistics of batch normalization follow the batch all the same."""
+    """The optimizer state does not change. The statistics of batch normalization do."""
     norm = nn.BatchNorm1d(3)
     norm.initialize(0)
     x, factor = ngd.placeholder("x", (4, 3)), ngd.placeholder("factor", ())
@@ -103,13 +105,13 @@ def test_a_skipped_step_keeps_the_state(device: str) -> None:
     step = ngd.compile([x, factor], [loss], updates, device=device)
     batch = np.random.default_rng(4).normal(size=(4, 3)).astype(np.float32) + 5
     step(batch, 1.0)
-    kept = {v.name: v for v in (*norm.parameters().values(), *optimizer.state.values())}
-    before = {name: v.numpy() for name, v in kept.items() if "loss_scale" not in name}
+    variables = {v.name: v for v in (*norm.parameters().values(), *optimizer.state.values())}
+    before = {name: v.numpy() for name, v in variables.items() if "loss_scale" not in name}
     assert len(before) == 2 * 3 + 2
     statistics = norm.running_mean.numpy()
     step(batch, 1e37)
     for name, value in before.items():
-        np.testing.assert_array_equal(kept[name].numpy(), value, name)
+        np.testing.assert_array_equal(variables[name].numpy(), value, name)
     assert (norm.running_mean.numpy() > statistics).all()
     assert np.isfinite(norm.running_var.numpy()).all()
     assert float(optimizer.loss_scale.scale.numpy()) == 2.0**14  # type: ignore[union-attr]
@@ -117,10 +119,10 @@ def test_a_skipped_step_keeps_the_state(device: str) -> None:
     assert int(optimizer.step.numpy()) == 2
 
 
-def test_float16_learns_from_gradients_that_it_cannot_hold() -> None:
-    """Of 1e-9: they are 0 in float16, whose smallest number is 6e-8."""
+def test_float16_learns_from_small_gradients_with_a_scale() -> None:
+    """The gradients are about 1e-9, which is 0 in float16, whose smallest number is 6e-8."""
 
-    def trained(precision: str, **how: Any) -> Any:
+    def train(precision: str, **how: Any) -> Any:
         random = np.random.default_rng(5)
         x = ngd.placeholder("x", (16, 8))
         a, b = (ngd.variable(n, random.normal(size=(8, 8)).astype("float32")) for n in "ab")
@@ -132,11 +134,11 @@ def test_float16_learns_from_gradients_that_it_cannot_hold() -> None:
             step(random.normal(size=(16, 8)).astype(np.float32))
         return a.numpy() - before
 
-    exact = trained("float32")
+    exact = train("float32")
     assert np.abs(exact).max() > 0.1
-    lost = trained("float16")
+    lost = train("float16")
     scale = optim.LossScale()
-    scaled = trained("float16", loss_scale=scale)
+    scaled = train("float16", loss_scale=scale)
     errors = [np.linalg.norm(found - exact) / np.linalg.norm(exact) for found in (lost, scaled)]
     assert errors[0] > 0.1
     assert errors[1] < 0.01
@@ -180,14 +182,14 @@ def test_two_optimizers_skip_together(device: str) -> None:
     assert float(scale.scale.numpy()) == 4
 
 
-def test_the_scale_is_a_part_of_a_checkpoint(tmp_path: Path) -> None:
-    def made(initial: float) -> tuple[optim.Optimizer, Any]:
+def test_the_scale_is_in_the_checkpoint(tmp_path: Path) -> None:
+    def make_step(initial: float) -> tuple[optim.Optimizer, Any]:
         w = ngd.variable("w", np.ones(3, np.float32))
         optimizer = optim.SGD(0.1, loss_scale=optim.LossScale(initial, growth_interval=2))
         updates = optimizer.minimize(ops.sum(ops.square(w)), w)
         return optimizer, ngd.compile([], [], updates)
 
-    first, step = made(16)
+    first, step = make_step(16)
     for _ in range(3):
         step()
     assert set(first.state) == {
@@ -197,17 +199,17 @@ def test_the_scale_is_a_part_of_a_checkpoint(tmp_path: Path) -> None:
         "loss_scale.good_steps",
     }
     ngd.checkpoint.save(tmp_path, first.state)
-    second, step = made(1)
+    second, step = make_step(1)
     ngd.checkpoint.load(tmp_path, second.state)
     step()
     found = {name: float(v.numpy()) for name, v in second.state.items()}
     assert (found["loss_scale.scale"], found["loss_scale.good_steps"]) == (64, 0)
-    apart = first.apart("other")
-    assert apart.loss_scale is None
-    assert set(apart.state) == {"other.step"}
+    separate = first.apart("other")
+    assert separate.loss_scale is None
+    assert set(separate.state) == {"other.step"}
 
 
-def test_what_is_refused() -> None:
+def test_bad_arguments_raise_errors() -> None:
     with pytest.raises(
         ValueError, match=r"optim.LossScale: expected an initial scale .*; got 0\.5"
     ):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every optimizer against PyTorch's or its paper's formula in NumPy: ten steps of a small loss."""
+"""Tests of optimizers against PyTorch or the formulas of papers: ten steps of a small loss."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 def initial(dtype: str, least_axes: int = 0) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Weights, and what the loss wants them to be."""
+    """Return weights, and their targets in the loss."""
     random = np.random.default_rng(3)
     shapes = {name: shape for name, shape in SHAPES.items() if len(shape) >= least_axes}
     draw = [{n: random.normal(size=s).astype(dtype) for n, s in shapes.items()} for _ in range(2)]
@@ -103,12 +103,12 @@ def initial(dtype: str, least_axes: int = 0) -> tuple[dict[str, Any], dict[str, 
 
 
 def gradient_of(w: Any, target: Any) -> Any:
-    """By hand, of the loss below."""
+    """Return the gradient of the loss below, by a formula."""
     return (w - target) * (2 + np.cos(w * 3))
 
 
 def loss_of(variables: dict[str, Any], targets: dict[str, Any]) -> Any:
-    """A loss whose gradient is the one by hand: the nodes' part of it is held constant."""
+    """Return a loss with the gradient of the formula. The gradient is a constant of the graph."""
     parts = []
     for name, w in variables.items():
         gradient = (w - targets[name]) * (2.0 + ops.cos(w * 3.0))
@@ -119,8 +119,8 @@ def loss_of(variables: dict[str, Any], targets: dict[str, Any]) -> Any:
     return total
 
 
-def trained(optimizer: optim.Optimizer, dtype: str, device: str, axes: int = 0) -> dict[str, Any]:
-    """The weights after ten steps."""
+def train(optimizer: optim.Optimizer, dtype: str, device: str, axes: int = 0) -> dict[str, Any]:
+    """Return the weights after ten steps."""
     weights, targets = initial(dtype, axes)
     variables = {name: ngd.variable(name, w) for name, w in weights.items()}
     updates = optimizer.minimize(loss_of(variables, targets), variables)
@@ -132,7 +132,7 @@ def trained(optimizer: optim.Optimizer, dtype: str, device: str, axes: int = 0) 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("name", TORCH)
-def test_as_pytorch(name: str, dtype: str, device: str) -> None:
+def test_steps_equal_pytorch(name: str, dtype: str, device: str) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed: it is the witness")
     make, kind, options = TORCH[name]
     weights, targets = initial(dtype)
@@ -142,7 +142,7 @@ def test_as_pytorch(name: str, dtype: str, device: str) -> None:
         for n, tensor in tensors.items():
             tensor.grad = torch.tensor(gradient_of(tensor.detach().numpy(), targets[n]))
         optimizer.step()
-    for n, found in trained(make(), dtype, device).items():
+    for n, found in train(make(), dtype, device).items():
         wanted = tensors[n].detach().numpy()
         assert np.abs(wanted - weights[n]).max() > 1e-2
         np.testing.assert_allclose(found, wanted, TOLERANCES[dtype], TOLERANCES[dtype])
@@ -150,11 +150,11 @@ def test_as_pytorch(name: str, dtype: str, device: str) -> None:
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("name", PAPERS)
-def test_as_the_paper(name: str, dtype: str, device: str) -> None:
+def test_steps_equal_the_paper(name: str, dtype: str, device: str) -> None:
     make, formula = PAPERS[name]
     axes = 2 if name.startswith("muon") else 0
     weights, targets = initial("float64", axes)
-    for n, found in trained(make(), dtype, device, axes).items():
+    for n, found in train(make(), dtype, device, axes).items():
         first = weights[n].astype(dtype).astype("float64")
         target = targets[n].astype(dtype).astype("float64")
         *_, wanted = islice(formula(first, lambda w, t=target: gradient_of(w, t)), STEPS)
@@ -163,10 +163,10 @@ def test_as_the_paper(name: str, dtype: str, device: str) -> None:
         np.testing.assert_allclose(found, wanted, TOLERANCES[dtype], TOLERANCES[dtype])
 
 
-def test_adam_as_its_paper(device: str) -> None:
-    """Where PyTorch is absent, one of its optimizers has a witness all the same."""
+def test_adam_equals_its_paper(device: str) -> None:
+    """This test also runs where PyTorch is not installed."""
     weights, targets = initial("float64")
-    found = trained(optim.Adam(0.03), "float64", device)
+    found = train(optim.Adam(0.03), "float64", device)
     for n, w in weights.items():
         m, v = np.zeros_like(w), np.zeros_like(w)
         for t in range(1, STEPS + 1):
@@ -187,7 +187,7 @@ def test_weights_of_norm_zero_learn(make: Callable[[], optim.Optimizer], device:
     np.testing.assert_array_equal(still.numpy(), 0)
 
 
-def test_two_byte_parameters_have_float32_state(device: str) -> None:
+def test_parameters_of_16_bit_have_float32_state(device: str) -> None:
     w = ngd.variable("w", np.ones(3, np.float16))
     optimizer = optim.Adam(0.01)
     updates = optimizer.minimize(ops.sum(ops.square(w)), w)

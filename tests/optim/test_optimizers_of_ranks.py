@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every optimizer takes on two ranks the steps that it takes on one."""
+"""Tests that every optimizer takes the same steps on one rank and on two."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ OPTIMIZERS: dict[str, Callable[[], optim.Optimizer]] = {
 }
 
 
-def trained_on_parts(micro_batches: int) -> dict[str, list[float]]:
-    """Every optimizer, five steps; each rank has its part of each batch, of uneven size."""
+def train_on_shards(micro_batches: int) -> dict[str, list[float]]:
+    """Take five steps with every optimizer, on uneven shards."""
     world = ngd.init()
     random = np.random.default_rng(5)
     batches = random.normal(size=(5, 6, 4))
@@ -35,15 +35,15 @@ def trained_on_parts(micro_batches: int) -> dict[str, list[float]]:
     for name, make in OPTIMIZERS.items():
         w = ngd.variable("w", np.random.default_rng(6).normal(size=(4, 3)))
         optimizer = make()
-        mine = np.array_split(np.arange(6), [4])[world.rank] if world.size == 2 else np.arange(6)
-        x = ngd.placeholder("x", (len(mine) // micro_batches, 4), "float64")
+        shard = np.array_split(np.arange(6), [4])[world.rank] if world.size == 2 else np.arange(6)
+        x = ngd.placeholder("x", (len(shard) // micro_batches, 4), "float64")
         loss = ops.mean(ops.square(ops.tanh(x @ w) - 0.5))
-        weight = ngd.constant(np.float64(len(mine)))
+        weight = ngd.constant(np.float64(len(shard)))
         add = ngd.compile([x], [], updates=optimizer.accumulate(loss, w, weight=weight))
         updates = optimizer.minimize(loss, w, weight=weight, micro_batches=micro_batches)
         step = ngd.compile([x], [], updates=updates)
         for batch in batches:
-            *first, last = np.split(batch[mine], micro_batches)
+            *first, last = np.split(batch[shard], micro_batches)
             for part in first:
                 add(part)
             step(last)
@@ -53,16 +53,16 @@ def trained_on_parts(micro_batches: int) -> dict[str, list[float]]:
 
 @harness.needs_ranks
 @pytest.mark.parametrize("micro_batches", [1, 2])
-def test_two_ranks_equal_one(micro_batches: int) -> None:
-    (alone,) = run_in_world(trained_on_parts, "shm", 1, micro_batches=1)
-    both = run_in_world(trained_on_parts, "shm", 2, micro_batches=micro_batches)
+def test_two_ranks_take_the_steps_of_one(micro_batches: int) -> None:
+    (alone,) = run_in_world(train_on_shards, "shm", 1, micro_batches=1)
+    both = run_in_world(train_on_shards, "shm", 2, micro_batches=micro_batches)
     for name, wanted in alone.value.items():
         assert both[0].value[name] == both[1].value[name], name
         np.testing.assert_allclose(both[0].value[name], wanted, 1e-9, 1e-11, err_msg=name)
 
 
-def trained_where_one_has_nothing() -> list[float]:
-    """Three steps; the second rank has no sample, so that its loss is NaN."""
+def train_with_an_empty_shard() -> list[float]:
+    """Take three steps. The second rank has no samples, so its loss is NaN."""
     world = ngd.init()
     w = ngd.variable("w", np.ones(4))
     samples = 6 if world.rank == 0 else 0
@@ -77,8 +77,8 @@ def trained_where_one_has_nothing() -> list[float]:
 
 
 @harness.needs_ranks
-def test_a_rank_without_samples_counts_nothing() -> None:
-    (alone,) = run_in_world(trained_where_one_has_nothing, "shm", 1)
-    both = run_in_world(trained_where_one_has_nothing, "shm", 2)
+def test_a_rank_without_samples_does_not_change_the_step() -> None:
+    (alone,) = run_in_world(train_with_an_empty_shard, "shm", 1)
+    both = run_in_world(train_with_an_empty_shard, "shm", 2)
     assert both[0].value == both[1].value
     np.testing.assert_allclose(both[0].value, alone.value, 1e-12)

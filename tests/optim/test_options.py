@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of optimizers, averages and schedules: unknown names and bad values are refused."""
+"""Tests that unknown and invalid options of optimizers, averages and schedules raise errors."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ REFUSED: list[tuple[str, type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("call", "kind", "says"), REFUSED, ids=[row[0] for row in REFUSED])
-def test_options_are_checked_when_an_optimizer_is_made(
+def test_bad_options_raise_when_the_optimizer_is_created(
     call: str, kind: type[Exception], says: str
 ) -> None:
     names = {"optim": optim, "MODEL": MODEL, "GROUP": GROUP, "ngd": ngd}
@@ -100,8 +100,8 @@ def test_options_are_checked_when_an_optimizer_is_made(
     assert re.search(says, str(caught.value)), caught.value
 
 
-def test_an_options_check_is_for_the_class_that_has_the_option() -> None:
-    """A subclass may have any options, under names of ngd's too, and may pass on what it made."""
+def test_an_option_is_checked_by_the_class_that_has_it() -> None:
+    """A subclass may use the names of ngd's options for other values, and may pass values on."""
 
     class Mine(optim.Optimizer):
         def __init__(self, lr: float, *, betas: str = "", **common: Any) -> None:
@@ -118,8 +118,8 @@ def test_an_options_check_is_for_the_class_that_has_the_option() -> None:
     np.testing.assert_array_equal(w.numpy(), -1.5)
 
 
-def test_numpys_scalars_and_integers_are_numbers() -> None:
-    """Options take the dtype of the weights, as Python's floats do."""
+def test_numpy_scalars_and_integers_are_valid_options() -> None:
+    """Options take the dtype of the weights, like Python floats."""
     w = ngd.variable("w", np.ones(2, np.float32))
     optimizer = optim.SGD(np.float64(1), momentum=np.float32(0.5), weight_decay=1, clip_norm=np.inf)
     assert optimizer.options == {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State that is loaded before its variables exist: by functions and compiled steps, bit for bit."""
+"""Tests of state that is loaded before its variables exist, in functions and compiled steps."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OPTIMIZERS: dict[str, Callable[[], optim.Optimizer]] = {
 
 
 class Program:
-    """A model, its optimizer, an average and random draws, as a new process would make them."""
+    """A model, its optimizer, an average and random draws, as in a new process."""
 
     def __init__(
         self, optimizer: optim.Optimizer, how: str = "function", *, model: Any = None
@@ -69,16 +69,16 @@ class Program:
 
 
 def assert_equal(one: Program, other: Program) -> None:
-    mine, theirs = one.values(), other.values()
-    assert mine.keys() == theirs.keys()
-    for name, value in mine.items():
-        np.testing.assert_array_equal(value, theirs[name], name)
+    values_of_one, values_of_other = one.values(), other.values()
+    assert values_of_one.keys() == values_of_other.keys()
+    for name, value in values_of_one.items():
+        np.testing.assert_array_equal(value, values_of_other[name], name)
 
 
 @pytest.mark.parametrize("after", ["compile", "function"])
 @pytest.mark.parametrize("before", ["compile", "function"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_state_that_is_loaded_before_the_first_step(
+def test_a_state_loaded_before_the_first_step_continues_bit_for_bit(
     name: str, before: str, after: str, tmp_path: Path
 ) -> None:
     straight = Program(OPTIMIZERS[name](), before)
@@ -93,7 +93,7 @@ def test_a_state_that_is_loaded_before_the_first_step(
     assert not resumed.optimizer.state.pending
 
 
-def test_a_restart_twice_before_the_first_step_loses_nothing(tmp_path: Path) -> None:
+def test_a_second_restart_before_the_first_step_loses_nothing(tmp_path: Path) -> None:
     straight, first = Program(OPTIMIZERS["adamw"]()), Program(OPTIMIZERS["adamw"]())
     straight.train(0, 8)
     first.train(0, 4)
@@ -108,7 +108,7 @@ def test_a_restart_twice_before_the_first_step_loses_nothing(tmp_path: Path) -> 
     assert_equal(straight, again)
 
 
-def test_a_checkpoint_of_a_training_that_has_not_begun(tmp_path: Path) -> None:
+def test_a_checkpoint_before_the_first_step_can_be_loaded(tmp_path: Path) -> None:
     first = Program(OPTIMIZERS["adamw"]())
     checkpoint.save(tmp_path, first.saved)
     straight, again = Program(OPTIMIZERS["adamw"]()), Program(OPTIMIZERS["adamw"]())
@@ -116,7 +116,7 @@ def test_a_checkpoint_of_a_training_that_has_not_begun(tmp_path: Path) -> None:
     assert again.train(0, 3) == straight.train(0, 3)
 
 
-def test_values_that_no_variable_takes_are_an_error_at_the_first_step(tmp_path: Path) -> None:
+def test_values_without_a_variable_raise_at_the_first_step(tmp_path: Path) -> None:
     first = Program(OPTIMIZERS["adamw"]())
     first.train(0, 2)
     checkpoint.save(tmp_path, [first.optimizer.state, first.average.state])
@@ -134,39 +134,39 @@ def test_values_that_no_variable_takes_are_an_error_at_the_first_step(tmp_path: 
             assert f"'adamw.renamed.{name}.second_moment'" in text
         assert f"checkpoint {tmp_path}" in text
         assert "no value for 'adamw.renamed" in text
-    for name, value in other.model.state_dict().items():  # nothing has run
+    for name, value in other.model.state_dict().items():  # no step has run
         np.testing.assert_array_equal(value, before[name])
     other.optimizer.state.drop_pending()
     other.average.state.drop_pending()
     other.train(0, 1)
 
 
-def test_the_same_of_a_compiled_step(tmp_path: Path) -> None:
+def test_values_without_a_variable_raise_in_a_compiled_step(tmp_path: Path) -> None:
     w, b = ngd.variable("w", np.ones(2)), ngd.variable("b", np.ones(1))
 
-    def made(parameters: list[Any]) -> Any:
+    def make_step(parameters: list[Any]) -> Any:
         optimizer = optim.SGD(0.1, momentum=0.5)
         updates = optimizer.apply({v: ops.ones(v.shape, v.dtype) for v in parameters})
         return optimizer, ngd.compile([], [], updates)
 
-    optimizer, step = made([w, b])
+    optimizer, step = make_step([w, b])
     step()
-    assert type(step.hold).__name__ == "Hold"  # later calls make no check
+    assert type(step.hold).__name__ == "Hold"  # later calls have no check
     checkpoint.save(tmp_path, optimizer.state)
-    fewer, step = made([w])
+    fewer, step = make_step([w])
     checkpoint.load(tmp_path, fewer.state)
     with pytest.raises(ValueError, match=r"no variable for 'sgd\.b\.momentum'\."):
         step()
     step_before = fewer.step.numpy()
     assert step_before == 1
-    checkpoint.save(tmp_path, fewer.state)  # the value of b is still there
-    both, step = made([w, b])
+    checkpoint.save(tmp_path, fewer.state)  # the checkpoint still contains the value of b
+    both, step = make_step([w, b])
     checkpoint.load(tmp_path, both.state)
     assert both.state["sgd.b.momentum"].numpy() == 1
     step()
     with pytest.raises(ValueError, match=r"for variable 'sgd.c.momentum'; got nothing in"):
-        checkpoint.load(tmp_path, made([w, b, ngd.variable("c", [1.0])])[0].state)
-    started, step = made([w])
+        checkpoint.load(tmp_path, make_step([w, b, ngd.variable("c", [1.0])])[0].state)
+    started, step = make_step([w])
     step()
     with pytest.raises(ValueError, match=r"got 'sgd\.b\.momentum' from checkpoint .* no variables"):
         checkpoint.load(tmp_path, started.state)
@@ -177,7 +177,7 @@ def test_the_same_of_a_compiled_step(tmp_path: Path) -> None:
     ("wrong", "shown"),
     [(np.zeros(3, np.float32), r"float32\[3\]"), (np.zeros((4, 5)), r"float64\[4, 5\]")],
 )
-def test_a_pending_value_of_another_type(wrong: Any, shown: str) -> None:
+def test_a_pending_value_of_another_type_raises_value_error(wrong: Any, shown: str) -> None:
     program = Program(optim.SGD(0.1, momentum=0.9))
     program.train(0, 1)
     values = {name: v.numpy() for name, v in program.optimizer.state.items()}
@@ -189,8 +189,8 @@ def test_a_pending_value_of_another_type(wrong: Any, shown: str) -> None:
         resumed.train(1, 2)
 
 
-def test_a_state_is_loaded_from_a_dict() -> None:
-    name = "adam"  # with a loss scale, whose state is a part
+def test_a_state_can_be_loaded_from_a_dict() -> None:
+    name = "adam"  # has a loss scale, whose state is part of the optimizer's
     straight, first = Program(OPTIMIZERS[name]()), Program(OPTIMIZERS[name]())
     straight.train(0, 6)
     first.train(0, 3)
@@ -198,13 +198,13 @@ def test_a_state_is_loaded_from_a_dict() -> None:
     assert "loss_scale.scale" in values
     resumed = Program(OPTIMIZERS[name]())
     state = resumed.optimizer.state
-    held = resumed.values()
+    before = resumed.values()
     with pytest.raises(ValueError, match=r"for variable 'adam\.step'; got nothing in a mapping"):
         state.load({name: v for name, v in values.items() if name != "adam.step"})
     with pytest.raises(ValueError, match=r"int64\[\] for variable 'adam\.step'; got float32"):
         state.load(values | {"adam.step": np.float32(1)})
     for key, value in resumed.values().items():
-        np.testing.assert_array_equal(value, held[key])
+        np.testing.assert_array_equal(value, before[key])
     assert not state.pending
     state.load(values)
     checkpoint_of = {name: v.numpy() for name, v in first.average.state.items()}
@@ -216,7 +216,7 @@ def test_a_state_is_loaded_from_a_dict() -> None:
     assert_equal(straight, resumed)
 
 
-def test_pending_values_are_not_left_out(tmp_path: Path) -> None:
+def test_pending_values_cannot_be_read_or_omitted(tmp_path: Path) -> None:
     first = Program(OPTIMIZERS["adamw"]())
     first.train(0, 2)
     checkpoint.save(tmp_path, first.saved)
@@ -241,7 +241,7 @@ def test_pending_values_are_not_left_out(tmp_path: Path) -> None:
         state | resumed.model.variables()
 
 
-def test_the_model_alone_is_loaded_from_a_checkpoint_of_a_training(tmp_path: Path) -> None:
+def test_a_checkpoint_of_a_training_can_be_loaded_into_the_model_only(tmp_path: Path) -> None:
     first = Program(OPTIMIZERS["adamw"]())
     first.train(0, 2)
     checkpoint.save(tmp_path, first.saved)
@@ -253,10 +253,10 @@ def test_the_model_alone_is_loaded_from_a_checkpoint_of_a_training(tmp_path: Pat
     checkpoint.load(tmp_path, [resumed.model.variables(), resumed.random.state])
 
 
-def test_two_optimizers_of_one_checkpoint(tmp_path: Path) -> None:
-    """One's name begins with the other's."""
+def test_two_optimizers_in_one_checkpoint_are_separate(tmp_path: Path) -> None:
+    """The name of one optimizer is a prefix of the other's."""
 
-    def trained(first: int, last: int) -> Any:
+    def train(first: int, last: int) -> Any:
         model = nn.Linear(5, 3)
         two = [optim.AdamW(0.1, name="a"), optim.AdamW(0.2, name="a.b")]
 
@@ -272,17 +272,17 @@ def test_two_optimizers_of_one_checkpoint(tmp_path: Path) -> None:
             step(*BATCHES[i])
         return saved, [v.numpy() for v in ngd.trees.leaves_of(saved)]
 
-    _, straight = trained(0, 5)
-    saved, _ = trained(0, 3)
+    _, straight = train(0, 5)
+    saved, _ = train(0, 3)
     checkpoint.save(tmp_path, saved)
-    _, resumed = trained(3, 5)
+    _, resumed = train(3, 5)
     for got, want in zip(resumed, straight, strict=True):
         np.testing.assert_array_equal(got, want)
     with pytest.raises(ValueError, match=r"got two called 'a\.step'"):
         checkpoint.save(tmp_path, [saved, optim.AdamW(0.1, name="a").state])
 
 
-def test_copies_of_an_optimizer_have_a_state_of_their_own(tmp_path: Path) -> None:
+def test_copies_of_an_optimizer_have_their_own_state(tmp_path: Path) -> None:
     first = Program(optim.SGD(0.1, momentum=0.9))
     first.train(0, 2)
     checkpoint.save(tmp_path, first.saved)
@@ -321,7 +321,7 @@ def trainer_of(program: Program, folder: Path, epochs: int, saved: Any) -> train
     )  # fmt: skip
 
 
-def test_a_trainer_resumes_a_function_with_its_moments_and_averages(tmp_path: Path) -> None:
+def test_a_trainer_resumes_with_moments_and_averages(tmp_path: Path) -> None:
     straight = Program(OPTIMIZERS["adamw"]())
     report = trainer_of(straight, tmp_path / "straight", 2, straight.saved).run()
     first, second = Program(OPTIMIZERS["adamw"]()), Program(OPTIMIZERS["adamw"]())
@@ -331,7 +331,7 @@ def test_a_trainer_resumes_a_function_with_its_moments_and_averages(tmp_path: Pa
     assert_equal(straight, second)
 
 
-def test_a_state_that_is_in_no_step_is_an_error_of_the_trainer(tmp_path: Path) -> None:
+def test_a_state_that_no_step_uses_raises_in_the_trainer(tmp_path: Path) -> None:
     def trainer(program: Program, optimizer: optim.Optimizer, epochs: int) -> train.Trainer:
         saved = [program.model.variables(), optimizer.state]
         return trainer_of(program, tmp_path, epochs, saved)
@@ -349,10 +349,10 @@ def test_a_state_that_is_in_no_step_is_an_error_of_the_trainer(tmp_path: Path) -
 
 
 def resume_shards(folder: str, shard: str) -> list[str]:
-    """Train on all ranks, in one go and with a restart; return the names of what differs."""
+    """Train on all ranks, with and without a restart, and return the names of different values."""
     rank = ngd.init().rank
 
-    def trained(first: int, last: int) -> dict[str, Any]:
+    def train(first: int, last: int) -> dict[str, Any]:
         model, optimizer = nn.Linear(5, 300), optim.AdamW(0.1)
 
         @ngd.function(updates=True, shard=shard)
@@ -364,25 +364,26 @@ def resume_shards(folder: str, shard: str) -> list[str]:
         if first:
             checkpoint.load(folder, saved)
             assert len(optimizer.state.pending) == 4
-            ngd.barrier()  # all have read it
-            checkpoint.save(Path(folder) / str(rank), saved)  # another restart, before a step
+            ngd.barrier()  # all ranks have read the checkpoint
+            # Another restart before the first step.
+            checkpoint.save(Path(folder) / str(rank), saved)
             checkpoint.load(Path(folder) / str(rank), saved)
         for i in range(first, last):
             step(BATCHES[2 * i + rank][0])
-        if last == 3 and rank == 0:  # on one host each rank can read all
+        if last == 3 and rank == 0:  # with one host, each rank can read all values
             checkpoint.save(folder, saved)
         ngd.barrier()
         return {v.name: v.numpy() for v in ngd.trees.leaves_of(saved)}
 
-    straight = trained(0, 5)
-    trained(0, 3)
-    resumed = trained(3, 5)
+    straight = train(0, 5)
+    train(0, 3)
+    resumed = train(3, 5)
     return [name for name, value in straight.items() if not np.array_equal(value, resumed[name])]
 
 
 @harness.needs_ranks
 @pytest.mark.parametrize("shard", ["host", "world"])
-def test_a_sharded_state_is_resumed(shard: str, tmp_path: Path) -> None:
+def test_a_sharded_state_is_resumed_bit_for_bit(shard: str, tmp_path: Path) -> None:
     arguments = {"folder": str(tmp_path), "shard": shard}
     for outcome in harness.run(resume_shards, 2, arguments=arguments):
         assert outcome.value == []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all optimizers have: rates, schedules, groups, clipping, accumulation, averages."""
+"""Tests of features that all optimizers share: rates, schedules, groups, clipping, averages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def device(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def test_a_rate_is_a_variable_a_node_or_a_schedule(device: str) -> None:
+def test_a_rate_may_be_a_variable_a_node_or_a_schedule(device: str) -> None:
     gradient = ngd.constant(np.ones(2))
     w = ngd.variable("w", np.zeros(2))
     optimizer = optim.SGD(0.5)
@@ -71,7 +71,7 @@ SCHEDULES: dict[str, tuple[Any, Callable[[int], float]]] = {
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_schedules(name: str, device: str) -> None:
+def test_schedules_equal_the_formulas(name: str, device: str) -> None:
     schedule, wanted = SCHEDULES[name]
     step = ngd.placeholder("step", (), "float64")
     rate = ngd.compile([step], [schedule(step)], device=device)
@@ -79,13 +79,13 @@ def test_schedules(name: str, device: str) -> None:
     np.testing.assert_allclose(found, [wanted(t) for t in range(9)], rtol=1e-14)
 
 
-def test_the_linear_scaling_rule() -> None:
+def test_linear_scaling_multiplies_by_the_batch_size() -> None:
     assert optim.linear_scaling(0.1, 8192) == pytest.approx(3.2)
     with pytest.raises(ValueError, match=r"cosine: expected a number of steps > 0; got 0"):
         optim.cosine(0.1, 0)
 
 
-def test_groups_have_their_options(device: str) -> None:
+def test_options_of_groups_override_those_of_the_optimizer(device: str) -> None:
     w, b, k = (ngd.variable(n, np.ones(s)) for n, s in (("w", (1, 1)), ("a.bias", 1), ("k", 1)))
     groups = [
         optim.ParameterGroup("*.bias", weight_decay=0.0),
@@ -100,7 +100,7 @@ def test_groups_have_their_options(device: str) -> None:
         optim.SGD(0.1, groups=[optim.ParameterGroup("*", betas=(0, 0))])
 
 
-def test_clipping_by_the_norm_of_all(device: str) -> None:
+def test_gradients_are_clipped_by_the_global_norm(device: str) -> None:
     a, b = np.full((2, 2), 3.0), np.full(5, 4.0, np.float32)
     tree = {"a": ngd.constant(a), "b": [ngd.constant(b)]}
     clipped, norm = optim.clip_by_global_norm(tree, 2.0)
@@ -118,10 +118,10 @@ def test_clipping_by_the_norm_of_all(device: str) -> None:
     np.testing.assert_allclose(w.numpy(), -0.5, rtol=1e-6)
 
 
-def test_micro_batches_are_one_batch(device: str) -> None:
+def test_micro_batches_equal_one_batch(device: str) -> None:
     data = np.random.default_rng(1).normal(size=(4, 6, 3))
 
-    def trained(micro_batches: int) -> Any:
+    def train(micro_batches: int) -> Any:
         w = ngd.variable("w", np.ones(3))
         x = ngd.placeholder("x", (6 // micro_batches, 3), "float64")
         loss, optimizer = ops.mean(ops.square(x @ w - 1.0)), optim.AdamW(0.1)
@@ -136,11 +136,11 @@ def test_micro_batches_are_one_batch(device: str) -> None:
         assert optimizer.step.numpy() == 4
         return w.numpy()
 
-    np.testing.assert_allclose(trained(3), trained(1), rtol=1e-12)
+    np.testing.assert_allclose(train(3), train(1), rtol=1e-12)
 
 
 @pytest.mark.parametrize("warm_up", [False, True])
-def test_averages_follow_the_weights(warm_up: bool, device: str) -> None:
+def test_averages_follow_the_formula(warm_up: bool, device: str) -> None:
     w, b = ngd.variable("w", np.ones(2)), ngd.variable("b", np.ones(2, np.float32))
     updates: dict[Any, Any] = {w: w * 2, b: b + 1}
     average = optim.ExponentialMovingAverage(0.9, warm_up=warm_up)
@@ -161,7 +161,7 @@ def test_averages_follow_the_weights(warm_up: bool, device: str) -> None:
         average.updates({b: b}, [w])
 
 
-def test_state_is_made_once() -> None:
+def test_the_state_is_created_once() -> None:
     w = ngd.variable("w", np.zeros(2, np.float32))
     optimizer = optim.Adam(name="generator")
     for _ in range(2):
@@ -170,7 +170,7 @@ def test_state_is_made_once() -> None:
     assert set(optimizer.state) == {f"generator.{name}" for name in names}
 
 
-def test_two_variables_of_one_name_do_not_share_their_state() -> None:
+def test_two_variables_with_the_same_name_are_rejected() -> None:
     one, other = ngd.variable("w", np.ones(2)), ngd.variable("w", np.zeros(3))
     optimizer, average = optim.SGD(0.1, momentum=0.9), optim.ExponentialMovingAverage(0.9)
     for w in (one, one):
@@ -182,7 +182,7 @@ def test_two_variables_of_one_name_do_not_share_their_state() -> None:
         average.updates({other: other * 2.0})
 
 
-def test_what_is_no_parameter_is_refused() -> None:
+def test_bad_parameters_and_options_raise_errors() -> None:
     w, x = ngd.variable("w", [1.0]), ngd.placeholder("x", (1,))
 
     def with_and_without_weights() -> None:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of the passes of the compiler."""
+"""The tests of the passes of the compiler."""

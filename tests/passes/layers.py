@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Smooth layers of every kind that tests stack into networks, and which precisions the CPU has."""
+"""Smooth layers that tests stack into networks, and the precisions that the CPU has kernels for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ngd import ops
 
 
 def multiplies(dtype: str) -> bool:
-    """Return whether the CPU device has kernels that multiply in a 16-bit float dtype."""
+    """Return True if the CPU device has kernels that multiply in a 16-bit float dtype."""
     x = ngd.placeholder("x", (64, 64), "float32")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -26,7 +26,7 @@ needs_bfloat16 = pytest.mark.skipif(
 
 
 def block(x: Any, w: Any, kind: int) -> Any:
-    """A layer of a kind from 0 to 6, of [rows, width]."""
+    """Return a layer of a kind from 0 to 6, applied to x [rows, width]."""
     rows, width = x.shape
     if kind == 0:
         return ops.silu(x @ w)

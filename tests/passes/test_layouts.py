@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Orders of axes below the graph: channels last where the kernels like it, the same values."""
+"""Tests of axis orders: channels last where the kernels prefer it, and equal values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHAPE = (2, 4, 6, 5)
 
 
 def moves(outputs: Any, *inputs: Any) -> tuple[int, int]:
-    """How many convolutions of a program have their channels last, and how often it transposes."""
+    """Return the number of convolutions with channels last, and the number of transposes."""
     text = str(ngd.compile(list(inputs), outputs, device="NULL").program)
     return text.count("channels_last=1"), text.count("= transpose(")
 
@@ -32,40 +32,40 @@ def weight(*shape: int) -> Any:
 
 
 def block(x: Any, channels: int = 4) -> Any:
-    """Two convolutions with a norm, a bias and a way around them."""
+    """Return two convolutions with a norm, a bias and a residual connection."""
     y = ops.conv(x, weight(channels, channels, 3, 3), weight(channels), padding=1)
     normal, _, _ = ops.standardize(y, (0, 2, 3))
     y = ops.relu(normal * weight(1, channels, 1, 1) + weight(channels, 1, 1))
     return ops.relu(ops.conv(y, weight(channels, channels, 1, 1)) + x)
 
 
-def test_a_stretch_of_a_graph_is_transposed_at_its_ends() -> None:
+def test_a_part_of_a_graph_is_transposed_at_its_ends() -> None:
     x = ngd.placeholder("x", SHAPE, "float32")
     assert moves([block(block(block(x)))], x) == (6, 2)
-    pooled = ops.mean(block(x), (2, 3))  # [N, C]: nothing is left to transpose
+    pooled = ops.mean(block(x), (2, 3))  # [N, C]: no axes are left to transpose
     assert moves([pooled], x) == (2, 1)
 
 
-def test_a_step_of_training_is_transposed_at_its_ends() -> None:
+def test_a_training_step_is_transposed_at_its_ends() -> None:
     x = ngd.placeholder("x", SHAPE, "float32")
     model = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU())
     model = nn.Sequential(model, nn.Conv2d(4, 8, 3, bias=False), nn.AdaptiveAvgPool2d(1))
     with nn.training() as state:
         loss = ops.mean(ops.square(model(x)))
     gradients = ngd.grad(loss, list(model.parameters().values()))
-    with pytest.warns(ngd.errors.UpdatesWarning):  # next values are outputs here
+    with pytest.warns(ngd.errors.UpdatesWarning):  # next values are outputs of this step
         assert moves([loss, *gradients, *state.updates.values()], x) == (5, 1)
 
 
-def test_a_max_pool_and_its_gradient_stay_in_the_layout() -> None:
+def test_a_max_pool_and_its_gradient_keep_the_layout() -> None:
     x = ngd.placeholder("x", SHAPE, "float32")
     y = ops.max_pool(ops.relu(ops.conv(x, weight(4, 4, 3, 3), padding=1)), 3, 2, 1)
     loss = ops.sum(ops.tanh(ops.conv(y, weight(8, 4, 1, 1))))
-    # What comes in and its gradient are turned, nothing between.
+    # The input and its gradient are transposed, and no value between them.
     assert moves([loss, ngd.grad(loss, x)], x)[1] == 2
 
 
-def test_float64_and_sequences_stay_as_they_are() -> None:
+def test_float64_and_sequences_are_not_transposed() -> None:
     x = ngd.placeholder("x", SHAPE, "float64")
     assert moves([ops.conv(x, np.ones((4, 4, 3, 3)))], x) == (0, 0)
     s = ngd.placeholder("s", SHAPE[:3], "float32")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps in two-byte floats: what is rounded, and what is not."""
+"""Tests of steps in 16-bit floats: which values are rounded, and which are not."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ random = np.random.default_rng(7)
 
 
 def rounded(x: Any) -> Any:
-    """Float32 as bfloat16 has it: ml_dtypes' rounding, in NumPy."""
+    """Return float32 values rounded to bfloat16 by ml_dtypes."""
     return np.asarray(x, np.float32).astype(BF16).astype(np.float32)
 
 
@@ -39,17 +39,17 @@ def instructions(step: Any) -> list[str]:
 
 
 def types_of(step: Any) -> dict[str, str]:
-    """The dtypes of a program's values."""
+    """Return the dtypes of the values of a program."""
     return dict(re.findall(r"(%\d+) : (\w+)\[", str(step)))
 
 
 def operands(line: str) -> list[str]:
-    """What an instruction reads."""
+    """Return the operands of an instruction."""
     return re.findall(r"%\d+", re.split(r"= \w+\(", line)[1].split(")")[0])
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_product_rounds_its_factors_alone(device: str) -> None:
+def test_a_matmul_rounds_only_its_operands(device: str) -> None:
     x, w = normal(9, 31), normal(31, 5)
     node, variable = ngd.placeholder("x", x.shape, "float32"), ngd.variable("w", w)
     step = ngd.compile([node], [node @ variable], precision="bfloat16", device=device)
@@ -61,7 +61,7 @@ def test_a_product_rounds_its_factors_alone(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_convolution_and_its_gradients_round_their_factors_alone(device: str) -> None:
+def test_a_convolution_and_its_gradients_round_only_their_operands(device: str) -> None:
     x, w = normal(2, 16, 8, 8), normal(16, 16, 3, 3)
     node, variable = ngd.placeholder("x", x.shape, "float32"), ngd.variable("w", w)
     y = ops.conv(node, variable, padding=1)
@@ -90,7 +90,7 @@ def test_updates_are_float32(device: str) -> None:
 
 
 @needs_bfloat16
-def test_what_is_between_products_is_stored_in_two_bytes() -> None:
+def test_values_between_matmuls_are_stored_in_16_bits() -> None:
     x = ngd.placeholder("x", (512, 128), "float32")
     layers = [ngd.variable(f"w{n}", normal(128, 128)) for n in range(3)]
     y = x
@@ -103,13 +103,13 @@ def test_what_is_between_products_is_stored_in_two_bytes() -> None:
     assert narrow.memory()["private"] < 0.7 * wide.memory()["private"]
     products = [line for line in instructions(narrow) if " matmul(" in line]
     types = types_of(narrow)
-    assert len(products) == 8  # three forward, three to weights, two to activations
+    assert len(products) == 8  # three forward, three for weights, two for activations
     for line in products:
         assert {types[each] for each in operands(line)} == {"bf16"}, line
 
 
 @needs_bfloat16
-def test_statistics_read_two_bytes_and_are_float32() -> None:
+def test_statistics_are_float32_and_read_16_bit_values() -> None:
     x = ngd.placeholder("x", (4, 16, 8, 8), "float32")
     w, scale = ngd.variable("w", normal(16, 16, 3, 3)), ngd.variable("s", np.ones(16, np.float32))
     y = x
@@ -121,13 +121,13 @@ def test_statistics_read_two_bytes_and_are_float32() -> None:
     moments = [line for line in instructions(step) if "= moments(" in line]
     assert len(moments) == 2
     for line in moments:
-        made = re.findall(r"%\d+", line.split("=")[0])
+        make_step = re.findall(r"%\d+", line.split("=")[0])
         assert [types[each] for each in operands(line)] == ["bf16"]
-        assert {types[each] for each in made} == {"f32"}
+        assert {types[each] for each in make_step} == {"f32"}
 
 
 @needs_bfloat16
-def test_gradients_that_are_sums_read_two_bytes() -> None:
+def test_gradients_that_are_sums_read_16_bit_values() -> None:
     x, w = ngd.placeholder("x", (4, 16, 8, 8), "float32"), normal(16, 16, 3, 3)
     y, variables = x, []
     for n in range(3):
@@ -145,8 +145,8 @@ def test_gradients_that_are_sums_read_two_bytes() -> None:
 
 @needs_bfloat16
 @pytest.mark.parametrize("weighted", [False, True])
-def test_weights_that_are_averaged_are_not_rounded(weighted: bool) -> None:
-    """Variables that a product reads together, and a sum of which is the next value of one."""
+def test_weights_with_averages_are_not_rounded(weighted: bool) -> None:
+    """A matmul reads the variables, and the next value of one variable is a sum of both."""
     x = ngd.placeholder("x", (8, 64), "float32")
     w = ngd.variable("w", np.ones((64, 64), np.float32))
     d = ngd.variable("d", np.full((64, 64), 1e-3, np.float32))
@@ -176,11 +176,11 @@ def test_collectives_send_float32() -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_block_keeps_float32(device: str) -> None:
+def test_a_precision_block_keeps_float32(device: str) -> None:
     x, w = ngd.placeholder("x", (32, 16), "float32"), ngd.variable("w", normal(16, 16))
     v, bias = ngd.variable("v", normal(16, 16)), ngd.variable("b", normal(16))
 
-    def made(precision: str, blocks: bool) -> list[Any]:
+    def make_step(precision: str, blocks: bool) -> list[Any]:
         y = x @ w
         with ngd.full_precision() if blocks else contextlib.nullcontext():
             z = ops.tanh(y @ v)
@@ -189,8 +189,12 @@ def test_a_block_keeps_float32(device: str) -> None:
         return ngd.compile([x], wanted, device=device, precision=precision)(batch)  # type: ignore[no-any-return]
 
     batch = normal(32, 16)
-    exact, kept, narrow = (made("float32", False), made("bfloat16", True), made("bfloat16", False))
-    y = rounded(batch).astype(float) @ rounded(w.numpy())  # a product outside of the block
+    exact, kept, narrow = (
+        make_step("float32", False),
+        make_step("bfloat16", True),
+        make_step("bfloat16", False),
+    )
+    y = rounded(batch).astype(float) @ rounded(w.numpy())  # a matmul outside of the block
     z = np.tanh(y @ v.numpy())
     slope = y.T @ (2 * (z + bias.numpy()) * (1 - z * z))
     npt.assert_allclose(kept[0], z, rtol=1e-4, atol=1e-4)
@@ -199,20 +203,20 @@ def test_a_block_keeps_float32(device: str) -> None:
         assert np.abs(one - other).max() > 1e-3
 
 
-def test_a_block_ends_with_an_exception() -> None:
+def test_a_block_ends_at_an_exception() -> None:
     with pytest.raises(ZeroDivisionError), ngd.full_precision():
         1 / 0  # noqa: B018
     assert not ngd.placeholder("x", (2,), "float32").wide
 
 
-def test_a_block_around_a_function_is_refused() -> None:
+def test_a_block_around_a_traced_call_is_rejected() -> None:
     doubled = ngd.function(lambda x: x * 2)
     with pytest.raises(TypeError, match=r"ngd\.full_precision"), ngd.full_precision():
         doubled(np.ones(2))
 
 
 @needs_bfloat16
-def test_a_function_has_a_precision() -> None:
+def test_a_function_has_its_own_precision() -> None:
     w = ngd.variable("w", normal(8, 8))
     product = ngd.function(lambda x: x @ w, precision="bfloat16")
     batch = normal(4, 8)
@@ -226,8 +230,10 @@ def weights(*names: str) -> list[Any]:
     return [ngd.variable(name, (normal(32, 32) / 6)) for name in names]
 
 
-def agree(given_: list[Any], wanted: list[Any], arrays: list[Any], atol: float = 0.1) -> None:
-    """The CPU in two bytes gives what it gives in float32, nearly."""
+def check_agreement(
+    given_: list[Any], wanted: list[Any], arrays: list[Any], atol: float = 0.1
+) -> None:
+    """Check that the CPU in bfloat16 nearly gives the float32 results."""
     exact = ngd.compile(given_, wanted, device="CPU")(*arrays)
     found = ngd.compile(given_, wanted, device="CPU", precision="bfloat16")(*arrays)
     for one, other in zip(found, exact, strict=True):
@@ -235,37 +241,37 @@ def agree(given_: list[Any], wanted: list[Any], arrays: list[Any], atol: float =
 
 
 @needs_bfloat16
-def test_what_is_given_and_multiplied_is_stored_as_often_as_it_is_read() -> None:
+def test_an_input_that_is_multiplied_is_converted_once() -> None:
     x = ngd.placeholder("x", (64, 32), "float32")
     a, b, c = weights("a", "b", "c")
     h = ops.tanh(x @ a)
-    agree([x], [(h + ops.relu(ops.layer_norm(h, 32) @ b)) @ c, h], [normal(64, 32)])
-    agree([x], [(ops.exp(h) * ops.cumsum(h, 0)) @ c], [normal(64, 32)])
+    check_agreement([x], [(h + ops.relu(ops.layer_norm(h, 32) @ b)) @ c, h], [normal(64, 32)])
+    check_agreement([x], [(ops.exp(h) * ops.cumsum(h, 0)) @ c], [normal(64, 32)])
 
 
 @needs_bfloat16
 @pytest.mark.parametrize(
     "inside", [lambda h: ops.exp(h) * 2, lambda h: ops.layer_norm(h, 32), ops.tanh]
 )
-def test_what_a_block_makes_is_multiplied_outside(inside: Any) -> None:
+def test_a_value_of_a_block_is_rounded_by_a_matmul_outside(inside: Any) -> None:
     x = ngd.placeholder("x", (64, 32), "float32")
     a, b = weights("a", "b")
     with ngd.full_precision():
-        made = inside(x @ a)
-    agree([x], [made @ b], [normal(64, 32)])
+        make_step = inside(x @ a)
+    check_agreement([x], [make_step @ b], [normal(64, 32)])
 
 
 @needs_bfloat16
-def test_blocks_are_no_circles_of_kernels() -> None:
+def test_blocks_cause_no_cycles_of_kernels() -> None:
     x = ngd.placeholder("x", (64, 32), "float32")
     h = ops.tanh(x @ weights("a")[0])
     with ngd.full_precision():
         gate = ops.sigmoid(h)
     y = h * gate + x
-    agree([x], [y, *ngd.grad(ops.sum(y), [x])], [normal(64, 32)])
+    check_agreement([x], [y, *ngd.grad(ops.sum(y), [x])], [normal(64, 32)])
 
 
-def test_a_product_of_a_block_stays_float32_behind_a_reshape() -> None:
+def test_a_matmul_of_a_block_stays_float32_after_a_reshape() -> None:
     x, (w,), batch = ngd.placeholder("x", (32, 32), "float32"), weights("w"), normal(32, 32)
     with ngd.full_precision():
         y = x @ w
@@ -276,7 +282,7 @@ def test_a_product_of_a_block_stays_float32_behind_a_reshape() -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_gradient_made_in_a_block_stays_float32(device: str) -> None:
+def test_a_gradient_built_in_a_block_stays_float32(device: str) -> None:
     x, (w,), batch = ngd.placeholder("x", (32, 32), "float32"), weights("w"), normal(32, 32)
     loss = ops.sum(ops.tanh(x) @ w * 0.5)
     with ngd.full_precision():
@@ -286,7 +292,7 @@ def test_a_gradient_made_in_a_block_stays_float32(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_weights_between_two_updates_of_a_step_are_float32(device: str) -> None:
+def test_weights_between_two_updates_in_a_step_are_float32(device: str) -> None:
     w, x = ngd.variable("w", np.ones((16, 16), "f")), ngd.placeholder("x", (8, 16), "float32")
     now: Any = w
     for _ in range(2):
@@ -302,7 +308,7 @@ def test_weights_between_two_updates_of_a_step_are_float32(device: str) -> None:
 @needs_bfloat16
 @pytest.mark.parametrize("largest", [ops.max, ops.min])
 @pytest.mark.parametrize("limited", [False, True])
-def test_the_largest_is_found_again_by_its_gradient(largest: Any, limited: bool) -> None:
+def test_max_and_its_gradient_find_the_same_element(largest: Any, limited: bool) -> None:
     u, w = weights("u", "w")
     x, batch = ngd.placeholder("x", (64, 32), "float32"), normal(64, 32)
     h = ops.tanh(x @ u) * 1.1
@@ -314,12 +320,12 @@ def test_the_largest_is_found_again_by_its_gradient(largest: Any, limited: bool)
         with contextlib.suppress(CompileError):
             limit = int(0.9 * step.memory()["private"])
             step = ngd.compile([x], slopes, device="CPU", precision="bfloat16", memory_limit=limit)
-    # Of two that are nearly equal, rounding may make the other one the largest.
+    # If two values are nearly equal, rounding may make the other one the largest.
     assert np.linalg.norm(step(batch)[0] - exact) < 0.5 * np.linalg.norm(exact)
 
 
 @needs_bfloat16
-def test_a_small_part_of_a_table_is_rounded_and_not_the_table() -> None:
+def test_rows_of_a_table_are_rounded_and_not_the_table() -> None:
     table, ids = ngd.variable("t", normal(20_000, 32)), ngd.placeholder("i", (8,), "int64")
     (w,) = weights("w")
     wanted = [ops.take(table, ids) @ w, table[:64] @ w]
@@ -331,25 +337,25 @@ def test_a_small_part_of_a_table_is_rounded_and_not_the_table() -> None:
 @pytest.mark.parametrize(
     ("data", "kernel", "stride", "padding"),
     [
-        ((2, 8, 4, 22), (8, 8, 1, 1), 2, 0),  # oneDNN loses what lies between strides
-        ((8, 16, 2, 1), (16, 16, 3, 3), 2, 1),  # a place of the kernels meets padding alone
+        ((2, 8, 4, 22), (8, 8, 1, 1), 2, 0),  # oneDNN loses values between strides
+        ((8, 16, 2, 1), (16, 16, 3, 3), 2, 1),  # a position of the kernel reads only padding
         ((2, 4, 8, 1, 3), (4, 4, 3, 3, 3), 2, 1),
         ((3, 3, 15, 6), (1, 3, 1, 1), 3, 0),
     ],
 )
-def test_convolutions_that_are_wrong_in_the_vendors_two_bytes(
+def test_convolutions_that_onednn_computes_wrong_in_bfloat16_stay_float32(
     data: tuple[int, ...], kernel: tuple[int, ...], stride: int, padding: int
 ) -> None:
     x, w = ngd.placeholder("x", data, "float32"), ngd.placeholder("w", kernel, "float32")
     y = ops.conv(x, w, stride=stride, padding=padding)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # nothing else is multiplied here
-        agree(
+        warnings.simplefilter("ignore")  # no other op multiplies here
+        check_agreement(
             [x, w], [y, *ngd.grad(ops.sum(y * y), [x, w])], [normal(*data), normal(*kernel)], 0.05
         )
 
 
-def test_other_precisions_are_refused() -> None:
+def test_unknown_precisions_are_rejected() -> None:
     x = ngd.placeholder("x", (2,), "float32")
     for wrong, said in (("float64", "float64"), ("int8", "int8"), ("half-ish", "half-ish")):
         with pytest.raises(DTypeError, match=rf"compile: precision: expected .*{said}"):
@@ -357,16 +363,16 @@ def test_other_precisions_are_refused() -> None:
 
 
 @needs_bfloat16
-def test_a_precision_makes_a_step_of_its_own() -> None:
+def test_each_precision_is_a_separate_step() -> None:
     x, w = ngd.placeholder("x", (4, 8), "float32"), ngd.variable("w", normal(8, 8))
     y = x @ w
-    made = {dtype: ngd.compile([x], [y], precision=dtype) for dtype in ("float32", "bfloat16")}
-    assert made["float32"] is ngd.compile([x], [y])
-    assert made["bfloat16"] is ngd.compile([x], [y], precision=ngd.bfloat16)
-    assert made["bfloat16"] is not made["float32"]
+    make_step = {dtype: ngd.compile([x], [y], precision=dtype) for dtype in ("float32", "bfloat16")}
+    assert make_step["float32"] is ngd.compile([x], [y])
+    assert make_step["bfloat16"] is ngd.compile([x], [y], precision=ngd.bfloat16)
+    assert make_step["bfloat16"] is not make_step["float32"]
 
 
-def test_what_the_cpu_cannot_multiply_stays_float32_and_says_so() -> None:
+def test_without_16_bit_kernels_steps_stay_float32_and_warn() -> None:
     if multiplies("float16"):
         pytest.skip("this CPU's kernels multiply float16")
     x, w = ngd.placeholder("x", (4, 8), "float32"), ngd.variable("w", normal(8, 8))
@@ -379,7 +385,7 @@ def test_what_the_cpu_cannot_multiply_stays_float32_and_says_so() -> None:
     npt.assert_allclose(found, batch @ w.numpy(), rtol=1e-5, atol=1e-5)
 
 
-def test_float16_by_the_references() -> None:
+def test_float16_on_the_interpreter_rounds_operands() -> None:
     x, w = ngd.placeholder("x", (4, 8), "float32"), ngd.variable("w", normal(8, 8))
     step = ngd.compile([x], [x @ w], device="INTERPRETER", precision="float16")
     (found,) = step(batch := normal(4, 8))
@@ -388,7 +394,7 @@ def test_float16_by_the_references() -> None:
 
 
 @needs_bfloat16
-def test_casts_of_the_user_stay() -> None:
+def test_explicit_casts_are_kept() -> None:
     x, w = ngd.placeholder("x", (4, 8), "float32"), ngd.variable("w", normal(8, 8))
     y = ops.tanh(ops.cast(x, "bfloat16") * 2)
     wanted = [y, ops.cast(y, "float32") @ w]
@@ -421,8 +427,8 @@ def test_the_cpu_and_the_references_agree(
     wanted = [loss, y, *ngd.grad(loss, read, unused="zero")]
     batch = draw.standard_normal((rows, width)).astype("f")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a CPU that multiplies no bfloat16
-        made = [
+        warnings.simplefilter("ignore")  # a CPU without bfloat16 kernels
+        make_step = [
             ngd.compile([x], wanted, device=device, precision=precision)(batch)
             for device, precision in (
                 ("CPU", "bfloat16"),
@@ -430,20 +436,20 @@ def test_the_cpu_and_the_references_agree(
                 ("INTERPRETER", "float32"),
             )
         ]
-    scales = [np.abs(exact).max(initial=0) + 1e-3 for exact in made[2]]
+    scales = [np.abs(exact).max(initial=0) + 1e-3 for exact in make_step[2]]
     rounded = [
         np.abs(slow - exact).max(initial=0) / scale
-        for slow, exact, scale in zip(*made[1:], scales, strict=True)
+        for slow, exact, scale in zip(*make_step[1:], scales, strict=True)
     ]
-    assume(max(rounded) < 0.15)  # else the net makes much of little
-    for cpu, slow, exact, scale, part in zip(*made, scales, rounded, strict=True):
+    assume(max(rounded) < 0.15)  # a larger error means that the network amplifies rounding
+    for cpu, slow, exact, scale, part in zip(*make_step, scales, rounded, strict=True):
         assert cpu.dtype == slow.dtype == np.float32
         npt.assert_allclose(cpu, slow, rtol=0, atol=(0.05 + 2 * part) * scale)
         npt.assert_allclose(cpu, exact, rtol=0, atol=(0.05 + 3 * part) * scale)
 
 
 @needs_bfloat16
-def test_training_ends_where_float32_does() -> None:
+def test_training_in_bfloat16_ends_like_float32() -> None:
     batch, labels = normal(64, 32), random.integers(0, 10, 64)
     ends = []
     for precision in ("float32", "bfloat16"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps that keep within `memory_limit`, because they compute again what is cheap."""
+"""Tests of `memory_limit`: steps recompute cheap values to use less memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ random = np.random.default_rng(5)
 
 
 def network(layers: int, rows: int = 64, width: int = 64) -> tuple[list[Any], list[Any]]:
-    """Inputs, and the loss of some layers of several ops with its gradients."""
+    """Return the inputs, and the loss and gradients of a network with several ops per layer."""
     x = ngd.placeholder("x", (rows, width), "float32")
     weights = [
         ngd.variable(f"w{n}", (random.standard_normal((width, width)) / 8).astype("f"))
@@ -33,18 +33,18 @@ def network(layers: int, rows: int = 64, width: int = 64) -> tuple[list[Any], li
     return [x], [ops.mean(y * y), *ngd.grad(ops.mean(y * y), weights)]
 
 
-def taken(step: Any) -> int:
+def used_bytes(step: Any) -> int:
     return int(step.memory()["private"] + step.memory()["shared"])
 
 
-def test_a_step_keeps_within_its_limit_and_has_the_same_bits() -> None:
+def test_a_step_keeps_its_limit_and_its_bits() -> None:
     given_, wanted = network(12)
     plain = ngd.compile(given_, wanted, device="CPU")
     batch = random.standard_normal((64, 64)).astype("f")
     expected = plain(batch)
     for part in (0.9, 0.8, 0.7):
-        step = ngd.compile(given_, wanted, device="CPU", memory_limit=int(part * taken(plain)))
-        assert taken(step) <= part * taken(plain)
+        step = ngd.compile(given_, wanted, device="CPU", memory_limit=int(part * used_bytes(plain)))
+        assert used_bytes(step) <= part * used_bytes(plain)
         assert step.memory()["recomputed"] > 0
         assert step.cost().bytes > plain.cost().bytes
         for found, exact in zip(step(batch), expected, strict=True):
@@ -52,16 +52,16 @@ def test_a_step_keeps_within_its_limit_and_has_the_same_bits() -> None:
     assert plain.memory()["recomputed"] == 0
 
 
-def test_a_limit_that_holds_anyway_changes_nothing() -> None:
+def test_a_limit_that_is_met_anyway_changes_nothing() -> None:
     given_, wanted = network(3)
     plain = ngd.compile(given_, wanted, device="CPU")
-    step = ngd.compile(given_, wanted, device="CPU", memory_limit=taken(plain))
+    step = ngd.compile(given_, wanted, device="CPU", memory_limit=used_bytes(plain))
     assert str(step) == str(plain)
-    assert step is ngd.compile(given_, wanted, device="CPU", memory_limit=taken(plain))
+    assert step is ngd.compile(given_, wanted, device="CPU", memory_limit=used_bytes(plain))
     assert step is not plain
 
 
-def test_a_limit_that_cannot_hold_says_what_can() -> None:
+def test_an_impossible_limit_raises_an_error_with_the_smallest_possible_one() -> None:
     given_, wanted = network(12)
     with pytest.raises(
         CompileError, match=r"memory_limit: expected at least \d+ .*; got 1\. "
@@ -69,10 +69,10 @@ def test_a_limit_that_cannot_hold_says_what_can() -> None:
         ngd.compile(given_, wanted, device="CPU", memory_limit=1)
     least = int(re.findall(r"least (\d+)", str(e.value))[0])
     step = ngd.compile(given_, wanted, device="CPU", memory_limit=least)
-    assert taken(step) <= least
+    assert used_bytes(step) <= least
 
 
-def test_products_and_collectives_are_made_once() -> None:
+def test_matmuls_and_collectives_are_not_recomputed() -> None:
     x = ngd.placeholder("x", (48, 32), "float32")
     weights = [ngd.variable(f"w{n}", np.eye(32, dtype="f") * 0.9) for n in range(8)]
     y: Any = x
@@ -86,18 +86,18 @@ def test_products_and_collectives_are_made_once() -> None:
     least = int(re.findall(r"least (\d+)", str(e.value))[0])
     step = ngd.compile([x], wanted, device="CPU", memory_limit=least)
     assert str(step).count("= matmul(") == str(plain).count("= matmul(")
-    assert taken(step) < 0.8 * taken(plain)
+    assert used_bytes(step) < 0.8 * used_bytes(plain)
 
 
-def test_results_are_not_counted_as_what_waits() -> None:
+def test_results_do_not_count_as_values_that_wait() -> None:
     given_, wanted = network(12, rows=32, width=256)
-    whole = taken(ngd.compile(given_, wanted, device="CPU"))
+    whole = used_bytes(ngd.compile(given_, wanted, device="CPU"))
     step = ngd.compile(given_, wanted, device="CPU", memory_limit=whole // 2)
-    assert taken(step) <= whole // 2
+    assert used_bytes(step) <= whole // 2
 
 
 @needs_bfloat16
-def test_a_block_of_float32_is_kept_in_copies() -> None:
+def test_a_float32_block_stays_float32_in_recomputed_values() -> None:
     weights = [
         ngd.variable(f"w{n}", (random.standard_normal((64, 64)) / 8).astype("f")) for n in range(6)
     ]
@@ -112,12 +112,12 @@ def test_a_block_of_float32_is_kept_in_copies() -> None:
     slopes, batch = ngd.grad(ops.mean(y * y), weights), random.standard_normal((256, 64))
     plain = ngd.compile([x], slopes, device="CPU", precision="bfloat16")
     how: dict[str, Any] = {"device": "CPU", "precision": "bfloat16"}
-    step = ngd.compile([x], slopes, **how, memory_limit=int(0.9 * taken(plain)))
+    step = ngd.compile([x], slopes, **how, memory_limit=int(0.9 * used_bytes(plain)))
     for found, exact in zip(step(batch.astype("f")), plain(batch.astype("f")), strict=True):
         npt.assert_allclose(found, exact, rtol=0, atol=0.01 * np.abs(exact).max())
 
 
-def test_a_limit_is_a_whole_number() -> None:
+def test_a_limit_must_be_an_integer() -> None:
     x = ngd.placeholder("x", (2,))
     with pytest.raises(
         TypeError, match=r"compile: memory_limit: expected a whole number; got 1\.5"
@@ -127,7 +127,7 @@ def test_a_limit_is_a_whole_number() -> None:
     npt.assert_array_equal(found, [1, 1])
 
 
-def test_devices_without_a_planner_take_a_limit() -> None:
+def test_devices_without_a_planner_accept_a_limit() -> None:
     given_, wanted = network(1)
     batch = np.ones((64, 64), "f")
     slow = ngd.compile(given_, wanted, device="INTERPRETER", memory_limit=1)(batch)
@@ -141,7 +141,7 @@ def test_devices_without_a_planner_take_a_limit() -> None:
     st.floats(0.5, 0.95),
     st.integers(0, 2**32 - 1),
 )
-def test_any_network_gives_the_same_within_a_limit(
+def test_any_network_gives_the_same_results_within_a_limit(
     kinds: list[int], precision: str, part: float, seed: int
 ) -> None:
     draw, width = np.random.default_rng(seed), 16
@@ -156,16 +156,16 @@ def test_any_network_gives_the_same_within_a_limit(
     loss = ops.mean(y * y)
     wanted = [loss, y, *ngd.grad(loss, weights, unused="zero")]
     plain = ngd.compile([x], wanted, device="CPU", precision=precision)
-    limit = int(part * taken(plain))
+    limit = int(part * used_bytes(plain))
     batch = draw.standard_normal((24, width)).astype("f")
     try:
         step = ngd.compile([x], wanted, device="CPU", precision=precision, memory_limit=limit)
     except CompileError as error:
         least = int(re.findall(r"least (\d+)", str(error))[0])
-        assert limit < least <= taken(plain)
+        assert limit < least <= used_bytes(plain)
         step = ngd.compile([x], wanted, device="CPU", precision=precision, memory_limit=least)
     else:
-        assert taken(step) <= limit
+        assert used_bytes(step) <= limit
     tolerance = 1e-5 if precision == "float32" else 0.05
     for found, exact in zip(step(batch), plain(batch), strict=True):
         scale = np.abs(exact).max() + 1e-3

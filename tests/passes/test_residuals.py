@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cut of a graph into a forward and a backward program."""
+"""Tests of the cut of a graph into a forward and a backward program."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def input_of(name: str, *shape: int) -> Node:
 
 
 class Cut:
-    """The forward and the backward program of outputs by all inputs."""
+    """The forward and the backward program of outputs, with gradients of all inputs."""
 
     def __init__(
         self, inputs: Sequence[Node], outputs: Sequence[Node], overwritten: Sequence[Node] = ()
@@ -44,7 +44,7 @@ class Cut:
         self.whole = ngd.compile([*inputs, *adjoints], [*outputs, *gradients])
 
     def expect_equal_gradients(self) -> None:
-        """Compare the two programs with one program for all."""
+        """Compare the two programs with one program that computes both."""
         random = np.random.default_rng(0)
         count = len(self.given)
         shapes = [node.shape for node in self.whole.graph.inputs]
@@ -62,7 +62,7 @@ def names(cut: Cut) -> list[str]:
     return [value.op.name for value in cut.residuals]
 
 
-def test_a_gradient_is_that_of_numpy() -> None:
+def test_gradients_equal_numpy() -> None:
     x, w = input_of("x", N, K), input_of("w", K, K)
     cut = Cut([x, w], [ops.tanh(x @ w) @ w])
     random = np.random.default_rng(0)
@@ -76,7 +76,7 @@ def test_a_gradient_is_that_of_numpy() -> None:
     np.testing.assert_allclose(dw, hidden.T @ dy + a.T @ inner, 1e-12)
 
 
-def test_inputs_and_constants_are_not_residuals() -> None:
+def test_inputs_and_constants_are_not_stored() -> None:
     x, w = input_of("x", N, K), input_of("w", K, K)
     cut = Cut([x, w], [(x * 2.0 + np.ones(K)) @ w])
     assert names(cut) == []
@@ -90,14 +90,14 @@ def test_a_cheap_value_of_inputs_is_recomputed() -> None:
     cut.expect_equal_gradients()
 
 
-def test_a_cheap_value_of_one_residual_is_stored_in_its_place() -> None:
+def test_a_cheap_value_of_one_stored_value_replaces_it() -> None:
     x, w = input_of("x", N, K), input_of("w", K, K)
     cut = Cut([x, w], [ops.exp(x @ w) @ w])
     assert names(cut) == ["exp"]
     cut.expect_equal_gradients()
 
 
-def test_a_source_is_stored_for_several_cheap_values() -> None:
+def test_a_value_is_stored_if_several_cheap_values_need_it() -> None:
     x, w = input_of("x", N, K), input_of("w", K, K)
     y = x @ w
     cut = Cut([x, w], [(ops.exp(y) @ w) * (ops.sin(y) @ w)])
@@ -105,7 +105,7 @@ def test_a_source_is_stored_for_several_cheap_values() -> None:
     cut.expect_equal_gradients()
 
 
-def test_residuals_of_a_long_sum_are_its_parts() -> None:
+def test_terms_of_a_long_sum_are_stored_separately() -> None:
     x, w = input_of("x", N, K), input_of("w", K, K)
     h = x
     for _ in range(4):
@@ -115,14 +115,14 @@ def test_residuals_of_a_long_sum_are_its_parts() -> None:
     cut.expect_equal_gradients()
 
 
-def test_an_overwritten_input_is_stored() -> None:
+def test_an_input_that_is_overwritten_is_stored() -> None:
     x, w = input_of("x", N, K), input_of("w", K, K)
     cut = Cut([x, w], [ops.exp(x) @ w], overwritten=[x])
     assert names(cut) == ["exp"]
     cut.expect_equal_gradients()
 
 
-def test_results_of_one_op_are_stored_one_by_one() -> None:
+def test_results_of_one_op_are_stored_separately() -> None:
     x, w = input_of("x", N, K), input_of("w", K, K)
     values, _ = ops.top_k(x @ w, 2)
     cut = Cut([x, w], [ops.square(values)])
@@ -130,14 +130,14 @@ def test_results_of_one_op_are_stored_one_by_one() -> None:
     cut.expect_equal_gradients()
 
 
-def test_random_numbers_are_those_of_the_forward_pass() -> None:
+def test_draws_of_the_forward_pass_are_repeated() -> None:
     x, w = input_of("x", N, K), input_of("w", K, K)
     cut = Cut([x, w], [ops.dropout(x @ w, 0.5, seed=1) @ w])
     cut.expect_equal_gradients()
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_random_graphs(seed: int) -> None:
+def test_random_graphs_have_equal_gradients(seed: int) -> None:
     random = np.random.default_rng(seed)
     x, w = input_of("x", K, K), input_of("w", K, K)
     values: list[Any] = [x, w]

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of reports and timelines."""
+"""The tests of reports and timelines."""

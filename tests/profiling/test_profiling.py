@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports and traces of one process: what they say, beside what one counts by hand."""
+"""Tests of reports and timelines of one process, compared with counts by hand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HERE = Path(__file__).name
 
 
 def a_step(device: str = "CPU", size: int = 64) -> tuple[Any, int]:
-    """A product and a chain of elementwise ops behind it; and the line of the product."""
+    """Return a step with a matmul and elementwise ops, and the line of the matmul."""
     x = ngd.placeholder("x", (32, size))
     w = ngd.variable("w", np.full((size, size), 0.01, np.float32))
     line = inspect.currentframe().f_lineno + 1  # type: ignore[union-attr]
@@ -32,16 +32,16 @@ def a_step(device: str = "CPU", size: int = 64) -> tuple[Any, int]:
     return ngd.compile([x], [loss], updates={w: w - 0.1 * ngd.grad(loss, w)}, device=device), line
 
 
-def given(size: int = 64) -> np.ndarray[Any, Any]:
+def batch_of_ones(size: int = 64) -> np.ndarray[Any, Any]:
     return np.ones((32, size), np.float32)
 
 
-def test_the_times_of_the_instructions_are_the_time_of_the_step() -> None:
+def test_the_times_of_instructions_sum_up_to_the_time_of_the_step() -> None:
     step, _ = a_step()
     with ngd.profile():
         begin = time.monotonic()
         for _ in range(20):
-            step(given())
+            step(batch_of_ones())
         wall = time.monotonic() - begin
     report = step.report()
     assert report.runs == 20
@@ -57,7 +57,7 @@ def test_the_times_of_the_instructions_are_the_time_of_the_step() -> None:
     assert shares["elementwise_product"] > 0  # the gradient, in the update
 
 
-def test_rows_tell_what_is_computed_and_by_which_lines() -> None:
+def test_rows_show_the_ops_and_their_lines() -> None:
     step, line = a_step()
     rows = step.report().rows
     product = next(row for row in rows if row.site.endswith(f"{HERE}:{line}"))
@@ -73,14 +73,14 @@ def test_rows_tell_what_is_computed_and_by_which_lines() -> None:
 @pytest.mark.skipif(
     ("conv", "onednn") not in cpu.DEVICE.kernel_table(), reason="own kernels have one layout"
 )
-def test_convolutions_tell_their_layout() -> None:
+def test_convolutions_show_their_layout() -> None:
     x, w = ngd.placeholder("x", (2, 16, 8, 8)), ngd.placeholder("w", (16, 16, 3, 3))
     report = ngd.compile([x, w], [ops.conv(x, w, padding=1)]).report()
     heavy = [row for row in report.rows if row.cost.flops > 1e5]
     assert [row.layout for row in heavy] == ["channels last"]
 
 
-def test_rates_are_amounts_by_times_and_peaks_are_measured() -> None:
+def test_rates_are_relative_to_measured_peaks() -> None:
     x = ngd.placeholder("x", (256, 256))
     step = ngd.compile([x], [x @ x])
     with ngd.profile():
@@ -95,7 +95,7 @@ def test_rates_are_amounts_by_times_and_peaks_are_measured() -> None:
     assert report.peaks.bytes > 1e7
 
 
-def test_loops_and_branches_have_rows_of_their_own() -> None:
+def test_loops_and_branches_have_separate_rows() -> None:
     x = ngd.placeholder("x", (8,))
     _, made = ops.scan(lambda carry, row: (carry + row, ops.exp(carry)), ops.sum(x), x)
     step = ngd.compile([x], [made])
@@ -123,30 +123,30 @@ def test_a_branch_that_is_not_taken_has_no_times() -> None:
     assert (calls["exp"], calls["tanh"]) == (1, 0)
 
 
-def test_nothing_is_timed_outside_of_a_block() -> None:
+def test_steps_are_timed_only_inside_a_block() -> None:
     step, _ = a_step()
-    step(given())
+    step(batch_of_ones())
     report = step.report()
     assert report.runs == 0
     assert not any(row.calls for row in report.rows)
     assert "not timed" in str(report)
     with ngd.profile() as recording:
-        step(given())
-    step(given())
+        step(batch_of_ones())
+    step(batch_of_ones())
     assert step.report().runs == 1
-    assert not recording.steps  # it was compiled before
+    assert not recording.steps  # the step was built before the block
 
 
-def test_a_new_block_forgets() -> None:
+def test_a_new_block_replaces_the_times_of_the_last_one() -> None:
     step, _ = a_step()
     for runs in (3, 2):
         with ngd.profile():
             for _ in range(runs):
-                step(given())
+                step(batch_of_ones())
         assert step.report().runs == runs
 
 
-def test_one_block_at_a_time() -> None:
+def test_blocks_cannot_be_nested() -> None:
     with ngd.profile():
         for again in (ngd.profile, lambda: ngd.timeline("never.json")):
             with pytest.raises(BusyError, match=r"ngd\.profile, ngd\.timeline"), again():
@@ -156,14 +156,14 @@ def test_one_block_at_a_time() -> None:
     assert not Path("never.json").exists()
 
 
-def test_a_block_that_fails_ends() -> None:
+def test_a_block_ends_at_an_exception() -> None:
     with pytest.raises(ZeroDivisionError), ngd.profile():
         raise ZeroDivisionError
     with ngd.profile():
         pass
 
 
-def test_a_run_that_fails_is_in_the_report() -> None:
+def test_a_failed_run_is_in_the_report() -> None:
     table, rows = ngd.placeholder("table", (4, 2)), ngd.placeholder("rows", (1,), np.int64)
     step = ngd.compile([table, rows], [ops.exp(np.take(table, rows, 0))])
     with ngd.profile(), pytest.raises(ValueError, match="expected an index in"):
@@ -174,7 +174,7 @@ def test_a_run_that_fails_is_in_the_report() -> None:
     assert sum(calls) < len(calls)
 
 
-def test_devices_without_instructions_say_so() -> None:
+def test_devices_without_instructions_report_the_reason() -> None:
     with pytest.raises(
         CompileError, match=r"report: expected a step of the device CPU.*got one of INTERPRETER"
     ):
@@ -184,7 +184,7 @@ def test_devices_without_instructions_say_so() -> None:
     assert len(report.rows) == len(a_step("CPU")[0].report().rows)
 
 
-def test_a_step_of_nested_arguments_reports() -> None:
+def test_a_step_with_nested_arguments_has_a_report() -> None:
     x = ngd.placeholder("x", (3,))
     step = ngd.compile([{"x": x}], {"y": ops.exp(x)})
     with ngd.profile():
@@ -192,10 +192,10 @@ def test_a_step_of_nested_arguments_reports() -> None:
     assert step.report().runs == 1
 
 
-def test_json_and_html_have_every_row() -> None:
+def test_json_and_html_contain_all_rows() -> None:
     step, line = a_step()
     with ngd.profile():
-        step(given())
+        step(batch_of_ones())
     report = step.report()
     read = json.loads(report.to_json())
     assert [row["op"] for row in read["rows"]] == [row.op for row in report.rows]
@@ -204,10 +204,10 @@ def test_json_and_html_have_every_row() -> None:
     page = report.to_html()
     assert page.count("<tr title=") == len(report.rows)
     assert f"{HERE}:{line}" in page
-    assert "->" not in page.partition("</style>")[2]  # escaped
+    assert "->" not in page.partition("</style>")[2]  # the arrow is escaped
 
 
-def test_the_table_shows_the_longest_rows_first() -> None:
+def test_the_table_is_sorted_by_time() -> None:
     x = y = ngd.placeholder("x", (6, 6))
     for _ in range(60):
         y = y @ x
@@ -225,11 +225,11 @@ def events(path: Path) -> list[dict[str, Any]]:
     return list(json.loads(path.read_text())["traceEvents"])
 
 
-def test_a_trace_has_each_instruction_of_each_run(tmp_path: Path) -> None:
+def test_a_timeline_has_each_instruction_of_each_run(tmp_path: Path) -> None:
     step, line = a_step()
     with ngd.timeline(tmp_path / "trace.json"):
         for _ in range(3):
-            step(given())
+            step(batch_of_ones())
     found = events(tmp_path / "trace.json")
     slices = [event for event in found if event["ph"] == "X"]
     whole = sorted([e for e in slices if e["cat"] == "step"], key=lambda e: e["ts"])
@@ -247,11 +247,11 @@ def test_a_trace_has_each_instruction_of_each_run(tmp_path: Path) -> None:
     assert step.report().runs == 3
 
 
-def test_a_trace_keeps_so_many_events(tmp_path: Path) -> None:
+def test_a_timeline_keeps_a_limited_number_of_events(tmp_path: Path) -> None:
     step, _ = a_step()
     with ngd.timeline(tmp_path / "trace.json", most_events=7):
         for _ in range(10):
-            step(given())
+            step(batch_of_ones())
     found = events(tmp_path / "trace.json")
     assert sum(event["ph"] == "X" for event in found) == 7
     dropped = 10 * (len(step.report().rows) + 1) - 7
@@ -260,14 +260,14 @@ def test_a_trace_keeps_so_many_events(tmp_path: Path) -> None:
         ngd.timeline(tmp_path / "other.json", most_events=0).__enter__()
 
 
-def test_a_trace_of_a_block_that_fails_is_written(tmp_path: Path) -> None:
+def test_a_timeline_is_written_even_if_the_block_fails(tmp_path: Path) -> None:
     step, _ = a_step()
     with pytest.raises(TypeError), ngd.timeline(tmp_path / "trace.json"):
-        step(given()) and step()
+        step(batch_of_ones()) and step()
     assert len([e for e in events(tmp_path / "trace.json") if e.get("cat") == "step"]) == 1
 
 
-def test_a_trace_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
+def test_a_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
     world = ngd.init()
     (tmp_path / "trace.json").mkdir()
     with pytest.raises(OSError, match=r"trace\.json"), ngd.timeline(tmp_path / "trace.json"):
@@ -278,14 +278,14 @@ def test_a_trace_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> No
         pass
 
 
-def test_a_trace_that_cannot_be_written_hides_no_error(tmp_path: Path) -> None:
+def test_a_failed_write_does_not_hide_the_error_of_the_block(tmp_path: Path) -> None:
     said = r"ngd\.timeline: the file was not written: .*trace\.json"
     file = tmp_path / "nowhere" / "trace.json"
     with pytest.warns(UserWarning, match=said), pytest.raises(TypeError), ngd.timeline(file):
         raise TypeError
 
 
-def test_a_trace_goes_where_its_block_began(
+def test_a_relative_path_is_resolved_at_the_start_of_the_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "there").mkdir()
@@ -297,7 +297,7 @@ def test_a_trace_goes_where_its_block_began(
     assert (tmp_path / "link.json").is_symlink()
 
 
-def test_a_trace_may_go_into_a_pipe(tmp_path: Path) -> None:
+def test_a_timeline_can_be_written_to_a_pipe(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
@@ -308,13 +308,13 @@ def test_a_trace_may_go_into_a_pipe(tmp_path: Path) -> None:
     assert pipe.is_fifo()
 
 
-def test_a_trace_of_nothing_is_a_trace(tmp_path: Path) -> None:
+def test_a_block_without_steps_writes_an_empty_timeline(tmp_path: Path) -> None:
     with ngd.timeline(tmp_path / "trace.json"):
         pass
     assert {event["ph"] for event in events(tmp_path / "trace.json")} == {"M"}
 
 
-def test_a_step_without_instructions_reports() -> None:
+def test_a_step_without_instructions_has_a_report() -> None:
     x = ngd.placeholder("x", (3,))
     step = ngd.compile([x], [])
     with ngd.profile():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Traces and reports of several ranks: one clock, and who was waited for."""
+"""Tests of timelines and reports of several ranks: one clock, and the waits for other ranks."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tests.support.standing import run_in_world
 NAP = 0.1
 
 
-def late(folder: str) -> dict[str, Any]:
-    """Three steps, before which the last rank takes a nap."""
+def run_with_a_late_rank(folder: str) -> dict[str, Any]:
+    """Take three steps. The last rank sleeps before each of them."""
     world = ngd.init()
     x = ngd.placeholder("x", (1000,))
     step = ngd.compile([x], [ops.all_reduce(ops.exp(x), op="sum")])
@@ -45,22 +45,22 @@ def late(folder: str) -> dict[str, Any]:
 
 @harness.needs_ranks
 @pytest.mark.parametrize(("communicator", "ranks"), harness.worlds(2, 3))
-def test_ranks_stand_on_one_clock(communicator: str, ranks: int, tmp_path: Path) -> None:
-    outcomes = run_in_world(late, communicator, ranks, folder=str(tmp_path))
+def test_timelines_of_ranks_use_one_clock(communicator: str, ranks: int, tmp_path: Path) -> None:
+    outcomes = run_in_world(run_with_a_late_rank, communicator, ranks, folder=str(tmp_path))
     found = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert [path.name for path in tmp_path.iterdir()] == ["trace.json"]
 
-    def of(rank: int, cat: str) -> list[dict[str, Any]]:
-        mine = [e for e in found if e["pid"] == rank and e["ph"] == "X" and e["cat"] == cat]
-        return sorted(mine, key=lambda e: e["ts"])
+    def events_of(rank: int, cat: str) -> list[dict[str, Any]]:
+        events = [e for e in found if e["pid"] == rank and e["ph"] == "X" and e["cat"] == cat]
+        return sorted(events, key=lambda e: e["ts"])
 
     for rank in range(ranks - 1):
-        for wait, start in zip(of(rank, "wait"), of(ranks - 1, "start"), strict=True):
+        for wait, start in zip(events_of(rank, "wait"), events_of(ranks - 1, "start"), strict=True):
             assert wait["ts"] < start["ts"]
             assert wait["ts"] + wait["dur"] > start["ts"]
             assert wait["dur"] > 1e6 * NAP / 2
     for rank in range(ranks):
-        assert len(of(rank, "step")) == 3
+        assert len(events_of(rank, "step")) == 3
         flights = [e["ph"] for e in found if e["pid"] == rank and e.get("cat") == "collective"]
         assert flights == ["b", "e"] * 3
     first = outcomes[0].value
@@ -75,7 +75,7 @@ def test_ranks_stand_on_one_clock(communicator: str, ranks: int, tmp_path: Path)
 
 
 def training(folder: str) -> dict[str, Any]:
-    """Two steps of a training of two parameters, and a sum that updates no variable."""
+    """Take two training steps of two parameters, and a sum that updates no variable."""
     ngd.init()
     model, x = nn.Linear(5, 3), ngd.placeholder("x", (4, 5))
     loss = ops.mean(model(x))
@@ -98,7 +98,7 @@ def training(folder: str) -> dict[str, Any]:
 
 
 @harness.needs_ranks
-def test_waits_tell_their_type_and_their_variable(tmp_path: Path) -> None:
+def test_waits_show_their_type_and_their_variable(tmp_path: Path) -> None:
     (first, _) = [rank.value for rank in run_in_world(training, "shm", 2, folder=str(tmp_path))]
     assert first["variables"] == {
         "-> f32[3,5]": ["weight"],
@@ -126,7 +126,7 @@ def test_waits_tell_their_type_and_their_variable(tmp_path: Path) -> None:
 
 
 def one_line(folder: str) -> None:
-    """Two steps of one line. The second step has another type."""
+    """Take two steps that are built at one line. The second step has another type."""
     ngd.init()
     steps = []
     for count in (3, 4):
@@ -139,7 +139,7 @@ def one_line(folder: str) -> None:
 
 
 @harness.needs_ranks
-def test_a_type_that_is_not_certain_is_left_out(tmp_path: Path) -> None:
+def test_an_ambiguous_type_is_left_out(tmp_path: Path) -> None:
     run_in_world(one_line, "shm", 2, folder=str(tmp_path))
     found = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     types = [e["args"].get("type", "unknown") for e in found if e.get("cat") == "wait"]
@@ -155,8 +155,8 @@ def test_a_step_without_collectives_has_no_overlap() -> None:
     assert "overlap" not in str(step.report())
 
 
-def apart(shift_ns: int) -> int:
-    """What ranks find their clocks to be off by; the last one says that it has another kernel."""
+def clock_offset(shift_ns: int) -> int:
+    """Return the measured difference of the clocks. The last rank reports another kernel."""
     world = ngd.init()
     if world.rank == world.size - 1:
         perfetto.clock_name = lambda: "another kernel"
@@ -169,14 +169,14 @@ def apart(shift_ns: int) -> int:
 
 @harness.needs_ranks
 @pytest.mark.parametrize("shift", [0, -(10**12), 3_600 * 10**9])
-def test_clocks_of_two_kernels(shift: int) -> None:
-    first, last = [rank.value for rank in run_in_world(apart, "shm", 2, shift_ns=shift)]
+def test_clocks_of_different_kernels_are_measured(shift: int) -> None:
+    first, last = [rank.value for rank in run_in_world(clock_offset, "shm", 2, shift_ns=shift)]
     assert first == 0
     assert abs(last + shift) < 0.1e9
 
 
-def failing(folder: str) -> str:
-    """The last rank's block ends by an exception; no rank waits for another."""
+def run_and_raise(folder: str) -> str:
+    """Raise an exception in the block of each rank. No rank waits for another one."""
     world = ngd.init()
     x = ngd.placeholder("x", (3,))
     step = ngd.compile([x], [ops.exp(x)])
@@ -189,8 +189,8 @@ def failing(folder: str) -> str:
 
 
 @harness.needs_ranks
-def test_a_rank_whose_block_fails_writes_its_own(tmp_path: Path) -> None:
-    outcomes = run_in_world(failing, "shm", 2, folder=str(tmp_path))
+def test_a_rank_whose_block_fails_writes_its_own_file(tmp_path: Path) -> None:
+    outcomes = run_in_world(run_and_raise, "shm", 2, folder=str(tmp_path))
     assert [outcome.value for outcome in outcomes] == ["raised", "raised"]
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "trace.rank0.json",

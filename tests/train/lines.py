@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A line fitted to points, by a trainer: what the tests train, alone and on ranks."""
+"""The training of a line that is fitted to points, used by tests on one and on several ranks."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ def errors(model: list[Any], x: Any, y: Any) -> Any:
 
 
 class Steps:
-    """A step for each number of points: ranks have unlike parts, and none is idle."""
+    """A step that is compiled per number of points. Shards are uneven, and none is empty."""
 
     def __init__(self, model: list[Any], rate: float) -> None:
         self.model, self.optimizer = model, optim.SGD(rate, momentum=0.9)
-        self.made: dict[int, Any] = {}
+        self.steps_by_size: dict[int, Any] = {}
 
     def __call__(self, x: Any, y: Any) -> Any:
-        if len(y) not in self.made:
+        if len(y) not in self.steps_by_size:
             given = [ngd.placeholder("x", x.shape, "f8"), ngd.placeholder("y", y.shape, "f8")]
             loss = ops.mean(errors(self.model, *given))
             weight = ngd.constant(np.float64(len(y)))
             updates = self.optimizer.minimize(loss, self.model, weight=weight)
             mean = ops.all_reduce(loss, op="mean", weight=weight)
-            self.made[len(y)] = ngd.compile(given, [mean], updates)
-        return self.made[len(y)](x, y)
+            self.steps_by_size[len(y)] = ngd.compile(given, [mean], updates)
+        return self.steps_by_size[len(y)](x, y)
 
 
 def judge_of(model: list[Any]) -> Any:
@@ -59,20 +59,20 @@ def judge_of(model: list[Any]) -> Any:
 def trainer_of(
     world: Any, epochs: int, rate: float = 0.05, num_workers: int = 0, **options: Any
 ) -> tuple[Any, list[Any]]:
-    """A trainer, and the model."""
+    """Return a trainer and its model."""
     model = weights()
     steps = Steps(model, rate)
-    place = {"rank": world.rank, "size": world.size}
-    parts = data.Sampler(POINTS, BATCH, drop_last=True, **place)
-    tests = data.Sampler(TESTS, BATCH, shuffle=False, **place)
-    judged = data.Loader(points(TESTS), tests)
+    rank_and_size = {"rank": world.rank, "size": world.size}
+    parts = data.Sampler(POINTS, BATCH, drop_last=True, **rank_and_size)
+    tests = data.Sampler(TESTS, BATCH, shuffle=False, **rank_and_size)
+    test_loader = data.Loader(points(TESTS), tests)
     trainer = train.Trainer(
         steps,
         data.Loader(points(POINTS), parts, num_workers=num_workers),
         [model, state_of(steps, model)],
         epochs=epochs,
         evaluate=lambda: dict(
-            zip(["error", "distance"], train.evaluate(judge_of(model), judged), strict=True)
+            zip(["error", "distance"], train.evaluate(judge_of(model), test_loader), strict=True)
         ),
         progress=False,
         **options,
@@ -81,7 +81,7 @@ def trainer_of(
 
 
 def state_of(steps: Steps, model: list[Any]) -> Any:
-    """The optimizer's state exists once its updates were made."""
+    """Return the optimizer's state, which exists after `minimize` has been called."""
     x = np.zeros((1, 2))
     given = [ngd.placeholder("x", x.shape, "f8"), ngd.placeholder("y", (1,), "f8")]
     steps.optimizer.minimize(ops.mean(errors(model, *given)), model)
@@ -89,17 +89,17 @@ def state_of(steps: Steps, model: list[Any]) -> Any:
 
 
 def by_hand(epochs: int) -> tuple[Any, list[float]]:
-    """The same training in NumPy: weights, and each step's loss."""
+    """Return the weights and the losses of the same training in NumPy."""
     x, y = points(POINTS).columns
     value, momentum, losses = np.zeros(3), np.zeros(3), []
     for epoch in range(epochs):
         order = np.random.default_rng((0, epoch)).permutation(POINTS)
         for step in range(POINTS // BATCH):
             batch = order[step * BATCH : (step + 1) * BATCH]
-            wide = np.concatenate([x[batch], np.ones((BATCH, 1))], 1)
-            distance = wide @ value - y[batch]
+            extended = np.concatenate([x[batch], np.ones((BATCH, 1))], 1)
+            distance = extended @ value - y[batch]
             losses.append(float(np.mean(distance**2)))
-            momentum = 0.9 * momentum + 2 * wide.T @ distance / BATCH
+            momentum = 0.9 * momentum + 2 * extended.T @ distance / BATCH
             value = value - 0.05 * momentum
     return value, losses
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DiLoCo and local SGD on fixed ranks, beside NumPy."""
+"""Tests of DiLoCo and local SGD on a fixed number of ranks, compared with NumPy."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def beginning() -> list[Any]:
 
 
 def gradients(weights: list[Any], x: Any, y: Any) -> list[Any]:
-    """Of the mean of (x @ w + b - y)**2."""
+    """Return the gradients of mean((x @ w + b - y)**2)."""
     distance = 2 * (x @ weights[0] + weights[1] - y) / y.size
     return [x.T @ distance, distance.sum(0)]
 
 
 class AdamWByHand:
-    """Loshchilov and Hutter, "Decoupled weight decay regularization", Algorithm 2."""
+    """Loshchilov and Hutter, "Decoupled weight decay regularization", algorithm 2."""
 
     def __init__(self, count: int) -> None:
         self.m, self.v, self.t = [0.0] * count, [0.0] * count, 0
@@ -51,7 +51,7 @@ class AdamWByHand:
 
 
 def by_hand() -> list[Any]:
-    """Algorithm 1 of arXiv:2311.08105 in NumPy, in float64, on all ranks at once."""
+    """Return the weights of algorithm 1 of arXiv:2311.08105 on all ranks, in float64."""
     outer = [w.astype("f8") for w in beginning()]
     momentum = [np.zeros(w.shape) for w in outer]
     inner = [AdamWByHand(len(outer)) for _ in range(RANKS)]
@@ -90,7 +90,7 @@ def on_the_graph(wire: str) -> list[Any]:
 def on_arrays(wire: str) -> list[Any]:
     weights = beginning()
     rank = ngd.init().rank
-    weights[0] += 5 * rank  # all begin with rank 0's
+    weights[0] += 5 * rank  # all ranks start from the weights of rank 0
     diloco = train.DiLoCo(weights, every=EVERY, wire=wire)
     inner = AdamWByHand(len(weights))
     for number in range(EVERY * ROUNDS):
@@ -104,33 +104,33 @@ def on_arrays(wire: str) -> list[Any]:
 @harness.needs_ranks
 @pytest.mark.parametrize("program", [on_the_graph, on_arrays])
 @pytest.mark.parametrize(("wire", "off"), [("float32", 1e-6), ("bfloat16", 5e-3), ("int8", 5e-3)])
-def test_two_ranks_do_what_numpy_does(program: Any, wire: str, off: float) -> None:
+def test_two_ranks_equal_numpy(program: Any, wire: str, off: float) -> None:
     outcomes = harness.run(program, RANKS, arguments={"wire": wire})
     assert outcomes[0].value == outcomes[1].value
     for mine, wanted in zip(outcomes[0].value, by_hand(), strict=True):
         np.testing.assert_allclose(mine, wanted, rtol=off, atol=off)
 
 
-def moves(rank: int) -> dict[str, Any]:
+def changes_of(rank: int) -> dict[str, Any]:
     random = np.random.default_rng(rank)
     rows = random.normal(size=(5, 300)) * 10.0 ** np.arange(-2, 3)[:, None]
     few = random.normal(size=7)
     return {"rows": rows.astype("f4"), "few": few.astype("f4"), "none": np.zeros((2, 3), "f4")}
 
 
-def means(wire: str) -> dict[str, Any]:
-    """The mean of the ranks' moves, as the outer step has it: from 0, with rate 1."""
-    weights = {name: np.zeros_like(move) for name, move in moves(0).items()}
+def mean_of_changes(wire: str) -> dict[str, Any]:
+    """Return the mean of the changes of all ranks, computed by an outer step from 0 with rate 1."""
+    weights = {name: np.zeros_like(move) for name, move in changes_of(0).items()}
     outer = optim.SGD(1.0)
     diloco = train.DiLoCo(weights, every=1, outer=outer, wire=wire)
-    for name, move in moves(ngd.init().rank).items():
+    for name, move in changes_of(ngd.init().rank).items():
         weights[name] -= move
     diloco.step()
     return {name: (-value).tolist() for name, value in weights.items()}
 
 
-def rounded(move: Any) -> Any:
-    """Rows of int8, by the rule of the documentation, and what they stand for."""
+def round_to_int8(move: Any) -> Any:
+    """Return the values of rows that are rounded to int8 by the rule of the documentation."""
     rows = move.reshape(len(move) if move.ndim > 1 else 1, -1)
     scale = np.abs(rows).max(1, keepdims=True) / np.float32(127)
     scale[scale == 0] = 1
@@ -138,28 +138,31 @@ def rounded(move: Any) -> Any:
 
 
 @harness.needs_ranks
-def test_int8_keeps_its_promise() -> None:
-    outcomes = harness.run(means, RANKS, arguments={"wire": "int8"})
-    for name in moves(0):
-        mine = np.array(outcomes[0].value[name])
-        given = [moves(rank)[name] for rank in range(RANKS)]
+def test_int8_errors_are_within_the_documented_bound() -> None:
+    outcomes = harness.run(mean_of_changes, RANKS, arguments={"wire": "int8"})
+    for name in changes_of(0):
+        result = np.array(outcomes[0].value[name])
+        given = [changes_of(rank)[name] for rank in range(RANKS)]
         exact = np.mean(given, 0, dtype="f8")
         limit = np.mean([np.abs(g).max(-1, keepdims=True) for g in given], 0) / 254
-        assert (np.abs(mine - exact) <= limit * (1 + 1e-5)).all()
-        assert name == "none" or np.abs(mine - exact).max() > limit.min() / 10  # it was rounded
-        np.testing.assert_allclose(mine, np.mean([rounded(g / 2) for g in given], 0) * 2, 1e-5)
+        assert (np.abs(result - exact) <= limit * (1 + 1e-5)).all()
+        # Some value was rounded.
+        assert name == "none" or np.abs(result - exact).max() > limit.min() / 10
+        np.testing.assert_allclose(
+            result, np.mean([round_to_int8(g / 2) for g in given], 0) * 2, 1e-5
+        )
 
 
 @harness.needs_ranks
-def test_bfloat16_keeps_its_promise() -> None:
-    outcomes = harness.run(means, RANKS, arguments={"wire": "bfloat16"})
-    for name in moves(0):
-        mine = np.array(outcomes[0].value[name])
-        given = np.array([moves(rank)[name] for rank in range(RANKS)], "f8")
+def test_bfloat16_errors_are_within_the_documented_bound() -> None:
+    outcomes = harness.run(mean_of_changes, RANKS, arguments={"wire": "bfloat16"})
+    for name in changes_of(0):
+        result = np.array(outcomes[0].value[name])
+        given = np.array([changes_of(rank)[name] for rank in range(RANKS)], "f8")
         exact = given.mean(0)
         limit = (np.abs(given).sum(0) / RANKS + np.abs(exact)) * 2**-8 * (1 + 2**-8)
-        assert (np.abs(mine - exact) <= limit).all()
-        assert name == "none" or (mine != exact.astype("f4")).any()
+        assert (np.abs(result - exact) <= limit).all()
+        assert name == "none" or (result != exact.astype("f4")).any()
 
 
 def data_parallel(local: bool) -> list[Any]:
@@ -171,16 +174,16 @@ def data_parallel(local: bool) -> list[Any]:
     else:
         updates = sgd.minimize(loss, [w, b])
     step = ngd.compile([x, y], [loss], updates)
-    together = train.LocalSGD([w, b], every=1) if local else None
+    method = train.LocalSGD([w, b], every=1) if local else None
     rank = ngd.init().rank
     for number in range(20):
         step(*batch(rank, number))
-        assert together is None or together.step()
+        assert method is None or method.step()
     return [w.numpy().tolist(), b.numpy().tolist()]
 
 
 @harness.needs_ranks
-def test_local_sgd_of_one_step_is_data_parallel_sgd() -> None:
+def test_local_sgd_after_every_step_equals_data_parallel_sgd() -> None:
     local, plain = (
         [o.value for o in harness.run(data_parallel, RANKS, arguments={"local": each})]
         for each in (True, False)
@@ -190,7 +193,7 @@ def test_local_sgd_of_one_step_is_data_parallel_sgd() -> None:
         np.testing.assert_allclose(mine, wanted, rtol=1e-6, atol=1e-6)
 
 
-def test_a_nan_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_nan_reaches_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     for wire in ("float32", "bfloat16", "int8"):
         weights = [np.zeros((2, 3), "f4")]
         diloco = train.DiLoCo(weights, every=1, outer=optim.SGD(1.0, name=wire), wire=wire)
@@ -199,27 +202,27 @@ def test_a_nan_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         assert np.isnan(weights[0][1, 2])
 
 
-def test_a_checkpoint_goes_on_where_it_stands(tmp_path: Any) -> None:
-    def made(name: str) -> tuple[Any, Any]:
+def test_a_checkpoint_continues_with_the_next_round(tmp_path: Any) -> None:
+    def make(name: str) -> tuple[Any, Any]:
         v = ngd.variable("v", np.ones(3))
         return v, train.DiLoCo(v, every=1, outer=optim.SGD(0.7, momentum=0.9, name=name))
 
-    v, diloco = made("outer")
+    v, diloco = make("outer")
     for _ in range(2):
         v.assign(v.numpy() - 1)
         diloco.step()
     checkpoint.save(tmp_path, diloco.state)
-    again, other = made("outer")
+    other_v, other = make("outer")
     checkpoint.load(tmp_path, other.state)
     other.restart()
-    for variable, each in ((v, diloco), (again, other)):
+    for variable, each in ((v, diloco), (other_v, other)):
         variable.assign(variable.numpy() - 1)
         each.step()
     assert other.round == 3
-    np.testing.assert_array_equal(again.numpy(), v.numpy())
+    np.testing.assert_array_equal(other_v.numpy(), v.numpy())
 
 
-def test_two_byte_weights_keep_wide_ones_beside() -> None:
+def test_16_bit_weights_have_a_float32_copy() -> None:
     v = ngd.variable("v", np.ones(3, ngd.bfloat16))
     diloco = train.LocalSGD(v, every=1)
     v.assign(np.full(3, 1.25))
@@ -240,7 +243,7 @@ def test_two_byte_weights_keep_wide_ones_beside() -> None:
         ([np.zeros(2)], {"carried": [1]}, TypeError, r"carried\[0\]: expected a variable"),
     ],
 )
-def test_what_it_refuses(parameters: Any, how: Any, error: Any, words: str) -> None:
+def test_bad_arguments_raise_errors(parameters: Any, how: Any, error: Any, words: str) -> None:
     with pytest.raises(error, match=words):
         train.DiLoCo(parameters, **{"every": 1, **how})
 
@@ -260,7 +263,7 @@ def test_a_parameter_may_be_a_scalar() -> None:
 
 
 def on_a_function() -> list[Any]:
-    """Send the state of rank 1, which has made a step, to all ranks."""
+    """Send the state of rank 1, which has taken a step, to all ranks."""
     world = ngd.init()
     w = ngd.variable("w", np.ones((3, 4)))
     inner = optim.AdamW(RATE)
@@ -279,7 +282,7 @@ def on_a_function() -> list[Any]:
 
 
 @harness.needs_ranks
-def test_a_states_values_are_sent_to_a_rank_without_its_variables() -> None:
+def test_state_is_sent_to_a_rank_without_its_variables() -> None:
     for outcome in harness.run(on_a_function, 2):
         names = ["adamw.w.first_moment", "adamw.w.second_moment"]
         assert outcome.value == [names, True, 1]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The trainer: steps, evaluations over all ranks, checkpoints, logs, and its end at a NaN."""
+"""Tests of the trainer: steps, evaluations, checkpoints, logs, signals, and callbacks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def on_ranks(ranks: int, epochs: int) -> Any:
     return json.loads(done.stdout)
 
 
-def test_it_takes_the_steps_that_numpy_takes(world: Any) -> None:
+def test_the_trainer_takes_the_steps_of_numpy(world: Any) -> None:
     trainer, model = lines.trainer_of(world, 3)
     report = trainer.run()
     value, losses = lines.by_hand(3)
@@ -58,37 +58,37 @@ def test_it_takes_the_steps_that_numpy_takes(world: Any) -> None:
 
 @pytest.mark.skipif(ngd.build_info()["mode"] == "OFF", reason="built for one rank")
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_ranks_train_and_judge_as_one(ranks: int) -> None:
+def test_ranks_train_and_evaluate_like_one_rank(ranks: int) -> None:
     (one, weights), (several, found) = on_ranks(1, 2), on_ranks(ranks, 2)
     np.testing.assert_allclose(np.hstack(found), np.hstack(weights), rtol=1e-12)
     for name in ("steps", "loss", "error", "distance"):
         assert several[name] == pytest.approx(one[name], rel=1e-12)
 
 
-def test_it_goes_on_from_the_middle_of_an_epoch(world: Any, tmp_path: Path) -> None:
-    whole, model = lines.trainer_of(world, 3)
-    whole.run()
+def test_a_trainer_resumes_in_the_middle_of_an_epoch(world: Any, tmp_path: Path) -> None:
+    uninterrupted, model = lines.trainer_of(world, 3)
+    uninterrupted.run()
     first, _ = lines.trainer_of(world, 3, save=tmp_path, every=4)
-    made = first.step
+    original_step = first.step
 
     def interrupted(*columns: Any) -> Any:
         if first.done > 9:
             raise KeyboardInterrupt
-        return made(*columns)
+        return original_step(*columns)
 
     first.step = interrupted
     with pytest.raises(KeyboardInterrupt):
         first.run()
     assert json.loads((tmp_path / "checkpoint.json").read_text())["position"]["step"] == 3
-    second, again = lines.trainer_of(world, 3, save=tmp_path, resume=True, num_workers=1)
+    second, resumed_model = lines.trainer_of(world, 3, save=tmp_path, resume=True, num_workers=1)
     assert second.done == 8
     second.run()
     second.loader.close()
-    for variable, other in zip(model, again, strict=True):
+    for variable, other in zip(model, resumed_model, strict=True):
         np.testing.assert_array_equal(variable.numpy(), other.numpy())
 
 
-def test_an_evaluation_that_was_killed_is_made_again(world: Any, tmp_path: Path) -> None:
+def test_an_interrupted_evaluation_is_repeated_after_resume(world: Any, tmp_path: Path) -> None:
     options: dict[str, Any] = {"save": tmp_path / "saved", "every": 1, "log": tmp_path / "log"}
     first, _ = lines.trainer_of(world, 2, **options)
 
@@ -100,12 +100,12 @@ def test_an_evaluation_that_was_killed_is_made_again(world: Any, tmp_path: Path)
         first.run()
     second, _ = lines.trainer_of(world, 2, resume=True, **options)
     second.run()
-    said = [json.loads(line) for line in (tmp_path / "log" / train.LOG).read_text().splitlines()]
-    assert [line["step"] for line in said if "error" in line] == [5, 10]
-    assert [line["step"] for line in said if "training_loss" in line] == [*range(1, 11)]
+    rows = [json.loads(line) for line in (tmp_path / "log" / train.LOG).read_text().splitlines()]
+    assert [line["step"] for line in rows if "error" in line] == [5, 10]
+    assert [line["step"] for line in rows if "training_loss" in line] == [*range(1, 11)]
 
 
-def test_resume_without_a_checkpoint_begins(world: Any, tmp_path: Path) -> None:
+def test_resume_without_a_checkpoint_starts_a_training(world: Any, tmp_path: Path) -> None:
     trainer, _ = lines.trainer_of(world, 1, save=tmp_path / "new", resume=True)
     assert trainer.done == 0
     trainer.run()
@@ -114,22 +114,22 @@ def test_resume_without_a_checkpoint_begins(world: Any, tmp_path: Path) -> None:
     assert again.run()["loss"] is None
 
 
-def test_every_step_is_logged_once_also_if_it_was_made_twice(world: Any, tmp_path: Path) -> None:
+def test_each_step_is_logged_once_even_if_it_was_repeated(world: Any, tmp_path: Path) -> None:
     folder, log = tmp_path / "saved", tmp_path / "log"
     first, _ = lines.trainer_of(world, 1, save=folder, log=log)
     first.run()
     with (log / train.LOG).open("a") as file:
-        file.write('{"step": 6, "epoch": 2, "training_loss": 1.0}\n')  # of a run that was killed
+        file.write('{"step": 6, "epoch": 2, "training_loss": 1.0}\n')  # from a run that was killed
     second, _ = lines.trainer_of(world, 2, save=folder, log=log, resume=True)
     second.run()
-    said = [json.loads(line) for line in (log / train.LOG).read_text().splitlines()]
-    losses = [line["training_loss"] for line in said if "training_loss" in line]
+    rows = [json.loads(line) for line in (log / train.LOG).read_text().splitlines()]
+    losses = [line["training_loss"] for line in rows if "training_loss" in line]
     np.testing.assert_allclose(losses, lines.by_hand(2)[1], rtol=1e-12)
-    assert [line["step"] for line in said if "error" in line] == [5, 10]
+    assert [line["step"] for line in rows if "error" in line] == [5, 10]
     assert list(log.glob("events*"))
 
 
-def test_it_stops_at_a_loss_that_is_none(world: Any, tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_stops_the_training(world: Any, tmp_path: Path) -> None:
     trainer, _ = lines.trainer_of(world, 50, rate=1e30, save=tmp_path, every=1)
     with pytest.raises(
         NotFiniteError, match=r"a finite loss; got (inf|nan) in step \d+\. .*NGD_CHECK_FINITE"
@@ -138,18 +138,18 @@ def test_it_stops_at_a_loss_that_is_none(world: Any, tmp_path: Path) -> None:
     assert trainer.done < 50
 
 
-def test_weights_that_are_none_are_not_saved(world: Any, tmp_path: Path) -> None:
-    """The loss is computed before the update: it is finite still."""
+def test_weights_that_are_not_finite_are_not_saved(world: Any, tmp_path: Path) -> None:
+    """The loss is computed before the update, so it is finite."""
     trainer, (w, _) = lines.trainer_of(world, 50, save=tmp_path, every=1)
     step = trainer.step
 
-    def spoiled(*columns: Any) -> Any:
+    def step_and_spoil(*columns: Any) -> Any:
         results = step(*columns)
         if trainer.done == 3:
             w.assign([np.inf, 0])
         return results
 
-    trainer.step = spoiled
+    trainer.step = step_and_spoil
     with pytest.raises(NotFiniteError, match=r"got NaN or infinity in 'w' after step 3, .*FINITE"):
         trainer.run()
     resumed, (w, _) = lines.trainer_of(world, 50, save=tmp_path, resume=True)
@@ -157,20 +157,20 @@ def test_weights_that_are_none_are_not_saved(world: Any, tmp_path: Path) -> None
     assert np.isfinite(w.numpy()).all()
 
 
-def test_the_op_that_began_it_is_named(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_op_with_the_first_nan_is_named(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NGD_CHECK_FINITE", "1")
     trainer, _ = lines.trainer_of(world, 50, rate=1e30)
     with pytest.raises(NotFiniteError, match="begins in the result of"):
         trainer.run()
 
 
-def test_a_models_buffers_are_equal_in_evaluations(world: Any) -> None:
-    called = []
+def test_buffers_are_averaged_for_evaluations(world: Any) -> None:
+    steps = []
 
     class Model:
         @contextlib.contextmanager
         def averaged_buffers(self) -> Iterator[None]:
-            called.append(trainer.done)
+            steps.append(trainer.done)
             yield
 
         def buffers(self) -> dict[str, Any]:
@@ -178,10 +178,10 @@ def test_a_models_buffers_are_equal_in_evaluations(world: Any) -> None:
 
     trainer, _ = lines.trainer_of(world, 2, model=Model())
     trainer.run()
-    assert called == [5, 10]
+    assert steps == [5, 10]
 
 
-def test_an_evaluation_that_was_broken_off_begins_anew() -> None:
+def test_an_evaluation_starts_at_the_first_batch_after_a_break() -> None:
     sampler = data.Sampler(lines.TESTS, lines.BATCH, shuffle=False)
     loader = data.Loader(lines.points(lines.TESTS), sampler)
     for _ in loader:
@@ -198,19 +198,19 @@ def test_an_evaluation_that_was_broken_off_begins_anew() -> None:
         ({"epochs": 1, "resume": True}, "expected save, a folder to save to"),
     ],
 )
-def test_bad_arguments_are_refused(options: dict[str, Any], words: str) -> None:
+def test_bad_arguments_raise_value_error(options: dict[str, Any], words: str) -> None:
     loader = data.Loader(lines.points(8), data.Sampler(8, 4))
     with pytest.raises(ValueError, match=words):
         train.Trainer(lambda x, y: [0.0], loader, [], **options)
 
 
 @pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"replacement": True}])
-def test_an_evaluation_counts_the_samples_that_it_has_seen(options: dict[str, bool]) -> None:
+def test_an_evaluation_weights_by_the_number_of_samples(options: dict[str, bool]) -> None:
     loader = data.Loader(lines.points(10), data.Sampler(10, 4, **options))
     assert train.evaluate(lambda x, y: [1.0], loader) == [1.0]
 
 
-def test_a_batch_that_leaves_a_rank_without_a_sample_is_refused() -> None:
+def test_a_batch_smaller_than_the_number_of_ranks_is_rejected() -> None:
     loader = data.Loader(lines.points(17), data.Sampler(17, 16, rank=1, size=2, shuffle=False))
     trainer = train.Trainer(lambda x, y: [0.0], loader, [], epochs=1, progress=False)
     with pytest.raises(ValueError, match=r"each of 2 ranks; got a batch of 1\. Write"):
@@ -237,11 +237,11 @@ def four_steps(returned: Any) -> dict[str, Any]:
     ],
     ids=str,
 )
-def test_a_step_returns_the_loss_or_a_sequence(world: Any, returned: Any) -> None:
+def test_a_step_may_return_a_loss_or_a_sequence(world: Any, returned: Any) -> None:
     assert four_steps(returned)["loss"] == 0.5
 
 
-def test_a_function_returns_a_loss_by_itself(world: Any) -> None:
+def test_a_traced_function_may_return_only_the_loss(world: Any) -> None:
     step = ngd.function(lambda x: ops.mean(x) + 0.5)
     loader = data.Loader(data.Arrays(np.zeros(8)), data.Sampler(8, 2))
     assert train.Trainer(step, loader, [], epochs=1, progress=False).run()["loss"] == 0.5
@@ -259,13 +259,13 @@ def test_a_function_returns_a_loss_by_itself(world: Any) -> None:
     ],
     ids=str,
 )
-def test_a_step_without_a_loss_is_an_error(world: Any, returned: Any, shown: str) -> None:
+def test_a_step_without_a_loss_raises_type_error(world: Any, returned: Any, shown: str) -> None:
     message = rf"^train.Trainer: step: expected a function that returns the loss.*; got {shown}\. "
     with pytest.raises(TypeError, match=message):
         four_steps(returned)
 
 
-def test_a_metric_returns_a_scalar_or_a_sequence(world: Any) -> None:
+def test_a_metric_may_return_a_scalar_or_a_sequence(world: Any) -> None:
     loader = data.Loader(data.Arrays(np.arange(5.0)), data.Sampler(5, 2, shuffle=False))
     assert train.evaluate(np.mean, loader) == [2.0]
     assert train.evaluate(lambda x: np.array([np.mean(x), 1]), loader) == [2.0, 1.0]
@@ -273,7 +273,7 @@ def test_a_metric_returns_a_scalar_or_a_sequence(world: Any) -> None:
         train.evaluate(lambda x: None, loader)
 
 
-def test_a_log_of_numpys_numbers_whose_end_is_lost(tmp_path: Path) -> None:
+def test_a_truncated_log_is_continued(tmp_path: Path) -> None:
     loader = data.Loader(lines.points(8), data.Sampler(8, 4))
     folder, log = tmp_path / "kept", tmp_path / "log"
 
@@ -291,7 +291,7 @@ def test_a_log_of_numpys_numbers_whose_end_is_lost(tmp_path: Path) -> None:
     assert steps == [1, 2, 2, 3, 4, 4]
 
 
-def test_a_signal_stops_it_at_a_step_from_which_it_goes_on(world: Any, tmp_path: Path) -> None:
+def test_a_signal_stops_after_a_step_and_training_resumes(world: Any, tmp_path: Path) -> None:
     whole, model = lines.trainer_of(world, 3, log=tmp_path / "whole")
     report = whole.run()
     folder, log = tmp_path / "saved", tmp_path / "log"
@@ -314,7 +314,7 @@ def test_a_signal_stops_it_at_a_step_from_which_it_goes_on(world: Any, tmp_path:
 
 
 def signalling(trainer: Any, number: int) -> Any:
-    """A trainer's step that sends this process SIGTERM at its `number`-th call of all runs."""
+    """Return the step of a trainer that sends SIGTERM to this process at a call of all runs."""
     made = trainer.step
 
     def step(*columns: Any) -> Any:
@@ -326,7 +326,7 @@ def signalling(trainer: Any, number: int) -> Any:
 
 
 def interrupted_rank(folder: str) -> list[Any]:
-    """Only rank 1 gets a signal, early in the epoch."""
+    """Send a signal to rank 1 only, early in the epoch."""
     world = ngd.init()
     trainer, model = lines.trainer_of(world, 3, save=folder, stop_at=[signal.SIGTERM])
     if world.rank == 1:
@@ -336,7 +336,7 @@ def interrupted_rank(folder: str) -> list[Any]:
 
 
 @harness.needs_ranks
-def test_one_ranks_signal_stops_all_at_one_step(tmp_path: Path) -> None:
+def test_a_signal_on_one_rank_stops_all_ranks_at_the_same_step(tmp_path: Path) -> None:
     outcomes = harness.run(interrupted_rank, 3, arguments={"folder": str(tmp_path)})
     steps, stopped, weights = outcomes[0].value
     assert [outcome.value for outcome in outcomes] == [[steps, stopped, weights]] * 3
@@ -345,7 +345,7 @@ def test_one_ranks_signal_stops_all_at_one_step(tmp_path: Path) -> None:
 
 
 def asked_in_groups() -> list[int | None]:
-    """Rank 2 gets a signal; the group of the ranks 1 and 2 is asked, and rank 0 by itself."""
+    """Send a signal to rank 2. The group of ranks 1 and 2 is asked, and rank 0 is separate."""
     world = ngd.init()
     group = world.split(int(world.rank > 0))
     with train.StopSignals(signal.SIGUSR1, group=group) as stop:
@@ -356,27 +356,27 @@ def asked_in_groups() -> list[int | None]:
 
 
 @harness.needs_ranks
-def test_a_group_stops_by_itself() -> None:
+def test_a_group_stops_without_the_other_ranks() -> None:
     outcomes = harness.run(asked_in_groups, 3)
     assert [o.value for o in outcomes] == [[None, None], *[[None, signal.SIGUSR1]] * 2]
 
 
 @pytest.mark.parametrize(("number", "steps", "stops"), [(10, 10, True), (15, 15, False)])
-def test_a_signal_at_the_end_of_an_epoch_counts_after_its_evaluation(
+def test_a_signal_at_the_end_of_an_epoch_stops_after_the_evaluation(
     world: Any, tmp_path: Path, number: int, steps: int, stops: bool
 ) -> None:
-    """Where no epoch is left, nothing was stopped."""
+    """If no epoch is left, the training was not stopped."""
     trainer, _ = lines.trainer_of(world, 3, save=tmp_path, stop_at=[signal.SIGTERM])
     trainer.step = signalling(trainer, number)
     report = trainer.run()
     assert report["steps"] == steps
     assert (trainer.stopped is not None) == stops
     assert "error" in report
-    assert trainer.run()["steps"] == 15  # what it noted before is not noted again
+    assert trainer.run()["steps"] == 15  # the signal of the first run does not count again
     assert trainer.stopped is None
 
 
-def test_signals_that_python_cannot_take_leave_the_others_as_they_were() -> None:
+def test_signals_that_cannot_be_handled_keep_their_handlers() -> None:
     before = signal.getsignal(signal.SIGUSR1)
     stop = train.StopSignals(signal.SIGUSR1, signal.SIGKILL)
     with pytest.raises(OSError), stop:  # noqa: PT011
@@ -387,7 +387,7 @@ def test_signals_that_python_cannot_take_leave_the_others_as_they_were() -> None
 
 
 class Recorder(train.Callback):
-    """Records its calls, and ends the training at a step or after an epoch."""
+    """A callback that records its calls, and ends the training at a step or after an epoch."""
 
     def __init__(self, step: int = 0, epoch: int = 0) -> None:
         self.step, self.epoch = step, epoch
@@ -438,7 +438,7 @@ def test_a_callback_ends_the_training_and_a_second_run_continues(
             np.testing.assert_array_equal(variable.numpy(), other.numpy())
 
 
-def test_a_callback_at_the_last_step_stops_nothing(world: Any) -> None:
+def test_a_callback_at_the_last_step_does_not_stop_early(world: Any) -> None:
     trainer, _ = lines.trainer_of(world, 2, callbacks=[Recorder(step=10, epoch=2)])
     assert trainer.run()["steps"] == 10
     assert not trainer.has_stopped_early
@@ -459,7 +459,7 @@ def test_stop_without_callbacks_ends_after_the_epoch(world: Any) -> None:
     assert "error" in report
 
 
-def test_a_callback_and_a_signal_end_it_at_one_step(world: Any, tmp_path: Path) -> None:
+def test_a_callback_and_a_signal_may_come_at_the_same_step(world: Any, tmp_path: Path) -> None:
     options: dict[str, Any] = {"save": tmp_path, "stop_at": [signal.SIGTERM]}
     trainer, _ = lines.trainer_of(world, 3, callbacks=[Recorder(step=7)], **options)
     trainer.step = signalling(trainer, 7)
@@ -476,7 +476,7 @@ def test_callbacks_need_no_base_class(world: Any) -> None:
     assert calls == [1, 2, 3, 4, 5]
 
 
-def test_other_callbacks_and_results_are_refused(world: Any) -> None:
+def test_bad_callbacks_and_results_are_rejected(world: Any) -> None:
     for bad, words in (
         ([3], "objects with a method on_step or on_epoch; got 3"),
         ([train.Callback], "got the class Callback"),
@@ -493,7 +493,7 @@ def test_other_callbacks_and_results_are_refused(world: Any) -> None:
 
 
 def stopped_epoch(values: list[float], **options: Any) -> int:
-    """The epoch after which early stopping ends a training of these results."""
+    """Return the epoch after which early stopping ends a training with these results."""
     stopping = train.EarlyStopping("metric", **options)
     results = iter(values)
     loader = data.Loader(lines.points(4), data.Sampler(4, 4))
@@ -519,7 +519,9 @@ def stopped_epoch(values: list[float], **options: Any) -> int:
         ([1, np.nan, 0, np.nan, np.nan, 1], {"patience": 2}, 5),
     ],
 )
-def test_early_stopping(values: list[float], options: dict[str, Any], epoch: int) -> None:
+def test_early_stopping_stops_without_improvement(
+    values: list[float], options: dict[str, Any], epoch: int
+) -> None:
     assert stopped_epoch(values, **options) == epoch
 
 
@@ -531,7 +533,7 @@ def test_early_stopping(values: list[float], options: dict[str, Any], epoch: int
         ({"mode": "least"}, "mode: expected 'min' or 'max'; got 'least'"),
     ],
 )
-def test_bad_arguments_of_early_stopping(options: dict[str, Any], words: str) -> None:
+def test_bad_arguments_of_early_stopping_raise_errors(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         train.EarlyStopping("loss", **options)
 
@@ -561,6 +563,6 @@ def test_a_resumed_training_stops_early_after_the_same_epoch(world: Any, tmp_pat
     lines.trainer_of(world, 7, save=tmp_path, resume=True, callbacks=[Recorder()])
 
 
-def test_stop_at_needs_a_folder(world: Any) -> None:
+def test_stop_at_needs_a_folder_to_save_to(world: Any) -> None:
     with pytest.raises(ValueError, match="a folder to save to, for resume, every and stop_at"):
         lines.trainer_of(world, 1, stop_at=[signal.SIGTERM])

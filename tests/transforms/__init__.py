@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of transforms of functions."""
+"""The tests of transforms of functions."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reverse-mode differentiation: its rules, its refusals, and gradients from elsewhere."""
+"""Tests of reverse-mode differentiation: rules, errors, and gradients by PyTorch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(inputs: Sequence[Node], outputs: Sequence[Node], *arrays: Any) -> list[A
     return evaluate(graph, given, {})[0]
 
 
-def test_result_is_like_wrt() -> None:
+def test_gradients_have_the_structure_of_wrt() -> None:
     x, y = placeholder("x"), placeholder("y")
     loss = x * x * y
     assert isinstance(grad(loss, x), Node)
@@ -41,20 +41,20 @@ def test_result_is_like_wrt() -> None:
     assert grad(loss, []) == []
 
 
-def test_uses_accumulate() -> None:
+def test_gradients_of_several_uses_are_added() -> None:
     x = placeholder("x")
     assert run([x], [grad(x + x + x * x, x)], 5) == [12]
     assert run([x], [grad(x, x)], 5) == [1]
 
 
-def test_through_and_by_an_intermediate_node() -> None:
+def test_gradients_by_and_through_an_intermediate_node() -> None:
     x = placeholder("x")
     y = x * x
     z = y * 3
     assert run([x], grad(z * y, [x, y, z]), 2) == [6 * 4 * 4, 24, 4]
 
 
-def test_broadcasting_is_undone() -> None:
+def test_gradients_of_broadcast_operands_have_their_shape() -> None:
     shapes = [(), (3,), (1, 3), (2, 1), (2, 3), (4, 2, 3), (1, 1, 1)]
     for shape in shapes:
         x, y = placeholder("x", *shape), placeholder("y", 4, 2, 3)
@@ -62,7 +62,7 @@ def test_broadcasting_is_undone() -> None:
         npt.assert_array_equal(found, np.full(shape, 24 / max(np.prod(shape), 1)))
 
 
-def test_derivatives_of_all_orders() -> None:
+def test_derivatives_of_all_orders_equal_the_formula() -> None:
     x = placeholder("x")
     node, found = ops.exp(2 * x) + x**3, []
     for _ in range(4):
@@ -72,7 +72,7 @@ def test_derivatives_of_all_orders() -> None:
     npt.assert_allclose(run([x], found, 1), [e + 3, 2 * e + 6, 4 * e + 6, 8 * e], rtol=1e-14)
 
 
-def test_hessian_of_a_network_is_symmetric() -> None:
+def test_the_hessian_of_a_network_is_symmetric() -> None:
     rng = np.random.default_rng(0)
     x, w, labels = placeholder("x", 3, 2), placeholder("w", 2, 4), placeholder("y", 3, dtype=int64)
     loss = ops.mean(ops.softmax_cross_entropy(ops.tanh(x @ w), labels))
@@ -85,11 +85,11 @@ def test_hessian_of_a_network_is_symmetric() -> None:
 
 
 class TestPathsThatEnd:
-    def test_stop_gradient(self) -> None:
+    def test_stop_gradient_ends_a_path(self) -> None:
         x = placeholder("x")
         assert run([x], [grad(ops.stop_gradient(x * x) * x, x)], 3) == [9]
 
-    def test_integers_and_bools(self) -> None:
+    def test_integers_and_bools_end_a_path(self) -> None:
         x = placeholder("x", 3)
         loss = ops.sum(ops.cast(ops.cast(x, int64), float64) * x) + ops.sum(
             ops.where(x > 0, x, 2.0) * ops.cast(ops.argmax(x), float64)
@@ -97,7 +97,7 @@ class TestPathsThatEnd:
         (found,) = run([x], [grad(loss, x)], [1.5, -2.5, 3.5])
         assert found.tolist() == [1 + 2, -2, 3 + 2]
 
-    def test_what_the_loss_does_not_depend_on(self) -> None:
+    def test_unused_inputs_raise_or_get_zeros(self) -> None:
         x, y = placeholder("x", 2), placeholder("y", 2, dtype=float32)
         loss = ops.sum(x) + ops.cast(ops.sum(ops.stop_gradient(y)), float64)
         message = (
@@ -111,7 +111,7 @@ class TestPathsThatEnd:
 
 
 class Opaque(Op):
-    """An op without a gradient; it is not in the registry."""
+    """An op without a gradient. It is not in the registry."""
 
     name = "opaque"
 
@@ -129,7 +129,7 @@ class Wrong(Opaque):
 
 
 class Square(Opaque):
-    """An op that is differentiated by way of its expansion, each operand once."""
+    """An op that is differentiated through its expansion, which reads each operand once."""
 
     name = "product"
 
@@ -141,19 +141,19 @@ class Square(Opaque):
 
 
 class TestRefusals:
-    def test_not_a_floating_scalar(self) -> None:
+    def test_only_floating_scalars_can_be_differentiated(self) -> None:
         x = placeholder("x", 3)
         with pytest.raises(GradientError, match=r"floating scalar .*; got float64\[3\] \(made at "):
             grad(x * 2, x)
         with pytest.raises(GradientError, match=r"floating scalar .*; got int64\[\]"):
             grad(ops.argmax(x), x)
 
-    def test_not_by_integers(self) -> None:
+    def test_gradients_by_integers_are_rejected(self) -> None:
         n = placeholder("n", dtype=int64)
         with pytest.raises(GradientError, match=r"floats to differentiate by; got placeholder 'n'"):
             grad(ops.cast(n, float64), n)
 
-    def test_unknown_choice(self) -> None:
+    def test_an_unknown_option_for_unused_inputs_is_rejected(self) -> None:
         x = placeholder("x")
         with pytest.raises(ValueError, match='unused "error" or "zero"; got \'zeros\''):
             grad(x, x, unused="zeros")
@@ -167,11 +167,11 @@ class TestRefusals:
         ):
             grad(loss, x)
 
-    def test_a_missing_gradient_off_the_path_is_no_matter(self) -> None:
+    def test_a_missing_gradient_that_is_not_needed_is_no_error(self) -> None:
         x, y = placeholder("x"), placeholder("y")
         assert grad(x * Opaque().node((y,)), x).op.name == "multiply"
 
-    def test_a_wrong_rule_is_an_internal_error(self) -> None:
+    def test_a_rule_with_a_wrong_dtype_is_an_internal_error(self) -> None:
         x = placeholder("x")
         with pytest.raises(
             Error, match=r"internal error: wrong made .* float32\[\] .* float64\[\]"
@@ -179,7 +179,7 @@ class TestRefusals:
             grad(Wrong().node((x,)), x)
 
 
-def test_an_expansion_is_differentiated() -> None:
+def test_an_op_is_differentiated_through_its_expansion() -> None:
     x, y = placeholder("x"), placeholder("y")
     product = Square()
     loss = product.node((x, y)) + product.node((x, x)) + product.node((y, y * x))
@@ -187,7 +187,7 @@ def test_an_expansion_is_differentiated() -> None:
 
 
 def grad_expanded(loss: Node, wrt: list[Node]) -> list[Node]:
-    """Gradients, with the op that has no reference expanded in what they are made of."""
+    """Return gradients in which the op without a reference is replaced by its expansion."""
     graph = Graph((), tuple(grad(loss, wrt)))
 
     def change(node: Node, inputs: tuple[Node, ...]) -> Node:
@@ -200,7 +200,7 @@ def grad_expanded(loss: Node, wrt: list[Node]) -> list[Node]:
     return list(graph.rewrite(change).outputs)
 
 
-def test_gradients_carry_the_line_of_the_forward_op() -> None:
+def test_gradients_have_the_call_site_of_the_forward_op() -> None:
     x = placeholder("x", 3)
     y = ops.tanh(x)
     loss = ops.sum(y)
@@ -210,7 +210,7 @@ def test_gradients_carry_the_line_of_the_forward_op() -> None:
     assert sites["broadcast_to"] == loss.site
 
 
-def test_collectives_gradient_is_a_collective_of_the_same_kind() -> None:
+def test_the_gradient_of_a_collective_is_a_collective_of_the_same_kind() -> None:
     x = placeholder("x", 3)
     for kind in ("sum", "mean"):
         added = grad(ops.sum(ops.all_reduce(x, op=kind, algorithm="ring")), x)
@@ -219,13 +219,13 @@ def test_collectives_gradient_is_a_collective_of_the_same_kind() -> None:
 
 
 class TestTorch:
-    """The same expressions, differentiated by PyTorch."""
+    """Expressions whose gradients are compared with PyTorch."""
 
     @pytest.fixture
     def torch(self) -> Any:
         return pytest.importorskip("torch", reason="PyTorch is not installed beside the tests")
 
-    def test_network(self, torch: Any) -> None:
+    def test_the_gradient_of_a_network_equals_pytorch(self, torch: Any) -> None:
         rng = np.random.default_rng(1)
         values = [rng.normal(size=s) for s in ((5, 4), (4, 6), (6,), (6, 3))]
         labels = [0, 2, 1, 1, 0]
@@ -242,7 +242,7 @@ class TestTorch:
         for mine, theirs in zip(ours, [total, tx.grad, tw.grad, tb.grad, tv.grad], strict=True):
             npt.assert_allclose(mine, theirs.detach().numpy(), rtol=1e-12, atol=1e-14)
 
-    def test_shapes_and_indices(self, torch: Any) -> None:
+    def test_gradients_of_shapes_and_indices_equal_pytorch(self, torch: Any) -> None:
         value = np.random.default_rng(2).normal(size=(3, 4))
         x = placeholder("x", 3, 4)
         parts = [x[::-1, 1:3], ops.take(x, [2, 0, 2], 0)[:, :2], ops.transpose(x)[:3, :2]]
@@ -258,13 +258,13 @@ class TestTorch:
         npt.assert_allclose(ours, t.grad.numpy(), rtol=1e-11)
 
 
-def test_variables_are_named_in_errors() -> None:
+def test_errors_name_variables() -> None:
     w = Node(VARIABLE, (), {"name": "weight"}, Type(float32, (2,)))
     x = placeholder("x", dtype=float32)
     with pytest.raises(GradientError, match=r"variable 'weight' float32\[2\]"):
         grad(x, w)
 
 
-def test_every_op_has_a_rule_an_expansion_or_nothing_to_differentiate() -> None:
+def test_every_op_has_a_rule_an_expansion_or_no_gradient() -> None:
     for op in OPS.values():
         assert type(op).grad is not Op.grad or op.has_expansion, op.name

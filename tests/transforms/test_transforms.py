@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions made of functions: against finite differences, formulas, and each other."""
+"""Tests of transforms of functions, against finite differences, formulas and one another."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEVICES = ("CPU", "INTERPRETER")
 
 @pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What transforms called with arrays run on: the default device."""
+    """The default device, on which transforms with arrays run."""
     monkeypatch.setenv("NGD_DEVICE", request.param)
     return str(request.param)
 
@@ -34,7 +34,7 @@ def layer(x: Any, y: Any) -> Any:
 
 
 def differences(f: Callable[..., Any], args: Sequence[Array], number: int) -> Array:
-    """All derivatives of what a function of float64 arrays gives, by one of these."""
+    """Return all derivatives of a function of float64 arrays by one of its arguments."""
     columns, step = [], 1e-6
     for place in range(args[number].size):
         ends = []
@@ -51,7 +51,7 @@ def close(found: Any, wanted: Any, tolerance: float = 1e-7) -> None:
     npt.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance)
 
 
-def test_value_and_grad(device: str) -> None:
+def test_value_and_grad_equals_the_formula(device: str) -> None:
     f = ngd.function(lambda x, y: ops.sum(layer(x, y) ** 2))
     value, gradient = ngd.value_and_grad(f, argnums=1)(X, Y)
     assert float(value) == float(f(X, Y))
@@ -61,7 +61,7 @@ def test_value_and_grad(device: str) -> None:
     close(both[1], differences(f, (X, Y), 0))
 
 
-def test_structures_aux_and_names(device: str) -> None:
+def test_arguments_may_be_structures_and_results_may_have_aux(device: str) -> None:
     def f(parameters: Any, x: Any, scale: float = 2.0, *, kind: str) -> Any:
         made = x @ parameters["w"] * scale + parameters["b"][0]
         return ops.sum(made**2), {"made": made, "kind": kind}
@@ -94,7 +94,7 @@ def test_one_value_for_two_arguments_has_two_derivatives(device: str) -> None:
         close(found, wanted)
 
 
-def test_gradients_by_variables_and_in_a_graph(device: str) -> None:
+def test_gradients_by_variables_and_inside_a_graph(device: str) -> None:
     w = ngd.variable("w", Y)
     x = ngd.placeholder("x", X.shape, X.dtype)
     value, gradients = ngd.value_and_grad(lambda p, x: ops.sum(layer(x, p["w"])))({"w": w}, x)
@@ -104,7 +104,7 @@ def test_gradients_by_variables_and_in_a_graph(device: str) -> None:
     close(ngd.value_and_grad(lambda w: ops.sum(layer(X, w)))(w)[1], found[1])
 
 
-def test_what_has_no_gradient_is_an_error() -> None:
+def test_functions_without_a_gradient_raise_errors() -> None:
     def f(x: Any, y: Any) -> Any:
         return ops.sum(x) if x is not None else None
 
@@ -131,7 +131,7 @@ def test_what_has_no_gradient_is_an_error() -> None:
         ngd.grad(f, X)
 
 
-def test_the_same_function_is_compiled_once() -> None:
+def test_a_function_is_built_once() -> None:
     runs = []
 
     def f(x: Any) -> Any:
@@ -171,7 +171,7 @@ def test_vjp_and_jvp_are_products_with_the_jacobian(device: str) -> None:
         close(slope, np.tensordot(parts[0][i], dx, 2) + np.tensordot(parts[1][i], dy, 2))
 
 
-def test_vjp_and_jvp_in_a_graph(device: str) -> None:
+def test_vjp_and_jvp_work_inside_a_graph(device: str) -> None:
     @ngd.function
     def f(x: Any, y: Any) -> Any:
         result, pull, aux = ngd.vjp(lambda x: (layer(x, y), "aux"), x, has_aux=True)
@@ -185,7 +185,7 @@ def test_vjp_and_jvp_in_a_graph(device: str) -> None:
     close(slope, np.tensordot(wanted, X, 2))
 
 
-def test_vectors_that_do_not_fit() -> None:
+def test_vectors_of_other_shapes_are_rejected() -> None:
     _, pull = ngd.vjp(layer, X, Y)
     with pytest.raises(
         GradientError, match=r"vjp: cotangents: expected float64\[3, 4\].*got float64\[3\]"
@@ -197,7 +197,7 @@ def test_vectors_that_do_not_fit() -> None:
         ngd.jvp(layer, (X, Y), (X, X))
 
 
-def test_a_jacobian_is_that_of_finite_differences(device: str) -> None:
+def test_the_jacobian_equals_finite_differences(device: str) -> None:
     f = ngd.function(layer)
     close(ngd.jacobian(layer)(X, Y), differences(f, (X, Y), 0))
     found = ngd.jacobian(lambda p: {"a": layer(p["x"], p["y"]), "b": p["y"][0]})({"x": X, "y": Y})
@@ -207,7 +207,7 @@ def test_a_jacobian_is_that_of_finite_differences(device: str) -> None:
     assert ngd.jacobian(lambda x: x[:0])(X).shape == (0, 2, 3, 2)
 
 
-def test_a_hessian_is_that_of_finite_differences(device: str) -> None:
+def test_the_hessian_equals_finite_differences(device: str) -> None:
     f = ngd.function(lambda x, y: ops.sum(layer(x, y) ** 2))
     (xx, xy), (yx, yy) = ngd.hessian(f, (0, 1))(X, Y)
     gradients = [ngd.value_and_grad(f, n) for n in (0, 1)]
@@ -218,14 +218,14 @@ def test_a_hessian_is_that_of_finite_differences(device: str) -> None:
     close(ngd.hessian(lambda x: ops.sum(x))(X), np.zeros((3, 2, 3, 2)))
 
 
-def test_a_jacobian_is_a_program_of_one_size() -> None:
+def test_the_program_of_a_jacobian_does_not_grow_with_its_rows() -> None:
     def size(n: int) -> int:
         return str(ngd.jacobian(ops.tanh).trace(np.ones(n))).count("\n")
 
     assert size(300) == size(100)
 
 
-def test_a_hessian_through_a_loop(device: str) -> None:
+def test_the_hessian_of_a_loop_equals_finite_differences(device: str) -> None:
     def f(x: Any) -> Any:
         last, _ = ops.scan(lambda c, part: (ops.tanh(c * part), None), x[0], x)
         return last
@@ -235,7 +235,7 @@ def test_a_hessian_through_a_loop(device: str) -> None:
     close(ngd.hessian(f)(x), differences(lambda x: gradient(x)[1], (x,), 0), 1e-6)
 
 
-def test_with_pytorch_as_a_witness() -> None:
+def test_jacobians_and_hessians_equal_pytorch() -> None:
     torch = pytest.importorskip("torch", reason="PyTorch, the second witness, is not installed")
 
     def theirs(x: Any, y: Any) -> Any:
@@ -260,7 +260,7 @@ def log1pexp(x: Any) -> Any:
 
 @ngd.custom_gradient
 def scaled(pair: Any, factor: float, times: int = 2) -> Any:
-    """Results and gradients of a structure; the gradient is a wrong one, to be told apart."""
+    """Return a function of a structure with a custom gradient that differs from the true one."""
 
     def gradient(dy: Any) -> Any:
         return {"a": dy[0] * 100, "b": None}, ops.sum(dy[1]) + 7
@@ -268,9 +268,9 @@ def scaled(pair: Any, factor: float, times: int = 2) -> Any:
     return (pair["a"] * factor * times, pair["b"] * factor), gradient
 
 
-def test_custom_gradient(device: str) -> None:
+def test_a_custom_gradient_is_used(device: str) -> None:
     value, gradient = ngd.value_and_grad(lambda x: ops.sum(log1pexp(x)))(np.array([0.0, 800.0]))
-    assert value == np.inf  # as the function says
+    assert value == np.inf  # the value of the function itself
     close(gradient, [0.5, 1.0])
     close(log1pexp(0.0), np.log(2))
 
@@ -287,22 +287,22 @@ def test_custom_gradient(device: str) -> None:
     close(scaled(pair, 3.0, 5)[0], 15 * X)
 
 
-def test_custom_gradient_in_loops_and_of_gradients(device: str) -> None:
-    def rounds(x: Any, weight: Any, f: Any) -> Any:
+def test_custom_gradients_work_in_loops_and_in_second_gradients(device: str) -> None:
+    def two_iterations(x: Any, weight: Any, f: Any) -> Any:
         return ops.scan(lambda c, part: (f(c * weight) + part, None), x[0], x)[0]
 
     def plain(x: Any) -> Any:
         return ops.softplus(x)
 
     x = np.array([0.3, -0.8, 0.5])
-    found = ngd.value_and_grad(lambda x, w: rounds(x, w, log1pexp), (0, 1))(x, 0.7)
-    wanted = ngd.value_and_grad(lambda x, w: rounds(x, w, plain), (0, 1))(x, 0.7)
+    found = ngd.value_and_grad(lambda x, w: two_iterations(x, w, log1pexp), (0, 1))(x, 0.7)
+    wanted = ngd.value_and_grad(lambda x, w: two_iterations(x, w, plain), (0, 1))(x, 0.7)
     for a, b in zip(leaves_of(found), leaves_of(wanted), strict=True):
         close(a, b, 1e-10)
     close(ngd.hessian(log1pexp)(0.3), ngd.hessian(plain)(0.3), 1e-6)
 
 
-def test_custom_gradient_says_what_is_wrong() -> None:
+def test_bad_custom_gradients_raise_errors() -> None:
     w = ngd.variable("w", X)
     reads = ngd.custom_gradient(lambda x: (x * w, lambda dy: dy))
     with pytest.raises(GradientError, match=r"reads <ngd.Node variable 'w'.*Make it an argument"):
@@ -322,7 +322,7 @@ def test_custom_gradient_says_what_is_wrong() -> None:
 
 
 def deep(x: Any, weights: Sequence[Any], remat: bool) -> Any:
-    """Blocks of several layers, of which the inner values are what remat does not keep."""
+    """Return a network of blocks of several layers, whose inner values remat does not store."""
     for w in weights:
 
         def block(x: Any, w: Any = w) -> Any:
@@ -334,7 +334,7 @@ def deep(x: Any, weights: Sequence[Any], remat: bool) -> Any:
     return ops.mean(x * x)
 
 
-def test_remat_computes_the_same(device: str) -> None:
+def test_remat_gives_the_same_values(device: str) -> None:
     w, x = [RNG.normal(size=(4, 4)) for _ in range(3)], RNG.normal(size=(2, 4))
     for argnums in (0, 1):
         plain, again = (
@@ -345,7 +345,7 @@ def test_remat_computes_the_same(device: str) -> None:
             npt.assert_array_equal(a, b)
 
 
-def test_remat_needs_less_memory_and_computes_again() -> None:
+def test_remat_needs_less_memory_and_repeats_the_forward_pass() -> None:
     x, w = np.ones((64, 64), np.float32), [np.ones((64, 64), np.float32)] * 6
     plain, again = (
         ngd.value_and_grad(lambda x, w, remat=remat: deep(x, w, remat), 1).trace(x, w)
@@ -353,10 +353,10 @@ def test_remat_needs_less_memory_and_computes_again() -> None:
     )
     assert again.memory()["private"] < 0.5 * plain.memory()["private"]
     products = [len(re.findall("matmul|elementwise_product", str(step))) for step in (plain, again)]
-    assert products[1] == products[0] + 24  # the forward pass of all layers, once more
+    assert products[1] == products[0] + 24  # one more forward pass of all layers
 
 
-def test_remat_of_what_is_read_from_outside_and_of_several_results(device: str) -> None:
+def test_remat_may_read_outer_values_and_return_several(device: str) -> None:
     w = ngd.variable("w", Y)
 
     def block(x: Any) -> Any:
@@ -375,7 +375,7 @@ def test_remat_of_what_is_read_from_outside_and_of_several_results(device: str) 
     close(ngd.remat(block)(X)["made"], np.tanh(X @ Y))
 
 
-def test_remat_in_a_loop_a_branch_and_twice(device: str) -> None:
+def test_remat_works_in_loops_in_branches_and_nested(device: str) -> None:
     def loss(x: Any, w: Any, remat: Any) -> Any:
         def block(c: Any) -> Any:
             fixed = ops.exp(-w)  # computed once, outside of the loop
@@ -400,7 +400,7 @@ def test_remat_in_a_loop_a_branch_and_twice(device: str) -> None:
     close(hessians[0], hessians[1], 1e-10)
 
 
-def test_remat_of_a_module_draws_the_same() -> None:
+def test_remat_of_a_module_draws_the_same_numbers() -> None:
     from ngd import nn
 
     block = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.GELU(), nn.Linear(8, 8))
@@ -423,7 +423,7 @@ def test_remat_of_a_module_draws_the_same() -> None:
 
 
 def test_a_gradient_by_an_adjoint_that_is_a_product(device: str) -> None:
-    """What a block's gradient makes of its adjoint depends on the adjoint, not on its factors."""
+    """The gradient depends on the product that the adjoint is, and not on its factors."""
     random = np.random.default_rng(1)
     x, u, z = (random.normal(size=(4, 3)) for _ in range(3))
     v = random.normal(size=(4, 1))
@@ -438,8 +438,8 @@ def test_a_gradient_by_an_adjoint_that_is_a_product(device: str) -> None:
 
 
 @pytest.mark.parametrize("f", [lambda a, w: ops.relu(a) @ w, lambda a, w: ops.sin(a + w)])
-def test_a_product_goes_into_what_is_computed_again(f: Any) -> None:
-    """The node that keeps it from being merged is a view of several operands."""
+def test_a_matmul_is_fused_into_rematerialised_values(f: Any) -> None:
+    """The node that marks the rematerialisation is a view of several operands."""
     random = np.random.default_rng(0)
     x, w = ngd.placeholder("x", (3, 3), "float32"), ngd.placeholder("w", (3, 3), "float32")
     arrays = [random.normal(size=(3, 3)).astype(np.float32) for _ in range(2)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ngd.vmap: axes, structures, nesting, gradients, control flow, random draws, and errors.
+"""Tests of ngd.vmap: axes, structures, nesting, gradients, control flow, draws and errors.
 
 tests/ops/test_vmap.py compares each op with a loop over the examples.
 """
@@ -32,7 +32,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 
 def loop(f: Callable[..., Any], *columns: Any) -> Array:
-    """Stack what f returns for each example."""
+    """Return the results of a function for each example, stacked."""
     step = ngd.function(f)
     return np.stack([step(*row) for row in zip(*columns, strict=True)])
 
@@ -45,7 +45,7 @@ def layer(x: Any, w: Any) -> Any:
     return ops.sum(ops.tanh(x @ w) ** 2)
 
 
-def test_a_shared_argument() -> None:
+def test_an_argument_may_be_shared_by_all_examples() -> None:
     close(ngd.vmap(layer, (0, None))(X, W), [np.sum(np.tanh(x @ W) ** 2) for x in X])
     ws = np.stack([W, 2 * W, 3 * W, -W])
     both = ngd.vmap(layer)(X, ws)
@@ -54,7 +54,7 @@ def test_a_shared_argument() -> None:
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2, -1, -2, -3])
-def test_in_axes_and_out_axes(axis: int) -> None:
+def test_in_axes_and_out_axes_select_the_mapped_axes(axis: int) -> None:
     x = RNG.normal(size=(2, 3, 4))
     rows = np.moveaxis(x, axis, 0)
     made = ngd.vmap(lambda a: ops.cumsum(a, 0) * a[:1], in_axes=axis, out_axes=axis)(x)
@@ -62,7 +62,7 @@ def test_in_axes_and_out_axes(axis: int) -> None:
     close(made, wanted)
 
 
-def test_axes_of_structures() -> None:
+def test_in_axes_may_be_a_structure() -> None:
     def f(batch: Any, scale: Any) -> Any:
         return {"sum": batch["x"] + batch["y"][0] * scale, "y": batch["y"][1], "name": "f"}
 
@@ -76,7 +76,7 @@ def test_axes_of_structures() -> None:
     close(prefix({"a": X, "b": {"c": Y.T}}), X * Y)
 
 
-def test_numbers_strings_and_defaults_are_shared() -> None:
+def test_numbers_texts_and_defaults_are_shared() -> None:
     def f(x: Any, scale: float = 2.0, *rest: Any, kind: str = "a", y: Any = None) -> Any:
         made = x * scale if kind == "a" else -x
         return made if y is None else made + y
@@ -89,14 +89,14 @@ def test_numbers_strings_and_defaults_are_shared() -> None:
     close(ngd.vmap(f, (0, 0, None))(X, Y, 7), X * Y)
 
 
-def test_results_that_are_equal_for_all_examples() -> None:
+def test_results_that_do_not_depend_on_the_example_are_repeated() -> None:
     both = ngd.vmap(lambda x: (x, ops.ones((2,)), 5), out_axes=(0, 1, None))(X)
     assert both[1].shape == (2, 4)
     assert both[2] == 5
     assert ngd.vmap(lambda x: np.float32(3))(X).tolist() == [3] * 4
 
 
-def test_it_is_part_of_a_graph_and_of_functions() -> None:
+def test_vmap_works_in_graphs_and_in_traced_functions() -> None:
     x = ngd.placeholder("x", (4, 3), "float64")
     step = ngd.compile([x], ngd.vmap(ops.sum)(x))
     close(step(X), X.sum(1))
@@ -112,7 +112,7 @@ def test_it_is_part_of_a_graph_and_of_functions() -> None:
     assert ngd.vmap(f, [0]) is ngd.vmap(f, [0])
 
 
-def test_nested() -> None:
+def test_vmap_can_be_nested() -> None:
     products = ngd.vmap(ngd.vmap(ops.multiply, (None, 0)), (0, None))
     close(products(X[0], Y[1]), np.outer(X[0], Y[1]))
     x = RNG.normal(size=(2, 3, 4))
@@ -124,7 +124,7 @@ def test_nested() -> None:
     close(made, [[a[i] for i in rows] for a, rows in zip(t, indices, strict=True)])
 
 
-def test_gradients_of_each_example() -> None:
+def test_gradients_per_example_equal_a_loop() -> None:
     def loss(p: Any, x: Any, y: Any) -> Any:
         return ops.mean((ops.tanh(x @ p["w"]) @ p["v"] - y) ** 2)
 
@@ -142,7 +142,7 @@ def test_gradients_of_each_example() -> None:
     close(mean["w"], gradients["w"].mean(0))
 
 
-def test_jacobian_and_hessian_of_each_example() -> None:
+def test_jacobians_and_hessians_per_example_equal_a_loop() -> None:
     def f(x: Any) -> Any:
         return ops.sin(x) * ops.sum(x)
 
@@ -167,7 +167,7 @@ class Network(nn.Module):
         return self.out(ops.reshape(made, (x.shape[0], -1)))
 
 
-def test_a_model() -> None:
+def test_a_model_can_be_mapped() -> None:
     model = Network()
     x = RNG.normal(size=(3, 2, 6, 6)).astype(np.float32)
     labels = np.array([0, 2, 1])
@@ -207,7 +207,7 @@ def attend(q: Any, k: Any, v: Any) -> Any:
         (lambda a, b: ops.lstm(a, b, b, *WEIGHTS)[0], [(5, 3), (2,)]),
     ],
 )
-def test_functions_made_of_ops(f: Callable[..., Any], shapes: Any) -> None:
+def test_functions_composed_of_ops_can_be_mapped(f: Callable[..., Any], shapes: Any) -> None:
     columns = [RNG.normal(size=(3, *shape)) for shape in shapes]
     close(ngd.vmap(f)(*columns), loop(f, *columns), 1e-7)
     first = columns[1][0]
@@ -224,7 +224,7 @@ WEIGHTS = [RNG.normal(size=shape) for shape in ((8, 3), (8, 2), (8,), (8,))]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int32", "uint8"])
-def test_dtypes(dtype: str) -> None:
+def test_dtypes_are_kept(dtype: str) -> None:
     x = (RNG.normal(size=(3, 4)) * 3).astype("int8").astype(getattr(ngd, dtype))
     for f in (ops.max, lambda a: ops.sum(a.astype("float32")), lambda a: a[::2], ops.argmin):
         made, wanted = ngd.vmap(f)(x), loop(f, x)
@@ -232,7 +232,7 @@ def test_dtypes(dtype: str) -> None:
         npt.assert_array_equal(made, wanted)
 
 
-def test_scan() -> None:
+def test_scan_can_be_mapped() -> None:
     def f(xs: Any, start: Any) -> Any:
         def body(carry: Any, x: Any) -> Any:
             value, number = carry
@@ -254,7 +254,7 @@ def test_scan() -> None:
         close(made[1][i], one[1])
 
 
-def test_cond() -> None:
+def test_cond_can_be_mapped() -> None:
     def f(x: Any, limit: Any) -> Any:
         return ops.cond(ops.sum(x) > limit, lambda a: (a * 2, limit), lambda a: (-a, limit + 1), x)
 
@@ -270,7 +270,7 @@ def test_cond() -> None:
     close(shared(X, np.False_), np.stack([Y[0]] * 4))
 
 
-def test_gradients_of_the_user() -> None:
+def test_custom_gradients_can_be_mapped() -> None:
     @ngd.custom_gradient
     def f(x: Any, w: Any) -> Any:
         e = ops.exp(x) * w
@@ -293,7 +293,7 @@ def test_gradients_of_the_user() -> None:
     close(nested[0][1], [each(x, Y[1, 0])[0] for x in X])
 
 
-def test_a_loop_with_gradients_of_the_user() -> None:
+def test_custom_gradients_in_a_loop_can_be_mapped() -> None:
     @ngd.custom_gradient
     def own(x: Any, w: Any) -> Any:
         e = ops.exp(x) * w
@@ -325,7 +325,7 @@ def test_a_loop_with_gradients_of_the_user() -> None:
             close(total, wanted if axis == 0 else wanted.sum(0))
 
 
-def test_loops_around_it_and_second_derivatives() -> None:
+def test_loops_around_vmap_and_second_derivatives() -> None:
     def body(carry: Any, x: Any) -> Any:
         return carry + ops.sum(ngd.vmap(lambda a: a * carry)(x)), ngd.vmap(ops.sin)(x)
 
@@ -338,14 +338,14 @@ def test_loops_around_it_and_second_derivatives() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1])
-def test_few_examples(size: int) -> None:
+def test_zero_and_one_example_are_mapped(size: int) -> None:
     x, places = np.ones((size, 3)), np.zeros((size, 2), int)
     assert ngd.vmap(lambda a: ops.softmax(a @ W)[::2])(x).shape == (size, 3)
     assert ngd.vmap(lambda a, i: a[i])(x, places).shape == (size, 2)
     assert ngd.vmap(ngd.grad(layer), (0, None))(x, W).shape == (size, 3)
 
 
-def test_remat() -> None:
+def test_remat_can_be_mapped() -> None:
     def f(x: Any, w: Any) -> Any:
         return ops.sum(ops.tanh(ops.tanh(x @ w) @ ops.transpose(w)) ** 2)
 
@@ -358,7 +358,7 @@ def test_remat() -> None:
     close(whole, wanted[1].sum(0))
 
 
-def test_each_example_draws_its_own_numbers() -> None:
+def test_each_example_has_its_own_draws() -> None:
     def f(x: Any) -> Any:
         return x + ops.random_uniform((5,), "float64", seed=1), ops.random_bits((2,), seed=2)
 
@@ -372,7 +372,7 @@ def test_each_example_draws_its_own_numbers() -> None:
     npt.assert_array_equal(drawn, loop(lambda s: ops.random_uniform((5,), seed=s), seeds))
 
 
-def test_masks_of_dropout() -> None:
+def test_masks_of_dropout_differ_between_examples() -> None:
     def f(x: Any) -> Any:
         return ops.sum(ops.dropout(x, 0.5, seed=4))
 
@@ -385,7 +385,7 @@ def test_masks_of_dropout() -> None:
         y, pull = ngd.vjp(lambda x: ops.dropout(x, 0.5, seed=4), x)
         return y, ngd.vmap(pull)(np.eye(40))[0]
 
-    y, rows = jacobian(np.ones(40))  # the mask is that of the one forward pass
+    y, rows = jacobian(np.ones(40))  # the rows share the mask of the one forward pass
     npt.assert_array_equal(np.diag(rows), y)
 
     def loop_of_draws(x: Any) -> Any:
@@ -397,7 +397,7 @@ def test_masks_of_dropout() -> None:
     assert len({row.tobytes() for row in made.reshape(6, 9)}) == 6
 
 
-def test_dropout_of_a_layer() -> None:
+def test_dropout_of_a_layer_differs_between_examples() -> None:
     layer, random = nn.Dropout(0.5), nn.Random(seed=1, name="vmap_random")
 
     @ngd.function(updates=True)
@@ -410,7 +410,7 @@ def test_dropout_of_a_layer() -> None:
     assert len({row.tobytes() for row in (*first, *second)}) == 6
 
 
-def test_indices_out_of_range_are_errors() -> None:
+def test_indices_out_of_range_raise_errors() -> None:
     take = ngd.vmap(lambda x, i: x[i])
     close(take(X, np.array([0, -1, 2, -3])), [X[0, 0], X[1, 2], X[2, 2], X[3, 0]])
     with pytest.raises(IndexError, match=r"getitem: expected an index in \[-3, 3\)"):
@@ -453,12 +453,14 @@ def test_indices_out_of_range_are_errors() -> None:
         (lambda: ngd.vmap(3), TypeError, "vmap: expected a function; got 3"),  # type: ignore[arg-type]
     ],
 )
-def test_refusals(call: Callable[[], Any], error: type[Exception], says: str) -> None:
+def test_bad_arguments_raise_errors(
+    call: Callable[[], Any], error: type[Exception], says: str
+) -> None:
     with pytest.raises(error, match=says):
         call()
 
 
-def test_an_op_without_a_rule() -> None:
+def test_an_op_without_a_rule_raises_an_error() -> None:
     here = re.escape(__file__)
     with pytest.raises(CompileError, match=f"got all_reduce .made at {here}:.*ops.scan"):
         ngd.vmap(lambda x: ops.all_reduce(x * 2, op="sum"))(X)
@@ -471,7 +473,7 @@ def test_an_op_without_a_rule() -> None:
         )
 
 
-def test_updates_are_refused() -> None:
+def test_updates_are_rejected() -> None:
     v = ngd.variable("vmap_updated", np.float64(0))
     step = ngd.function(lambda x: (x, {v: v + x}), updates=True)
     with pytest.raises(TypeError, match="next values of variables"):

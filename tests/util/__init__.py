@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of `ngd._util`."""
+"""The tests of `ngd._util`."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Environment variables: each invalid value is an error that names the variable and its values."""
+"""Tests that an invalid environment variable raises an error with its name and its values."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def clean_environment() -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("name", "value", "expected"), INVALID)
-def test_init_names_the_variable(
+def test_init_names_the_variable_with_the_bad_value(
     name: str, value: str, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, value)
@@ -72,7 +72,7 @@ def test_init_names_the_variable(
 
 
 @pytest.mark.parametrize("name", list(VALID))
-def test_valid_and_empty_values_pass(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_valid_and_empty_values_are_accepted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for value in ("", *VALID[name]):
         monkeypatch.setenv(name, value)
         config.check_variables()
@@ -95,7 +95,7 @@ def test_a_step_without_collectives_names_the_variable(
     ("mode", "value", "needed"),
     [("MLSL", "mpi", "OMPI"), ("OFF", "mpi", "OMPI"), ("OFF", "shm", "MLSL")],
 )
-def test_a_communicator_that_the_mode_lacks(
+def test_a_communicator_that_the_build_mode_lacks_is_rejected(
     mode: str, value: str, needed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NGD_COMM", value)
@@ -116,7 +116,7 @@ def test_mpi_in_mode_mlsl_is_an_error_of_init(monkeypatch: pytest.MonkeyPatch) -
         ngd.init()
 
 
-def test_the_page_lists_each_variable_and_value() -> None:
+def test_the_documentation_lists_each_variable_and_value() -> None:
     page = (Path(__file__).parents[2] / "docs" / "environment.md").read_text()
     rows = {line.split("|")[1].strip(" `"): line for line in page.splitlines() if "| `NGD_" in line}
     for name, values in VALID.items():
@@ -124,8 +124,8 @@ def test_the_page_lists_each_variable_and_value() -> None:
             assert f"`{value}`" in rows[name], (name, value)
 
 
-def test_a_rank_does_not_start_to_work() -> None:
-    """An algorithm that does not exist is an error of ngd.init, not of the first collective."""
+def test_a_rank_with_a_bad_value_does_not_join() -> None:
+    """A bad algorithm raises in ngd.init, and not in the first collective."""
     program = "import ngd; ngd.init(); print('joined')"
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -147,7 +147,7 @@ def test_a_rank_does_not_start_to_work() -> None:
         ("NGD_CHECK_FINITE_", "NGD_CHECK_FINITE"),
     ],
 )
-def test_init_warns_of_a_misspelt_variable(
+def test_init_warns_about_a_misspelt_variable(
     name: str, meant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, "2")
@@ -159,13 +159,13 @@ def test_init_warns_of_a_misspelt_variable(
     ngd.shutdown()
 
 
-def test_variables_of_other_programs_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_of_other_programs_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("NGD_MNIST", "NGD_KILLS", "NGD_INJECT_FIRST", "NGD_TEST_INTERRUPTS", "NGD_XYZ"):
         monkeypatch.setenv(name, "1")
     assert config.misspelt_names() == {}
 
 
-def test_the_names_are_those_of_the_page_and_the_package() -> None:
+def test_the_known_names_are_those_of_the_documentation_and_the_code() -> None:
     root = Path(__file__).parents[2]
     rows = re.findall(r"^\| (`NGD_.*?) \|", (root / "docs" / "environment.md").read_text(), re.M)
     listed = set(re.findall(r"NGD_\w+", " ".join(rows)))
@@ -173,7 +173,7 @@ def test_the_names_are_those_of_the_page_and_the_package() -> None:
     assert listed == {name for name in names if not name.startswith("NGD_RAY_")}
     sources = "".join(path.read_text() for path in (root / "python" / "ngd").rglob("*.py"))
     read = set(re.findall(r"\bNGD_[A-Z_]+\b", sources))
-    # The names of options of the build are in messages.
+    # messages contain names of build options
     assert read - names <= {"NGD_DISTRIBUTED_ENABLE", "NGD_MPI_INCLUDE", "NGD_ONEDNN"}
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose line a message shows."""
+"""Tests of the call site that a message shows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PASS_ON = "def call(function, *args):\n    return function(*args)\n"
 
 
 def in_file(name: str) -> Callable[..., Any]:
-    """A function of a file of that name, which calls another."""
+    """Return a function that is defined in a file of this name, and that calls another function."""
     names: dict[str, Any] = {}
     exec(compile(PASS_ON, name, "exec"), names)
     return names["call"]  # type: ignore[no-any-return]
@@ -64,11 +64,11 @@ def line() -> int:
         ("/tmp/ipykernel_4711/1234.py", Owner.USER),
     ],
 )
-def test_whose_code_a_file_is(file: str, owner: Owner) -> None:
+def test_files_are_classified_as_user_or_library_code(file: str, owner: Owner) -> None:
     assert sites.owner(file) is owner
 
 
-def test_libraries_are_passed_over() -> None:
+def test_libraries_are_skipped() -> None:
     x = ngd.placeholder("x", (3,))
     made, here = [ops.exp(x), LIBRARY(ops.exp, x), LIBRARY(LIBRARY, ops.exp, x)], line()
     assert {node.site for node in made} == {f"{__file__}:{here}"}
@@ -76,7 +76,7 @@ def test_libraries_are_passed_over() -> None:
     assert through_functools(x).site == f"{__file__}:{line()}"
 
 
-def test_of_an_installed_program_it_is_the_nearest_line_outside_of_ngd() -> None:
+def test_in_an_installed_program_the_nearest_line_outside_of_ngd_is_shown() -> None:
     found: list[str] = []
     body = "def target(call, op, x, found):\n    found.append(call(op, x).site)\n"
     names: dict[str, Any] = {}
@@ -88,14 +88,14 @@ def test_of_an_installed_program_it_is_the_nearest_line_outside_of_ngd() -> None
     assert found == [f"{LIBRARY.__code__.co_filename}:2"]  # type: ignore[attr-defined]
 
 
-def test_a_pass_gives_another_site() -> None:
+def test_an_explicit_call_site_is_used() -> None:
     x = ngd.placeholder("x", (3,))
     with sites.at_site("elsewhere:1"):
         assert (x + 1).site == "elsewhere:1"
     assert (x + 1).site == f"{__file__}:{line()}"
 
 
-def test_messages_show_it() -> None:
+def test_messages_show_the_call_site() -> None:
     x = ngd.placeholder("x", (3,))
     positive, here = LIBRARY(ir.Node.__gt__, x, 0), line()
     with pytest.raises(TypeError, match=f"made at {re.escape(__file__)}:{here}"):

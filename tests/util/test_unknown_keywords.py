@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every public callable that takes **options raises a TypeError that names an unknown keyword."""
+"""Tests that every public callable with **options names an unknown keyword in a TypeError."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ UNKNOWN = "learning_ratee"
 
 
 def has_options(thing: Any) -> bool:
-    """Return whether a callable takes any keyword."""
+    """Return True if a callable accepts any keyword."""
     try:
         parameters = inspect.signature(thing).parameters.values()
     except (TypeError, ValueError):
@@ -49,7 +49,7 @@ def has_options(thing: Any) -> bool:
 
 
 def public_callables() -> Iterator[tuple[str, Any]]:
-    """The public callables of the packages whose framework is installed, and methods of classes."""
+    """Return the public callables and methods of packages whose frameworks are installed."""
     for package in PACKAGES:
         try:
             module = importlib.import_module(package)
@@ -111,10 +111,10 @@ ARGUMENTS: dict[str, Callable[..., Any]] = {
     **{f"ngd.nn.ConvTranspose{n}d": partial(getattr(nn, f"ConvTranspose{n}d"), 3, 3, 3)
        for n in (1, 2, 3)},
 }  # fmt: skip
-"""Calls of the callables that cannot be called with one number."""
+"""Calls of callables that need more than one number."""
 
 FORWARDING = (".forward", ".__call__")
-"""Methods of modules hand their arguments to the `forward` of a subclass."""
+"""Methods of modules that pass their arguments to the `forward` of a subclass."""
 
 
 def call(name: str) -> Callable[..., Any]:
@@ -130,7 +130,7 @@ def is_of_modules(name: str) -> bool:
     return name.startswith("ngd.nn.") and name.endswith(FORWARDING)
 
 
-def test_the_walk_finds_what_is_known_to_take_options() -> None:
+def test_the_search_finds_known_callables() -> None:
     assert {"ngd.optim.Optimizer", "ngd.nn.ConvTranspose2d"} <= set(FOUND)
     assert "ngd.horovod.numpy.allreduce" in FOUND
 
@@ -143,7 +143,7 @@ def test_an_unknown_keyword_is_named(name: str) -> None:
 
 @pytest.mark.parametrize("name", nn.__all__)
 def test_modules_refuse_unknown_keywords(name: str) -> None:
-    """Python's object.__init__ ignores all arguments where a class has a __new__ of its own."""
+    """object.__init__ ignores all arguments if the class defines __new__."""
     kind = getattr(nn, name)
     if not (inspect.isclass(kind) and issubclass(kind, nn.Module)):
         return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A name that a module of ngd does not have is an error that gives the name to use."""
+"""Tests that an unknown name of a module raises an error that suggests the right name."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ MODULES = (ngd, checkpoint, data, metrics, nn, ops, optim, train, trees)
         (trees, "flaten", "Did you mean trees.flatten?"),
     ],
 )
-def test_an_unknown_name_names_the_one_to_use(module: ModuleType, name: str, fix: str) -> None:
+def test_an_unknown_name_suggests_the_name_to_use(module: ModuleType, name: str, fix: str) -> None:
     with pytest.raises(AttributeError, match=rf"got '{name}', .*\. {re.escape(fix)}$"):
         getattr(module, name)
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
-def test_a_name_like_no_other_leads_to_the_list(module: ModuleType) -> None:
+def test_a_name_without_a_similar_one_suggests_the_list(module: ModuleType) -> None:
     with pytest.raises(AttributeError, match=r"See the list at https://.*/(api/\w+|ops)/$"):
         _ = module.xyzzyquux
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
-def test_a_private_name_has_pythons_own_message(module: ModuleType) -> None:
+def test_a_private_name_raises_the_standard_error(module: ModuleType) -> None:
     with pytest.raises(AttributeError, match=rf"^module '{module.__name__}' has no attribute"):
         _ = module.__nothing__
     assert not hasattr(module, "_nothing")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A collective by gloo through torch.distributed: started by bench.py."""
+"""The ranks of gloo in bench.py, through torch.distributed."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A collective by MPI through mpi4py: started by bench.py under the peer's own mpirun."""
+"""The ranks of an MPI in bench.py, through mpi4py, under the mpirun of that MPI."""
 
 from __future__ import annotations
 

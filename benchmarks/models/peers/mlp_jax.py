@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One turn of JAX, always in one process, which gets the cores and the work of all ranks."""
+"""One turn of JAX. One process has the cores and the work of all ranks."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One turn of JAX, in one process with all cores: see ../turns.py. The transformer alone."""
+"""One turn of JAX in one process with all cores, for ../turns.py. It has only the transformer."""
 
 from __future__ import annotations
 
@@ -25,23 +25,25 @@ RATE, BETA1, BETA2, EPSILON, DECAY = 3e-4, 0.9, 0.999, 1e-8, 0.01
 random = np.random.default_rng(0)
 
 
-def drawn(*shape):
+def normal(*shape):
     return jnp.asarray(random.standard_normal(shape) * 0.02, jnp.float32)
 
 
 def block_of():
     norms = {f"norm{n}": (jnp.ones(WIDTH), jnp.zeros(WIDTH)) for n in (1, 2)}
     shapes = {"qkv": 3 * WIDTH, "out": WIDTH, "up": 4 * WIDTH}
-    layers = {name: (drawn(WIDTH, columns), jnp.zeros(columns)) for name, columns in shapes.items()}
-    return {**norms, **layers, "down": (drawn(4 * WIDTH, WIDTH), jnp.zeros(WIDTH))}
+    layers = {
+        name: (normal(WIDTH, columns), jnp.zeros(columns)) for name, columns in shapes.items()
+    }
+    return {**norms, **layers, "down": (normal(4 * WIDTH, WIDTH), jnp.zeros(WIDTH))}
 
 
 parameters = {
-    "tokens": drawn(VOCABULARY, WIDTH),
-    "places": drawn(CONTEXT, WIDTH),
+    "tokens": normal(VOCABULARY, WIDTH),
+    "places": normal(CONTEXT, WIDTH),
     "blocks": [block_of() for _ in range(LAYERS)],
     "norm": (jnp.ones(WIDTH), jnp.zeros(WIDTH)),
-    "head": drawn(WIDTH, VOCABULARY),
+    "head": normal(WIDTH, VOCABULARY),
 }
 
 
@@ -71,16 +73,16 @@ def loss_of(p, x, t):
 
 
 def descend(p, moments, count, x, t):
-    """A step of AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101, algorithm 2)."""
+    """Return the result of a step of AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101)."""
     loss, slopes = jax.value_and_grad(loss_of)(p, x, t)
     first = jax.tree.map(lambda m, g: BETA1 * m + (1 - BETA1) * g, moments[0], slopes)
     second = jax.tree.map(lambda v, g: BETA2 * v + (1 - BETA2) * g * g, moments[1], slopes)
 
-    def moved(w, m, v):
+    def updated(w, m, v):
         near = m / (1 - BETA1**count)
         return w - RATE * (near / (jnp.sqrt(v / (1 - BETA2**count)) + EPSILON) + DECAY * w)
 
-    return jax.tree.map(moved, p, first, second), (first, second), loss
+    return jax.tree.map(updated, p, first, second), (first, second), loss
 
 
 step = jax.jit(descend, donate_argnums=(0, 1))

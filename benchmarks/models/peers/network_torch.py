@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One turn of PyTorch, over gloo where there are several ranks: see ../turns.py."""
+"""One turn of PyTorch, for ../turns.py. Several ranks communicate over gloo."""
 
 from __future__ import annotations
 
@@ -53,4 +53,4 @@ report(f"torch {torch.__version__}{' compiled' if case.compile else ''}", case, 
 if torch.distributed.is_initialized():
     torch.distributed.destroy_process_group()
     sys.stdout.flush()
-    os._exit(0)  # at one of six exits PyTorch 2.13 aborts: a thread of gloo still runs
+    os._exit(0)  # PyTorch 2.13 aborts in one of six exits, because a thread of gloo still runs

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Printed graphs and programs."""
+"""The golden files: printed graphs and programs."""

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Printed graphs and programs, compared with files: a change of the compiler shows what it changed.
+"""Compare printed graphs and programs with golden files.
 
-After a change that is meant, run with NGD_UPDATE_GOLDEN=1 and read the difference.
+The difference shows what a change of the compiler does. After an intended change, run with
+NGD_UPDATE_GOLDEN=1 and read the difference.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ HERE = Path(__file__).parent
 
 
 class Ranks:
-    """A group as far as compilation looks at it."""
+    """A stand-in for a group, with the attributes that the compiler reads."""
 
     def __init__(self, size: int) -> None:
         self.rank, self.size = 0, size
@@ -52,7 +53,7 @@ def swap() -> Any:
 
 
 def recurrent() -> Any:
-    """A loop and its gradient, which carries that of the weights, and computes each round again."""
+    """A loop and its gradient, which carries the gradient of w and recomputes each iteration."""
     x, w = ngd.placeholder("x", (5, 2, 3)), ngd.variable("w", np.zeros((3, 3), np.float32))
     start = ngd.constant(np.zeros((2, 3), np.float32))
     last, made = ops.scan(lambda h, p: (ops.tanh(h @ w + p), ops.sum(h)), start, x)
@@ -75,7 +76,7 @@ def chain() -> Any:
 
 
 def adam() -> Any:
-    """One variable, whose update is one kernel of three results behind the all-reduce."""
+    """A variable whose update is one kernel with three results, after the all-reduce."""
     x = ngd.placeholder("x", (8, 6))
     w, m, s = (ngd.variable(name, np.zeros((6, 4), np.float32)) for name in "wms")
     (g,) = ngd.grad(ops.mean(ops.square(x @ w)), [w])
@@ -86,7 +87,7 @@ def adam() -> Any:
 
 
 def parts() -> Any:
-    """Views of an input and of a variable, and a result that nobody reads."""
+    """Views of an input and of a variable, and a result that no op reads."""
     x, w = ngd.placeholder("x", (6, 4)), ngd.variable("w", np.zeros((6, 4), np.float32))
     first, second = ops.split(x, [4])
     _, places = ops.top_k(w[2:], 3)
@@ -95,7 +96,7 @@ def parts() -> Any:
 
 
 def exchange(group: Any, row: Any) -> Any:
-    """Every kind, in two groups; the largest first, so that offsets show how memory is shared."""
+    """Collectives of all kinds, in two groups. The largest is first, to show shared memory."""
     x = ngd.placeholder("x", (4, 3))
     y = ops.reduce_scatter(x * 2, op="mean", group=group)
     z = ops.all_gather(y + 1, axis=1, group=row)
@@ -108,16 +109,18 @@ def exchange(group: Any, row: Any) -> Any:
 
 
 class Row(Ranks):
-    """Another group."""
+    """A second group."""
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("case", [mlp, swap, weighted, chain, adam, parts, recurrent])
-def test_golden(case: Callable[[], Any], ranks: int) -> None:
+def test_printed_graphs_and_programs_equal_the_golden_files(
+    case: Callable[[], Any], ranks: int
+) -> None:
     compare(case.__name__, ranks, Ranks(ranks), case())
 
 
-def test_golden_exchange() -> None:
+def test_printed_collectives_of_two_groups_equal_the_golden_file() -> None:
     group = Ranks(2)
     compare("exchange", 2, group, exchange(group, Row(2)))
 
@@ -132,7 +135,7 @@ def compare(name: str, ranks: int, group: Any, case: Any) -> None:
     assert text == path.read_text()
 
 
-def test_the_order_of_creation_does_not_change_the_collectives() -> None:
+def test_the_order_of_creation_does_not_change_the_program() -> None:
     def programs(reverse: bool) -> str:
         x = ngd.placeholder("x", (3,))
         variables = [ngd.variable(f"v{i}", np.zeros(3, np.float32)) for i in range(3)]

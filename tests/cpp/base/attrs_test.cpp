@@ -25,7 +25,7 @@ TEST(Attrs, ListsKeepTheirValues) {
   EXPECT_THROW(attrs.numbers("absent"), Error);
 }
 
-TEST(Attrs, IntegersAreNumbersWhereADoubleHoldsThem) {
+TEST(Attrs, IntegersAreNumbersIfADoubleHoldsThem) {
   constexpr std::int64_t kTooLarge = (std::int64_t{1} << 53) + 1;
   Attrs attrs;
   attrs.set("one", std::int64_t{1});

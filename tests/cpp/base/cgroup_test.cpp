@@ -11,7 +11,7 @@
 namespace ngd {
 namespace {
 
-// A folder with posed files of the kernel.
+// A folder with copies of the kernel's files.
 class PosedCgroups : public testing::Test {
  protected:
   void SetUp() override { std::filesystem::remove_all(folder_); }
@@ -55,13 +55,13 @@ TEST_F(PosedCgroups, QuotaOfVersion1IsFoundBelowTheRoot) {
   EXPECT_EQ(cgroup_cpu_quota(files()), 0.5);
 }
 
-TEST_F(PosedCgroups, ContainerSeesItsOwnRootOnly) {
+TEST_F(PosedCgroups, AContainerSeesItsOwnRootOnly) {
   write("membership", "0::/docker/0123456789ab\n");
   write("mount/cpu.max", "200000 100000\n");
   EXPECT_EQ(cgroup_cpu_quota(files()), 2);
 }
 
-TEST_F(PosedCgroups, NoFileMeansNoQuota) {
+TEST_F(PosedCgroups, MissingFilesMeanNoQuota) {
   EXPECT_EQ(cgroup_cpu_quota(files()), 0);
   write("membership", "nonsense\n0::/\n");
   EXPECT_EQ(cgroup_cpu_quota(files()), 0);

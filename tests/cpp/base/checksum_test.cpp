@@ -37,7 +37,7 @@ TEST(Checksum, DiffersInEachBitOfTheBytes) {
       high.insert(found.second);
       bytes[bit / 8] ^= static_cast<unsigned char>(1u << bit % 8);
     }
-    EXPECT_EQ(low.size(), 8 * count);  // so no two of them are equal either
+    EXPECT_EQ(low.size(), 8 * count);  // all values are different
     EXPECT_EQ(high.size(), 8 * count);
   }
 }

@@ -6,9 +6,9 @@
 namespace ngd {
 namespace {
 
-// NIST, "Cryptographic Standards and Guidelines: Example Values", SHA-256; of the long one, and of
-// the lengths about a block's end, what coreutils' sha256sum prints.
-TEST(Digest, KnownValues) {
+// From NIST, "Cryptographic Standards and Guidelines: Example Values", SHA-256. The digests of the
+// long text, and of lengths around the end of a block, are from coreutils' sha256sum.
+TEST(Digest, EqualsKnownDigests) {
   EXPECT_EQ(sha256_hex("abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
   EXPECT_EQ(sha256_hex("abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq"),
             "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");

@@ -30,7 +30,7 @@ struct Kept {
   std::vector<int> ranks;
 };
 
-// Return the facts that notify_on_failure() gives of what `call` throws.
+// Return the facts that notify_on_failure() reports about the exception of `call`.
 template <class Call>
 Kept facts_of(Call&& call) {
   Kept kept{};

@@ -63,7 +63,7 @@ T from_number(double value) {
 template <class T>
 void expect_means(DType dtype, int n, const std::vector<std::vector<double>>& rows,
                   const std::vector<double>& wanted) {
-  const std::size_t count = 1500;  // more than a block, with the rows somewhere in it
+  const std::size_t count = 1500;  // more than a block, with the rows at an offset in it
   for (const bool in_place : {false, true}) {
     std::vector<std::vector<T>> inputs(static_cast<std::size_t>(n));
     for (int r = 0; r < n; ++r)
@@ -89,7 +89,7 @@ void expect_means(DType dtype, int n, const std::vector<std::vector<double>>& ro
   }
 }
 
-// The largest finite number of a dtype, m: sums of it overflow, means of it do not.
+// m is the largest finite number of a dtype: sums of it overflow, means of it do not.
 template <class T>
 void expect_means_of_largest(DType dtype, double m) {
   const double inf = std::numeric_limits<double>::infinity();
@@ -131,7 +131,7 @@ TEST_P(ReduceTest, DestinationsMayBeSources) {
   }
 }
 
-TEST_P(ReduceTest, DoesNotDependOnHowTheRangeIsCut) {
+TEST_P(ReduceTest, DoesNotDependOnTheDivisionOfTheRange) {
   const DType dtype = GetParam();
   if (dtype == DType::Bool) return;
   const std::size_t count = 4001, element = size_of(dtype);
@@ -149,8 +149,8 @@ TEST_P(ReduceTest, DoesNotDependOnHowTheRangeIsCut) {
   EXPECT_EQ(std::memcmp(whole.data(), pieces.data(), whole.size()), 0);
 }
 
-// Large results are stored another way, where their alignment allows.
-TEST_P(ReduceTest, LargeResultsAreStoredWholeAtAnyAlignment) {
+// Large results are stored with other instructions if their alignment allows.
+TEST_P(ReduceTest, LargeResultsAreStoredCompletelyAtAnyAlignment) {
   const DType dtype = GetParam();
   const std::size_t element = size_of(dtype), count = (std::size_t{9} << 20) / element + 5;
   const auto inputs = reference::random_inputs(dtype, 2, 4096 / element, 8);
@@ -197,7 +197,7 @@ TEST(Reduce, NanWinsOverEverythingInMinAndMax) {
     }
 }
 
-// The value of a half by its definition (IEEE 754-2019, 3.4), in double.
+// The value of a 16-bit float in double, by its definition (IEEE 754-2019, 3.4).
 double half_value(DType dtype, std::uint16_t bits) {
   const int mantissa_bits = dtype == DType::F16 ? 10 : 7;
   const int bias = dtype == DType::F16 ? 15 : 127;
@@ -242,7 +242,7 @@ TEST_P(HalfTest, RoundsToNearestAndTiesToEven) {
   for (std::uint16_t low = 0; low + 1 < infinity(); ++low) {
     const double a = half_value(GetParam(), low), b = half_value(GetParam(), low + 1);
     const auto middle = static_cast<float>((a + b) / 2);
-    if (static_cast<double>(middle) != (a + b) / 2) continue;  // no float is half-way
+    if (static_cast<double>(middle) != (a + b) / 2) continue;  // no float is half-way between them
     const std::uint16_t even = low % 2 == 0 ? low : low + 1;
     values.push_back(middle);
     want.push_back(even);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The canonical tree, one element at a time: what every reduction is compared with.
+// The canonical summation tree, one element at a time. All reductions are compared with it.
 #pragma once
 
 #include <algorithm>

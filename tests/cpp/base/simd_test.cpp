@@ -36,7 +36,7 @@ TEST(Simd, LevelNeedsEachFeatureThatItsFlagsUse) {
     EXPECT_EQ(level_without(all_features(), masked), SimdLevel::Avx2) << masked;
 }
 
-TEST(Simd, NamesAreThoseOfTheRows) {
+TEST(Simd, NamesAreThoseOfTheTable) {
   EXPECT_EQ(name_of(SimdLevel::Baseline), "baseline");
   EXPECT_EQ(name_of(SimdLevel::Avx2), "avx2");
   EXPECT_EQ(name_of(SimdLevel::Avx512), "avx512");

@@ -20,7 +20,7 @@ class Written : public testing::Test {
   const std::filesystem::path path_ = testing::TempDir() + "ngd-small-file";
 };
 
-TEST_F(Written, IsReadByWords) {
+TEST_F(Written, IsReadWordByWord) {
   SmallFile quota = file("max 100000\n");
   EXPECT_EQ(quota.text(), "max 100000\n");
   EXPECT_EQ(quota.next_word(), "max");

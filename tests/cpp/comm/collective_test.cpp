@@ -11,7 +11,7 @@
 namespace ngd::comm {
 namespace {
 
-TEST(Collective, NamesGoBothWays) {
+TEST(Collective, NamesConvertInBothDirections) {
   for (int i = 0; i <= static_cast<int>(Kind::Barrier); ++i)
     EXPECT_EQ(kind_named(name_of(static_cast<Kind>(i))), static_cast<Kind>(i));
   for (int i = 0; i <= static_cast<int>(ReduceOp::Prod); ++i)
@@ -31,7 +31,7 @@ TEST(Collective, IsDescribedWithItsSite) {
   EXPECT_EQ(describe(barrier("b.py:9")), "barrier at b.py:9");
 }
 
-TEST(Collective, WhatNobodyCanDoIsRefused) {
+TEST(Collective, ImpossibleCollectivesAreRejected) {
   const auto kind_of = [](const Collective& collective) {
     return outcome_of([&] { validate(collective, 0, 2); }).kind;
   };
@@ -45,7 +45,7 @@ TEST(Collective, WhatNobodyCanDoIsRefused) {
   EXPECT_EQ(kind_of(broadcast(DType::Bool, nullptr, nullptr, 1, 1)), std::nullopt);
 }
 
-TEST(SelfCommunicator, IsTheIdentity) {
+TEST(SelfCommunicator, ReturnsItsOperands) {
   const auto self = make_self_communicator();
   const float source[] = {1, 2, 3};
   float destination[3] = {};
@@ -77,7 +77,7 @@ Collective sum_of_floats() {
   return call;
 }
 
-TEST(Identity, EveryPropertyThatMustBeEqualChangesIt) {
+TEST(Identity, DependsOnEveryPropertyThatMustBeEqual) {
   const std::uint64_t counts[] = {1, 2}, others[] = {2, 1};
   const Layout layout{Layout::Of::Shape, 7, 0, 0, nullptr};
   const ProgramIdentity program{5, "", 0};
@@ -102,14 +102,14 @@ TEST(Identity, EveryPropertyThatMustBeEqualChangesIt) {
   EXPECT_NE(record_of(calls[0]).fingerprint(1), record_of(calls[0]).fingerprint(2));
 }
 
-TEST(Identity, PropertiesWithoutAMeaningAreNotCompared) {
+TEST(Identity, IgnoresPropertiesWithoutAMeaning) {
   Collective a = sum_of_floats(), b = a;
   b.site = "b.py:2";
   b.root = 1;
   b.tag = 7;
   EXPECT_EQ(record_of(a).identity, record_of(b).identity);
   a.kind = b.kind = Kind::Broadcast;
-  EXPECT_NE(record_of(a).identity, record_of(b).identity);  // a root has a meaning there
+  EXPECT_NE(record_of(a).identity, record_of(b).identity);  // the kind of b has a root
   b.root = a.root;
   b.op = ReduceOp::Max;
   EXPECT_EQ(record_of(a).identity, record_of(b).identity);
@@ -118,7 +118,7 @@ TEST(Identity, PropertiesWithoutAMeaningAreNotCompared) {
   EXPECT_EQ(record_of(a).identity, record_of(b).identity);
 }
 
-TEST(Identity, AnotherComputationIsAMismatchOnlyForARankThatHoldsIt) {
+TEST(Identity, ComparesComputationsOnlyIfTheRankHasOne) {
   const ProgramIdentity first{5, "", 1}, second{5, "", 2};
   Collective a = sum_of_floats(), b = a;
   a.program = &first;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// An MPI inside one process, for ranks that are threads: a test that includes this file defines
+// An MPI inside one process, for ranks that are threads. A test that includes this file defines
 // mpi::library() by it, and needs neither mpirun nor an MPI.
 //
-// It does what an MPI may do and Open MPI does: a short message completes for its sender at once; a
-// long one moves while its receiver is inside a call; a send is never cancelled. It counts messages,
-// and it can fail a call that the test chooses.
+// It behaves like Open MPI where the standard leaves a choice: a short message completes at once
+// for its sender, a long one moves while its receiver is inside a call, and a send is never
+// cancelled. It counts messages, and it can fail a call that the test chooses.
 #pragma once
 
 #include <algorithm>
@@ -29,13 +29,14 @@ class FakeMpi final : public mpi::Library {
   struct Rank {
     int number;
     int size;
-    long tests = 0;     // calls of test_some so far
+    long tests = 0;     // the number of calls of test_some
     long failing = -1;  // the number of the call that fails
   };
-  // From, to, and the tag without the slot of its collective, which depends on those before it.
+  // The source, the destination, and the tag without the slot of its collective, which depends on
+  // earlier ones.
   using Route = std::tuple<int, int, int>;
 
-  // Begin a job; returns the communicator of each rank.
+  // Start a job, and return the communicator of each rank.
   std::vector<mpi::Comm> start(int ranks) {
     const std::lock_guard lock(mutex_);
     operations_.clear();
@@ -50,12 +51,12 @@ class FakeMpi final : public mpi::Library {
     return comms;
   }
 
-  // Let the number-th call of test_some on a rank fail.
+  // Let call `number` of test_some on a rank fail.
   void fail_test(int rank, long number) {
     ranks_[static_cast<std::size_t>(rank)]->failing = number;
   }
   long tests(int rank) const { return ranks_[static_cast<std::size_t>(rank)]->tests; }
-  // Whether long messages that have begun can be cancelled, which no MPI promises.
+  // Set if long messages that have started can be cancelled, which no MPI promises.
   void oblige(bool on) { obliging_ = on; }
 
   std::map<Route, int> sent() const {
@@ -66,7 +67,7 @@ class FakeMpi final : public mpi::Library {
     const std::lock_guard lock(mutex_);
     sent_.clear();
   }
-  // The messages with a tag from `tag` on that were sent and never received.
+  // Return the messages with a tag >= `tag` that were sent and never received.
   int unreceived(int tag) const {
     const std::lock_guard lock(mutex_);
     return static_cast<int>(
@@ -74,7 +75,7 @@ class FakeMpi final : public mpi::Library {
           return each.sends && !each.delivered && each.tag % mpi::kTagsPerGroup >= tag;
         }));
   }
-  // Whether MPI holds some of these bytes.
+  // Return true if MPI still uses some of these bytes.
   bool holds(const void* data, std::size_t bytes) const {
     const std::lock_guard lock(mutex_);
     const auto* begin = static_cast<const std::byte*>(data);
@@ -82,7 +83,7 @@ class FakeMpi final : public mpi::Library {
       return !each.complete && begin < each.data + each.bytes && each.data < begin + bytes;
     });
   }
-  long calls() const { return calls_; }  // that may move messages
+  long calls() const { return calls_; }  // calls that may move messages
 
   bool initialised() const noexcept override { return true; }
   bool finalized() const noexcept override { return false; }
@@ -114,7 +115,7 @@ class FakeMpi final : public mpi::Library {
     const int me = of(comm).number;
     const int first = mpi::kFirstDataTag;
     ++sent_[{me, peer, tag < first ? tag : first + (tag - first) % mpi::kTagsPerCollective}];
-    // MPI only reads it.
+    // MPI only reads the buffer.
     auto* source = static_cast<std::byte*>(const_cast<void*>(data));
     Operation& mine = post({true, me, peer, tag, source, bytes}, request);
     if (bytes <= kEagerBytes) {
@@ -166,7 +167,7 @@ class FakeMpi final : public mpi::Library {
     if (each.complete || (each.partner != nullptr && !obliging_) || (each.sends && !obliging_))
       return;
     if (each.partner != nullptr) {
-      if (!each.sends) return;  // the data are on their way, and test() completes it
+      if (!each.sends) return;  // the data are on their way, and test() completes the send
       each.partner->partner = nullptr;
       each.partner = nullptr;
     }
@@ -189,7 +190,7 @@ class FakeMpi final : public mpi::Library {
     std::byte* data;
     std::size_t bytes;
     std::vector<std::byte> copy = {};  // of a short message
-    Operation* partner = nullptr;      // which it was matched with, until the data have moved
+    Operation* partner = nullptr;      // the matching operation, until the data have moved
     bool complete = false;             // the caller may free its memory
     bool delivered = false;            // the data have arrived, or never will
     bool ended = false;                // the caller has seen that it is complete
@@ -204,7 +205,7 @@ class FakeMpi final : public mpi::Library {
     request = reinterpret_cast<mpi::Request>(&operations_.back());
     return operations_.back();
   }
-  // In the order posted.
+  // In the order in which they were posted.
   void match(Operation& mine) const {
     for (Operation& each : operations_) {
       if (each.sends == mine.sends || each.me != mine.peer || each.peer != mine.me ||
@@ -216,7 +217,7 @@ class FakeMpi final : public mpi::Library {
       return;
     }
   }
-  // All messages that a rank receives arrive while it is inside any call.
+  // All messages to a rank arrive while the rank is inside any call.
   void move(int rank) const {
     for (Operation& each : operations_) {
       if (each.sends || each.me != rank || each.complete || each.partner == nullptr) continue;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Many tensors with one hand-off: the same bits as one by one, and as few collectives as can be.
+// All-reduces of many tensors in one call: the bits of single calls, in as few collectives as
+// possible.
 #include "comm/grouped.hpp"
 
 #include <gtest/gtest.h>
@@ -13,7 +14,8 @@
 namespace ngd::comm {
 namespace {
 
-// Small, empty, large, and in between; two dtypes in turn, so that packs of both are open at once.
+// Small, empty, large and medium tensors. The dtypes alternate, so that packs of both are open at
+// once.
 const std::vector<std::uint64_t> kCounts = [] {
   std::vector<std::uint64_t> counts{3, 0, 1, 700, 15'000, 30'000, 150'000, 5, 40'000, 100'000};
   counts.insert(counts.end(), 20, 16'000);
@@ -62,7 +64,7 @@ std::uint64_t calls(const Communicator& communicator) {
 
 class GroupedTest : public testing::TestWithParam<int> {};
 
-TEST_P(GroupedTest, SameBitsAsOneByOne) {
+TEST_P(GroupedTest, HasTheBitsOfSingleCalls) {
   for (const Kind kind : {Kind::AllReduce, Kind::Broadcast}) {
     const auto outcomes = run_ranks(GetParam(), [&](Communicator& communicator) {
       Bundle one = bundle(communicator.rank()), many = bundle(communicator.rank());
@@ -88,8 +90,8 @@ TEST_P(GroupedTest, SameBitsAsOneByOne) {
                               kCounts[i] * size_of(dtype_of(i))),
                   0)
             << i;
-      // Three are larger than 128 KiB and travel alone; the others together, float64 in two packs
-      // of up to 1 MiB.
+      // Three tensors are larger than 128 KiB and are sent separately. The other ones are sent
+      // together, float64 in two packs of up to 1 MiB.
       if (communicator.size() > 1) {
         EXPECT_EQ(calls(communicator) - before, 6u);
       }
@@ -98,7 +100,7 @@ TEST_P(GroupedTest, SameBitsAsOneByOne) {
   }
 }
 
-TEST_P(GroupedTest, RefusesBeforeAnythingIsStarted) {
+TEST_P(GroupedTest, RejectsBadTensorsBeforeAnythingStarts) {
   const auto outcomes = run_ranks(GetParam(), [&](Communicator& communicator) {
     std::vector<double> memory(4, 1.0);
     const std::vector<Tensor> tensors{{DType::F64, 4, memory.data(), memory.data()},
@@ -116,7 +118,7 @@ TEST_P(GroupedTest, RefusesBeforeAnythingIsStarted) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, GroupedTest, testing::Values(1, 2, 3, 4));
 
-TEST(Grouped, RefusesResultsOverOtherTensors) {
+TEST(Grouped, RejectsResultsThatOverlapOtherTensors) {
   const auto group = make_self_communicator();
   std::vector<double> memory(100);
   const auto at = [&](std::size_t source, std::size_t destination) {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The transfers between hosts over an MPI that the test controls: the ranks are threads, those of a
-// host share memory, and the hosts talk by fake_mpi.hpp.
+// Tests the transfers between hosts over an MPI that the test controls (fake_mpi.hpp). The ranks
+// are threads, and those of a host share memory.
 //
 // Every submission to a host's shared memory is refused once, all of them or one at a time. The
 // data must be right, and the ranks must send exactly the messages that they send when nothing is
-// refused. MPI fails at every call in turn. Then no memory may be freed while MPI holds it.
+// refused. MPI fails at every call in turn. Then no memory may be freed while MPI uses it.
 #include <gtest/gtest.h>
 #include <malloc.h>
 
@@ -26,7 +26,7 @@
 namespace {
 
 ngd::comm::FakeMpi fake;
-std::atomic<bool> watching{false};  // watch what is freed
+std::atomic<bool> watching{false};  // if frees are watched
 std::atomic<int> freed_too_early{0};
 
 void watch_free(const void* data, std::size_t bytes) {
@@ -35,14 +35,14 @@ void watch_free(const void* data, std::size_t bytes) {
 
 }  // namespace
 
-// Fails on what is freed while MPI may write there, also without AddressSanitizer.
+// Fails if memory is freed while MPI may write to it, even without AddressSanitizer.
 [[gnu::noinline]] void* operator new(std::size_t bytes) {
   if (void* data = std::malloc(bytes != 0 ? bytes : 1)) return data;
   throw std::bad_alloc();
 }
 [[gnu::noinline]] void operator delete(void* data) noexcept {
   if (watching && data != nullptr) {
-    // The fake allocates, too: it must not ask itself.
+    // The fake also allocates, and must not check itself.
     thread_local bool inside = false;
     if (!inside) {
       inside = true;
@@ -61,7 +61,7 @@ const mpi::Library& mpi::library() { return fake; }
 
 namespace {
 
-// The ranks of a host, whose submissions can be refused as if another thread were inside.
+// The ranks of a host. Submissions can be refused, as if another thread were inside.
 class RefusingGroup final : public Communicator {
  public:
   enum class Refuses { Nothing, Everything, One };
@@ -88,7 +88,8 @@ class RefusingGroup final : public Communicator {
     return group_->try_submit(collective);
   }
   Progress try_wait(Work work, const WaitLimits& limits) override {
-    // About every other look is refused, too, without a pattern that could always hit one work.
+    // About every second look is refused too, without a pattern that would always affect the same
+    // work.
     if (limits.patience_seconds == 0 && refuses_ != Refuses::Nothing && (random_() & 1) != 0)
       return Progress::Busy;
     return group_->try_wait(work, limits);
@@ -158,10 +159,10 @@ struct Shape {
   int hosts, per_host;
 };
 constexpr Shape kShapes[] = {{2, 2}, {3, 2}, {2, 3}};
-constexpr int kAtOnce = mpi::kActive + 1;  // more than may move at once
+constexpr int kAtOnce = mpi::kActive + 1;  // more than may be active at once
 constexpr double kWait = 30;
 
-// Arrays that outlive every failure, so that only memory of the engine is freed.
+// Arrays that outlive every failure, so that only the engine frees memory.
 struct Arrays {
   Arrays(Model& model, int rank)
       : source(model.source(rank)),
@@ -203,7 +204,7 @@ struct Calls {
   std::vector<std::vector<Bytes>> results;
 };
 
-// Runs the calls with what `prepare` lets happen; returns the messages that the ranks sent.
+// Run the calls with the refusals that `prepare` sets. Return the messages that the ranks sent.
 template <class Prepare>
 std::map<FakeMpi::Route, int> sent_for(Job& job, Calls& calls, Prepare&& prepare) {
   for (int r = 0; r < job.size(); ++r) job.local(r).refuse(RefusingGroup::Refuses::Nothing);
@@ -254,7 +255,7 @@ TEST(BetweenHosts, ARefusedSubmissionHasNoEffect) {
   for (const Shape shape : kShapes) {
     Job job(shape.hosts, shape.per_host);
     for (const Case& each : cases(job.size())) {
-      // The model adds up in the order of one host, which hosts of three ranks do not keep.
+      // The model sums in the order of one host, which hosts of three ranks do not keep.
       const bool rounds = each.dtype == DType::F32 || each.dtype == DType::BF16;
       if (shape.per_host == 3 && reduces(each.kind) && rounds) continue;
       SCOPED_TRACE(title(shape, each));
@@ -277,7 +278,7 @@ TEST(BetweenHosts, ARefusedSubmissionHasNoEffectAtAnyStep) {
   }
 }
 
-// Several windows for each lane.
+// Several windows per staging buffer.
 TEST(BetweenHosts, ARefusedSubmissionHasNoEffectInALongCollective) {
   Job job(2, 2);
   for (const Case& each : {Case{Kind::AllReduce, ReduceOp::Sum, DType::I8, 9'000'000},
@@ -289,8 +290,8 @@ TEST(BetweenHosts, ARefusedSubmissionHasNoEffectInALongCollective) {
   }
 }
 
-// Runs one collective in which the `number`-th look of a rank at its messages fails. Returns
-// whether it came so far.
+// Run one collective in which look `number` of a rank at its messages fails. Return true if the
+// collective made that look.
 bool fail_at(const Case& each, int rank, long number) {
   Job job(2, 2);
   Calls calls(each, job.size(), 1);
@@ -311,9 +312,10 @@ bool fail_at(const Case& each, int rank, long number) {
   return failed;
 }
 
-constexpr long kMostLooks = 400;  // of a rank at its messages, in one collective
+// The maximum number of looks of a rank at its messages in one collective.
+constexpr long kMostLooks = 400;
 
-TEST(BetweenHosts, NothingIsFreedBeforeItsMessagesEnd) {
+TEST(BetweenHosts, NoMemoryIsFreedBeforeItsMessagesEnd) {
   fake.oblige(true);
   for (const Kind kind : {Kind::ReduceScatter, Kind::AllReduce, Kind::AllGather, Kind::Broadcast,
                           Kind::AllToAll, Kind::Reduce}) {
@@ -337,7 +339,7 @@ bool fail_host_groups_at(const Case& each, long number) {
   const std::vector<Outcome> outcomes = run_ranks(job.ranks(), [&](Communicator& world) {
     Arrays arrays(calls.models.front(), world.rank());
     const Outcome outcome = outcome_of([&] { world.wait(world.submit(arrays.call), kWait); });
-    if (!outcome.kind) return;  // this rank had everything that it needed
+    if (!outcome.kind) return;  // this rank had all that it needed
     failed = true;
     const Bytes reused(arrays.destination.size(), std::byte{0x5a});
     arrays.destination = reused;
@@ -373,13 +375,13 @@ std::vector<std::unique_ptr<Communicator>> split_into_hosts(Job& job, int per_ho
   return hosts;
 }
 
-// The wait is inside shared memory when another thread of its rank finds the failure.
+// The wait is inside shared memory when another thread of the rank detects the failure.
 TEST(BetweenHosts, AFailureOverMpiEndsAWaitInAGroupOfOneHost) {
   fake.oblige(true);
   Job job(2, 2);
   const auto hosts = split_into_hosts(job, 2);
   std::atomic<bool> waits{false};
-  hosts[0]->set_interrupt([&] {  // called without the lock: the other thread can take it
+  hosts[0]->set_interrupt([&] {  // called without the lock, so the other thread can take it
     waits = true;
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     return false;
@@ -404,7 +406,7 @@ TEST(BetweenHosts, AFailureOverMpiEndsAWaitInAGroupOfOneHost) {
   for (const auto& host : hosts) host->close();
 }
 
-// Errors name ranks by their numbers in the job. The same words in a traceback are the user's.
+// Errors name ranks by their numbers in the job. Similar words in a traceback belong to the user.
 TEST(BetweenHosts, ATracebackThatNamesRanksIsNotEdited) {
   fake.oblige(true);
   constexpr std::string_view kTraceback = "ValueError: rank 007 matrix, rank 1 tensor, rank 3";

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every kind over MPI, and over hosts that NGD_HOST makes of this one. Every rank of an mpirun runs
-// all of these tests in the same order.
+// Tests every kind over MPI, and over hosts that NGD_HOST simulates on this one. Every rank of an
+// mpirun runs all of these tests in the same order.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -22,7 +22,7 @@ namespace {
 
 constexpr double kTimeout = 60;
 
-// Which ranks share a host.
+// How the ranks are divided among hosts.
 enum class Placement { Mpi, Pairs, RoundRobin, Uneven, OneHost };
 constexpr Placement kPlacements[] = {Placement::Mpi, Placement::Pairs, Placement::RoundRobin,
                                      Placement::Uneven};
@@ -97,7 +97,7 @@ class Hosts : public ::testing::TestWithParam<Placement> {
   std::unique_ptr<Communicator> comm_;
 };
 
-TEST_P(Hosts, KnowTheirPlace) {
+TEST_P(Hosts, HaveTheExpectedCommunicatorAndLocalRanks) {
   const bool pairs = GetParam() == Placement::Pairs || GetParam() == Placement::RoundRobin;
   if (pairs && size() % 2 == 0 && size() > 2) {
     EXPECT_EQ(comm_->name(), "hierarchical");
@@ -111,13 +111,13 @@ TEST_P(Hosts, KnowTheirPlace) {
   }
 }
 
-TEST(OneHost, IsSharedMemory) {
+TEST(OneHost, UsesSharedMemory) {
   const auto group = make(Placement::OneHost);
   EXPECT_EQ(group->name(), group->size() > 1 ? "shm" : "self");
   group->close();
 }
 
-TEST_P(Hosts, EveryKindAndSize) {
+TEST_P(Hosts, ComputeEveryKindAndSize) {
   unsigned seed = 0;
   std::mt19937 random(7);
   for (const Kind kind : kKindsHere)
@@ -134,7 +134,7 @@ TEST_P(Hosts, EveryKindAndSize) {
     }
 }
 
-TEST_P(Hosts, AllToAllInPlaceOnAllRanksOrSome) {
+TEST_P(Hosts, ExchangeInPlaceOnAllRanksOrSome) {
   unsigned seed = 50;
   for (const std::uint64_t count : {1, 25, 700, 2049, 300'001})
     for (const bool shared : {false, true})
@@ -155,7 +155,7 @@ TEST_P(Hosts, AllToAllInPlaceOnAllRanksOrSome) {
       }
 }
 
-TEST_P(Hosts, EveryReductionInTheCanonicalOrder) {
+TEST_P(Hosts, ReduceInTheCanonicalOrder) {
   const bool in_order = GetParam() == Placement::Pairs || GetParam() == Placement::Mpi;
   unsigned seed = 100;
   for (const DType dtype : {DType::F32, DType::BF16, DType::F64, DType::I64})
@@ -168,8 +168,8 @@ TEST_P(Hosts, EveryReductionInTheCanonicalOrder) {
     }
 }
 
-// As a reduce to each rank, whose model there is.
-TEST_P(Hosts, AllReducesInTheCanonicalOrder) {
+// The model of an all_reduce is a reduce to each rank.
+TEST_P(Hosts, AllReduceInTheCanonicalOrder) {
   const bool in_order = GetParam() == Placement::Pairs || GetParam() == Placement::Mpi;
   unsigned seed = 1000;
   for (const DType dtype : {DType::F32, DType::BF16, DType::F16, DType::I16})
@@ -193,7 +193,7 @@ TEST_P(Hosts, AllReducesInTheCanonicalOrder) {
       }
 }
 
-TEST_P(Hosts, ManyWorksInFlight) {
+TEST_P(Hosts, RunManyPendingCollectives) {
   std::vector<std::vector<std::int32_t>> data;
   std::vector<Work> works;
   for (std::size_t i = 0; i < 30; ++i)
@@ -243,17 +243,18 @@ TEST_P(Hosts, SendAndReceive) {
       call.destination = in[static_cast<std::size_t>(i)].data();
       works.push_back(comm_->submit(call));
     }
-    run(*comm_, Collective{});  // stands outside of their sequence
+    run(*comm_, Collective{});  // not part of the sequence of sends
     for (std::size_t i = works.size(); i-- > 0;) comm_->wait(works[i], kTimeout);
     for (int i = 0; i < 3; ++i)
       for (double value : in[static_cast<std::size_t>(i)]) ASSERT_EQ(value, previous + 0.25 * i);
   }
 }
 
-// Its data may come later than the word that it has left.
-TEST_P(Hosts, WhatWasSentBeforeLeavingArrives) {
+// The data may arrive after the notice that the sender has left.
+TEST_P(Hosts, DeliverMessagesOfARankThatHasLeft) {
   if (size() == 1) GTEST_SKIP() << "needs two ranks";
-  std::vector<std::int32_t> data(1200, rank());  // neither with the header nor too long to be done
+  // Too long for the header, and short enough to be complete.
+  std::vector<std::int32_t> data(1200, rank());
   Collective call;
   call.dtype = DType::I32;
   call.count = data.size();
@@ -266,8 +267,8 @@ TEST_P(Hosts, WhatWasSentBeforeLeavingArrives) {
   for (const std::int32_t value : data) ASSERT_EQ(value, rank() < 2 ? 0 : rank());
 }
 
-// Of long data MPI would keep some for good, and this process could only exit.
-TEST_P(Hosts, SendAndReceiveMustAgree) {
+// With long data MPI would keep some memory forever, and the process could only exit.
+TEST_P(Hosts, RequireThatSendAndReceiveAgree) {
   if (size() == 1) GTEST_SKIP() << "needs two ranks";
   std::vector<float> data(4);
   Collective call;
@@ -280,7 +281,7 @@ TEST_P(Hosts, SendAndReceiveMustAgree) {
   try {
     if (rank() < 2) run(*comm_, call);
     EXPECT_NE(rank(), 1) << "what was received is not what was asked for";
-    run(*comm_, Collective{});  // a small send is done before anybody receives it
+    run(*comm_, Collective{});  // a small send is complete before the receiver arrives
     ADD_FAILURE() << "rank " << rank() << " saw no error";
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::CollectiveMismatch) << error.what();
@@ -288,7 +289,7 @@ TEST_P(Hosts, SendAndReceiveMustAgree) {
   }
 }
 
-TEST_P(Hosts, UnevenAllToAllMustAgree) {
+TEST_P(Hosts, RequireThatUnevenAllToAllAgrees) {
   if (size() == 1) GTEST_SKIP() << "needs two ranks";
   const std::vector<std::uint64_t> sent(static_cast<std::size_t>(size()), 2);
   std::vector<std::uint64_t> received = sent;
@@ -302,7 +303,7 @@ TEST_P(Hosts, UnevenAllToAllMustAgree) {
   call.destination = data.data() + 50;
   try {
     run(*comm_, call);
-    run(*comm_, Collective{});  // those who agree are done, and hear of it now
+    run(*comm_, Collective{});  // ranks that agree are complete, and are notified of the error now
     ADD_FAILURE() << "rank " << rank() << " saw no error";
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::CollectiveMismatch) << error.what();
@@ -321,7 +322,7 @@ TEST_P(Hosts, SplitIntoGroups) {
   };
   const auto half = comm_->split(rank() % 2, -rank());
   EXPECT_EQ(half->size(), (size() + 1 - rank() % 2) / 2);
-  EXPECT_EQ(half->rank(), half->size() - 1 - rank() / 2);  // by the keys
+  EXPECT_EQ(half->rank(), half->size() - 1 - rank() / 2);  // in the order of the keys
   check_group(half.get(), rank() % 2);
   const auto pair = comm_->split(rank() / 2, 0);
   EXPECT_EQ(pair->rank(), rank() % 2);
@@ -337,8 +338,9 @@ TEST_P(Hosts, SplitIntoGroups) {
     if (each != nullptr) each->close();
 }
 
-// Rank by rank, groups are waited for in another order: each wait must move the works of all.
-TEST_P(Hosts, GroupsOverlap) {
+// Each rank waits for the groups in another order, so each wait must advance the works of all
+// groups.
+TEST_P(Hosts, WaitForOverlappingGroupsInAnyOrder) {
   const auto pair = comm_->split(rank() / 2, 0);
   const auto half = comm_->split(rank() % 2, 0);
   Communicator* groups[] = {comm_.get(), pair.get(), half.get()};
@@ -359,8 +361,8 @@ TEST_P(Hosts, GroupsOverlap) {
   pair->close();
 }
 
-// The ranks have come differently far with what is in flight when they split.
-TEST_P(Hosts, SplitWhileAWorkIsInFlight) {
+// The pending collectives are at different stages on the ranks when they split.
+TEST_P(Hosts, SplitWhileACollectiveIsPending) {
   for (int round = 0; round < 6; ++round) {
     std::vector<std::int32_t> data(4 << 20, 1);
     const Work work = comm_->submit(sum_of(data));
@@ -372,8 +374,9 @@ TEST_P(Hosts, SplitWhileAWorkIsInFlight) {
   }
 }
 
-// Rank 0 hears nothing of it, and has more numbers left than the others when all split.
-TEST_P(Hosts, MembersAloneMakeAGroup) {
+// Rank 0 is not notified of the group, and has more numbers left than the other ranks when all
+// split.
+TEST_P(Hosts, CreateAGroupByItsMembersOnly) {
   if (size() < 3 || comm_->name() == "shm") GTEST_SKIP() << "needs a world over MPI, and 3 ranks";
   static int groups = 0;
   const std::string key = concat("members:", ::getppid(), ".", ++groups, ".");
@@ -395,7 +398,7 @@ TEST_P(Hosts, MembersAloneMakeAGroup) {
   all->close();
 }
 
-TEST_P(Hosts, WaitForTellsWhetherItIsThere) {
+TEST_P(Hosts, ReportInWaitForIfACollectiveIsComplete) {
   if (size() == 1) GTEST_SKIP() << "needs two ranks";
   std::vector<std::int32_t> data(300'000, 1);
   const Tally looked;
@@ -411,7 +414,7 @@ TEST_P(Hosts, WaitForTellsWhetherItIsThere) {
   EXPECT_EQ(data[7], size());
 }
 
-TEST_P(Hosts, MissingRankIsNamedByItsNumberInTheWorld) {
+TEST_P(Hosts, NameAMissingRankByItsNumberInTheWorld) {
   if (size() < 4) GTEST_SKIP() << "needs four ranks";
   const auto half = comm_->split(rank() % 2, 0);
   const Tally gave_up;
@@ -421,7 +424,7 @@ TEST_P(Hosts, MissingRankIsNamedByItsNumberInTheWorld) {
   if (rank() % 2 == 1) {
     try {
       half->wait(half->submit(Collective{}), 0.5);
-      EXPECT_EQ(rank(), 1) << "saw no error";  // the late one finds all the others there
+      EXPECT_EQ(rank(), 1) << "saw no error";  // the late rank finds all other ranks
     } catch (const Error& error) {
       if (rank() == 1) return;
       EXPECT_EQ(error.kind(), ErrorKind::CollectiveTimeout) << error.what();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What happens where there is no memory: in one rank the n-th allocation fails, for every n.
+// Tests allocation failures: the n-th allocation of one rank fails, for every n.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -16,7 +16,7 @@
 
 namespace {
 
-// Of this thread: so many allocations more, and one fails; or, where that goes on, all later ones.
+// For this thread: the number of allocations until one fails, or until all later ones fail.
 thread_local int fuse = 0;
 thread_local bool goes_on = false;
 thread_local int failures = 0;
@@ -33,7 +33,7 @@ void* allocate(std::size_t bytes) {
 
 }  // namespace
 
-// Not inlined: else the compiler takes them for a mismatch of new and free.
+// Not inlined, because the compiler would report a mismatch of new and delete.
 [[gnu::noinline]] void* operator new(std::size_t bytes) { return allocate(bytes); }
 [[gnu::noinline]] void* operator new[](std::size_t bytes) { return allocate(bytes); }
 [[gnu::noinline]] void operator delete(void* pointer) noexcept { std::free(pointer); }
@@ -48,7 +48,7 @@ namespace {
 
 using Call = std::function<void(Communicator&)>;
 
-// Whether it failed for want of memory.
+// Return true if `call` failed because it had no memory.
 bool without_memory(const std::function<void()>& call, int allocations, bool on) {
   fuse = allocations;
   goes_on = on;
@@ -65,8 +65,8 @@ bool without_memory(const std::function<void()>& call, int allocations, bool on)
   return false;
 }
 
-// Rank 0's n-th allocation in a call fails, for every n. Then either the group is closed, and rank
-// 1 hears why; or nothing has happened, and the call works when it is made again.
+// Rank 0's n-th allocation in a call fails, for every n. Then either the group is closed and rank 1
+// is notified of the reason, or nothing has happened and the call works when it is repeated.
 void fail_each_allocation(const Call& call) {
   for (const bool on : {false, true}) {
     bool reached = true;
@@ -120,7 +120,8 @@ TEST(NoMemory, InASplit) {
   });
 }
 
-// A rank of another group, or of none, has not split either: all do it again.
+// If a rank fails, the ranks of other groups and of no group have not split either, and all repeat
+// the split.
 TEST(NoMemory, InASplitIntoSeveral) {
   for (const int other : {1, -1}) {
     std::unique_ptr<Communicator> groups[2];
@@ -146,7 +147,7 @@ TEST(NoMemory, InSends) {
   });
 }
 
-// Comes again and again, until there is a world that works. Whether an allocation failed before.
+// Repeat until there is a world that works. Return true if an allocation failed before.
 bool meet_without_memory(const std::string& key, int rank, int allocations, bool on) {
   failures = 0;
   fuse = allocations;
@@ -168,8 +169,8 @@ bool meet_without_memory(const std::string& key, int rank, int allocations, bool
   return failures > 0;
 }
 
-// Where a rank has no memory while it meets the other one, that one hears of it, though it may be
-// through already. Else it would wait for the first one at the deadline, and that one for it.
+// If a rank has no memory in the rendezvous, the other rank is notified, even if its rendezvous was
+// complete. Otherwise it would wait until the deadline, and the first rank would wait for it.
 TEST(NoMemory, WhileRanksMeet) {
   for (const int victim : {0, 1}) {
     bool reached[2] = {};
@@ -188,7 +189,7 @@ TEST(NoMemory, WhileRanksMeet) {
   }
 }
 
-TEST(NoMemory, LeavingAsksForNone) {
+TEST(NoMemory, LeavingAllocatesNothing) {
   const auto outcomes = run_ranks(2, [](Communicator& world) {
     auto group = world.split(0, 0);
     const SharedBlock first = world.allocate(100), second = world.allocate(100),
@@ -210,7 +211,7 @@ TEST(NoMemory, LeavingAsksForNone) {
   EXPECT_EQ(outcomes[1].message, "rank 0 failed: for a reason");
 }
 
-TEST(NoMemory, AHeapLosesNothing) {
+TEST(NoMemory, AHeapLosesNoBlock) {
   struct Nothing final : shm::Memory {
     shm::Segment segment(int) const noexcept override { return {nullptr, 0}; }
     void commit(std::size_t, std::size_t) override {}
@@ -230,7 +231,7 @@ TEST(NoMemory, AHeapLosesNothing) {
   }
 }
 
-TEST(NoMemory, StatisticsStayWhole) {
+TEST(NoMemory, StatisticsStayConsistent) {
   for (int n = 1; n < 12; ++n) {
     Statistics statistics(2);
     const std::string site(100, 'x');
@@ -244,7 +245,7 @@ TEST(NoMemory, StatisticsStayWhole) {
   }
 }
 
-TEST(NoMemory, ACopyOfAttributesIsMadeOrNot) {
+TEST(NoMemory, ACopyOfAttributesIsCompleteOrFails) {
   Attrs attrs;
   attrs.set("axis", std::int64_t{1});
   attrs.set("text", std::string(40, 'x'));
@@ -253,7 +254,7 @@ TEST(NoMemory, ACopyOfAttributesIsMadeOrNot) {
   int n = 1;
   while (without_memory([&] { const Attrs copy(attrs); }, n, false)) ++n;
   fuse = 0;
-  EXPECT_GT(n, 8);  // a node each, and what the last three hold
+  EXPECT_GT(n, 8);  // one node per attribute, and the contents of the last three
   EXPECT_EQ(Attrs(attrs).all(), attrs.all());
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives by plain loops: what every communicator is compared with.
+// Collectives computed by plain loops. All communicators are compared with them.
 #pragma once
 
 #include <cstddef>
@@ -19,8 +19,8 @@ inline constexpr Kind kKindsHere[] = {Kind::ReduceScatter, Kind::AllGather, Kind
                                       Kind::Reduce,        Kind::Gather,    Kind::Scatter,
                                       Kind::AllToAll};
 
-// One case, the same on all ranks. counts[p * size + r]: elements of the block that p gives r;
-// empty where all blocks have `count`.
+// One case, equal on all ranks. counts[p * size + r] is the size of the block that p gives to r. It
+// is empty if all blocks have `count` elements.
 struct Case {
   Kind kind;
   ReduceOp op = ReduceOp::None;
@@ -32,7 +32,7 @@ struct Case {
   bool on_odd_ranks_only = false;
 };
 
-// What the definition in collective.hpp says, by loops over blocks.
+// The definition in collective.hpp, by loops over blocks.
 class Model {
  public:
   Model(const Case& each, int size, unsigned seed) : case_(each), size_(size) {
@@ -42,7 +42,7 @@ class Model {
                                                   seed * 31 + static_cast<unsigned>(r))[0]);
   }
 
-  // As rank `rank` gives it, without pointers.
+  // The collective that rank `rank` submits, without pointers.
   Collective collective(int rank) {
     Collective call;
     call.kind = case_.kind;
@@ -98,7 +98,7 @@ class Model {
     }
   }
 
-  // Where my block begins in the row of all ranks' blocks, in bytes.
+  // The offset of this rank's block in the array of all ranks' blocks, in bytes.
   std::size_t own_offset(int rank) const {
     std::size_t sum = 0;
     for (int r = 0; r < rank; ++r) sum += block(r, r);
@@ -114,7 +114,7 @@ class Model {
   static void append(Bytes& to, const Bytes& from) {
     to.insert(to.end(), from.begin(), from.end());
   }
-  // The block of p's source that is r's.
+  // The block of p's source that belongs to r.
   Bytes cut(int producer, int consumer) const {
     std::size_t begin = 0;
     const bool uneven = case_.kind == Kind::AllToAll;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every rank of an mpirun runs all of these tests in the same order; without mpirun there is one
+// Every rank of an mpirun runs all of these tests in the same order. Without mpirun there is one
 // rank.
 #include <gtest/gtest.h>
 #include <malloc.h>
@@ -25,7 +25,8 @@ namespace {
 
 constexpr double kTimeout = 60;
 
-// Contribution i of a rank: small integers where sums and products must be exact, else reals.
+// Contribution i of a rank: small integers if sums and products must be exact, real numbers
+// otherwise.
 template <class T>
 T contribution(int rank, std::size_t i) {
   std::uint64_t x = (i + 1) * 0x9e3779b97f4a7c15ull +
@@ -68,7 +69,7 @@ A combine(ReduceOp op, A a, A b) {
   }
 }
 
-// The canonical order, written once more: the left subtree takes the largest power of two below n.
+// The canonical order, implemented again: the left subtree has the largest power of two below n.
 template <class T, class A>
 A tree(ReduceOp op, const A* terms, int n) {
   using Order = std::conditional_t<std::is_class_v<T>, float, T>;
@@ -124,7 +125,7 @@ class Mpi : public ::testing::Test {
     return c;
   }
 
-  // The error that running the collective ends in.
+  // Return the error of a collective.
   void expect_error(ErrorKind kind, const Collective& collective,
                     const std::vector<std::string>& words, double timeout = kTimeout) {
     try {
@@ -175,7 +176,7 @@ class Mpi : public ::testing::Test {
   }
 
   // Two orders of summing n terms of at most 2 differ by at most n^2 roundings of a sum below 2 n
-  // (of a product below 2^n); the last one is in T.
+  // (of a product below 2^n). The last rounding is in T.
   template <class T>
   void check_near(T got, T want) {
     if constexpr (!std::is_integral_v<T>) {
@@ -209,7 +210,7 @@ class Mpi : public ::testing::Test {
   std::unique_ptr<Communicator> comm_;
 };
 
-TEST_F(Mpi, KnowsItsPlace) {
+TEST_F(Mpi, HasTheExpectedRankAndSize) {
   EXPECT_EQ(comm_->name(), "mpi");
   EXPECT_LT(rank(), size());
   EXPECT_EQ(comm_->local_size(), size());  // the tests run on one host
@@ -235,7 +236,7 @@ TEST_F(Mpi, AllReducesEveryDtypeAndOp) {
   }
 }
 
-TEST_F(Mpi, AllReducesOverManyWindows) {
+TEST_F(Mpi, AllReducesInSeveralChunks) {
   for (Algorithm algorithm : {Algorithm::Flat, Algorithm::Ring})
     for (bool in_place : {false, true})
       for (std::size_t count : {std::size_t{1} << 20, (std::size_t{5} << 18) + 3}) {
@@ -294,7 +295,7 @@ TEST_F(Mpi, KeepsManyWorksInFlight) {
     for (float value : data[i]) ASSERT_EQ(value, n * static_cast<float>(i) + n * (n - 1) / 2);
 }
 
-TEST_F(Mpi, RefusesWithoutClosing) {
+TEST_F(Mpi, RejectsBadArgumentsAndStaysOpen) {
   std::vector<float> data(4, 1.0f);
   Collective c = all_reduce(data);
   c.op = ReduceOp::None;
@@ -305,14 +306,14 @@ TEST_F(Mpi, RefusesWithoutClosing) {
   barrier();
 }
 
-TEST_F(Mpi, GivesAlignedMemory) {
+TEST_F(Mpi, AllocatesAlignedMemory) {
   const SharedBlock block = comm_->allocate(1000);
   EXPECT_EQ(std::bit_cast<std::uintptr_t>(block.data) % 64, 0u);
   std::memset(block.data, 1, block.bytes);
   comm_->release(block);
 }
 
-TEST_F(Mpi, MismatchNamesBothSides) {
+TEST_F(Mpi, AMismatchNamesBothSides) {
   if (size() == 1) GTEST_SKIP() << "needs two ranks";
   const bool odd = rank() == size() - 1;
   const std::vector<std::function<void(Collective&)>> differences{
@@ -338,7 +339,7 @@ TEST_F(Mpi, MismatchNamesBothSides) {
     }
 }
 
-TEST_F(Mpi, MismatchOfProgramsShowsTheLine) {
+TEST_F(Mpi, AMismatchOfProgramsShowsTheLine) {
   if (size() == 1) GTEST_SKIP() << "needs two ranks";
   const bool odd = rank() == 0;
   std::vector<float> data(8, 1.0f);
@@ -348,7 +349,7 @@ TEST_F(Mpi, MismatchOfProgramsShowsTheLine) {
   expect_error(ErrorKind::CollectiveMismatch, c, {"collective 2:", "mean x", "sum y"});
 }
 
-TEST_F(Mpi, MissingRankIsNamed) {
+TEST_F(Mpi, AMissingRankIsNamed) {
   if (size() == 1) GTEST_SKIP() << "needs two ranks";
   std::vector<float> data(100000, 1.0f);
   const Collective c = all_reduce(data, "step.py:9");
@@ -356,7 +357,8 @@ TEST_F(Mpi, MissingRankIsNamed) {
   const std::vector<std::string> words{missing, "all_reduce(sum)", "step.py:9", "0.5 s"};
   const Tally gave_up;
   barrier();
-  // So late that the others have given up: else a message stays MPI's, and a process can only exit.
+  // Late enough that the other ranks have given up. Otherwise MPI keeps a message, and the process
+  // can only exit.
   if (rank() == size() - 1) {
     ASSERT_TRUE(gave_up.await(size() - 1));
   }
@@ -364,7 +366,7 @@ TEST_F(Mpi, MissingRankIsNamed) {
   if (rank() < size() - 1) gave_up.report(rank());
 }
 
-TEST_F(Mpi, ExceptionReachesThePeers) {
+TEST_F(Mpi, AnExceptionReachesThePeers) {
   if (size() == 1) GTEST_SKIP() << "needs two ranks";
   std::vector<float> data(100000, 1.0f);
   const Collective c = all_reduce(data, "step.py:9");
@@ -376,7 +378,7 @@ TEST_F(Mpi, ExceptionReachesThePeers) {
   }
 }
 
-TEST_F(Mpi, LeavingIsSeen) {
+TEST_F(Mpi, ALeavingRankIsDetected) {
   if (size() == 1) GTEST_SKIP() << "needs two ranks";
   std::vector<float> data(10, 1.0f);
   if (rank() == 0) {
@@ -391,19 +393,19 @@ TEST_F(Mpi, LeavingIsSeen) {
 TEST_F(Mpi, CanBeInterrupted) {
   if (size() == 1) GTEST_SKIP() << "needs two ranks";
   const std::vector<Tally> interrupted(
-      static_cast<std::size_t>(size()));  // one for each that waits
+      static_cast<std::size_t>(size()));  // one for each rank that waits
   if (rank() == 0) {
     comm_->set_interrupt([] { return true; });
     expect_error(ErrorKind::Interrupted, Collective{}, {"barrier"});
     for (int r = 1; r < size(); ++r) interrupted[static_cast<std::size_t>(r)].report(0);
   } else {
     ASSERT_TRUE(interrupted[static_cast<std::size_t>(rank())].await(1));
-    barrier();  // rank 0 had come to this one
+    barrier();  // rank 0 had entered this barrier
     expect_error(ErrorKind::RemoteRank, Collective{}, {"rank 0", "interrupted in barrier"});
   }
 }
 
-TEST_F(Mpi, RefusesInForkedChild) {
+TEST_F(Mpi, AForkedChildIsRejected) {
   const pid_t child = ::fork();
   if (child == 0) {
     if (!comm_->stats().empty()) ::_exit(3);
@@ -420,8 +422,8 @@ TEST_F(Mpi, RefusesInForkedChild) {
   barrier();
 }
 
-// As when the interpreter of the child ends: nothing is called in MPI, and nothing waits.
-TEST_F(Mpi, AForkedChildMayEndInOrder) {
+// As when the interpreter of the child exits: it calls nothing in MPI, and waits for nothing.
+TEST_F(Mpi, AForkedChildMayExit) {
   std::vector<float> data(1 << 20, 1.0f);
   const Work work = comm_->submit(all_reduce(data));
   const pid_t child = ::fork();
@@ -439,8 +441,8 @@ TEST_F(Mpi, AForkedChildMayEndInOrder) {
   EXPECT_EQ(data.front(), static_cast<float>(size()));
 }
 
-// More than one call of MPI_Testsome looks at.
-TEST_F(Mpi, ManyMessagesAreLookedAtTogether) {
+// More messages than one call of MPI_Testsome tests.
+TEST_F(Mpi, ManyMessagesAreTestedTogether) {
   constexpr int kMessages = 700;
   const mpi::Endpoint endpoint = mpi::open_endpoint(-1, kTimeout);
   mpi::RankSet channel{endpoint.comm, {}, endpoint.rank, 0};
@@ -463,9 +465,9 @@ TEST_F(Mpi, ManyMessagesAreLookedAtTogether) {
   mpi::library().free(endpoint.comm);
 }
 
-// Rank 0 closes groups before the others do. MPI cancels its receives, so their buffers are freed:
-// 64 KiB per peer and group.
-TEST_F(Mpi, AClosedGroupGivesItsMemoryBack) {
+// Rank 0 closes groups before the other ranks. MPI cancels its receives, so their buffers are
+// freed: 64 KiB per peer and group.
+TEST_F(Mpi, AClosedGroupFreesItsMemory) {
   if (size() == 1) GTEST_SKIP() << "needs two ranks";
   constexpr int kGroups = 20;
   const auto used = [] {

@@ -38,14 +38,14 @@ constexpr int kContents = 4, kBuffers = 2;
 struct Instruction {
   enum : std::uint8_t { Read, Write, Raise, Await } what;
   std::uint8_t value;      // a content, or the value of a flag
-  std::uint16_t cell = 0;  // read or written
+  std::uint16_t cell = 0;  // the cell that is read or written
 };
 
 using Program = std::vector<Instruction>;
 
-// Writes the program of a rank, in the order of acts of nodes.cpp. A cell is a piece of a slice of
-// a rank's staging buffer, or of its block in the shared arena if nothing is staged (in place: it
-// holds the source, then partial sums, then results).
+// Writes the program of a rank, in the order of acts of nodes.cpp. A cell is a part of a slice of a
+// rank's staging buffer, or of its block in the shared arena if nothing is staged (in place: it
+// contains the source, then partial sums, then results).
 class Writer {
  public:
   Writer(const Scenario& scenario, int rank)
@@ -155,7 +155,7 @@ class Writer {
 };
 
 struct Verdict {
-  std::string fault;  // "" = none
+  std::string fault;  // empty if there is no fault
   std::size_t states = 0;
 };
 
@@ -244,7 +244,8 @@ TEST(NodesModel, NothingIsReadTooEarlyOrTooLate) {
 TEST(NodesModel, EveryWaitIsNeeded) {
   for (const Act act : {Act::Arrive, Act::In, Act::Sum, Act::Combine, Act::Spread})
     for (Scenario scenario : {kDirect, kStaged}) {
-      if (scenario.staged ? act == Act::Arrive : act == Act::In) continue;  // it needs the other
+      // The other wait is needed.
+      if (scenario.staged ? act == Act::Arrive : act == Act::In) continue;
       scenario.unwaited = act;
       EXPECT_NE(Search(scenario).run().fault, "")
           << scenario.name << " without wait " << static_cast<int>(act);

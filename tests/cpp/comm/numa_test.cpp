@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which memory node a rank runs on, and when a group goes by its nodes.
+// Tests which NUMA node a rank runs on, and when a group uses the algorithm for NUMA nodes.
 #include "comm/shm/numa.hpp"
 
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ cpu_set_t cores(const std::vector<int>& numbers) {
   return set;
 }
 
-// A folder as the kernel shows it, of a machine with four nodes, one of which has memory alone.
+// A folder like the kernel's, of a machine with four nodes, one of which has only memory.
 class NodeFolder : public testing::Test {
  protected:
   void SetUp() override {
@@ -43,7 +43,7 @@ class NodeFolder : public testing::Test {
       std::filesystem::temp_directory_path() / ("ngd-numa_test-" + std::to_string(::getpid()));
 };
 
-TEST_F(NodeFolder, TheNodeHasAllCores) {
+TEST_F(NodeFolder, AllCoresOfANodeAreOnTheNode) {
   EXPECT_EQ(node_with({0}), 0);
   EXPECT_EQ(node_with({1, 3, 17, 19}), 0);
   EXPECT_EQ(node_with({4, 5, 6, 7, 20}), 1);
@@ -51,13 +51,13 @@ TEST_F(NodeFolder, TheNodeHasAllCores) {
   EXPECT_EQ(node_with({1023}), 10);
 }
 
-TEST_F(NodeFolder, CoresOfSeveralNodesOrOfNoneHaveNone) {
+TEST_F(NodeFolder, CoresOfSeveralNodesOrOfNoneHaveNoNode) {
   for (const auto& numbers :
        std::vector<std::vector<int>>{{3, 4}, {0, 1, 9}, {0, 8}, {8}, {21}, {30}, {31}, {32}, {}})
     EXPECT_EQ(node_with(numbers), kNoNode) << testing::PrintToString(numbers);
 }
 
-TEST_F(NodeFolder, ARankIsOnNoneUnlessAsked) {
+TEST_F(NodeFolder, ARankHasNoNodeUnlessItIsAsked) {
   const auto chosen = [&](const char* asked) {
     ::setenv("NGD_NUMA_NODE", asked, 1);
     const int node = chosen_node(cores({4, 5}), folder_);
@@ -71,7 +71,7 @@ TEST_F(NodeFolder, ARankIsOnNoneUnlessAsked) {
   EXPECT_EQ(chosen("7"), 7);
 }
 
-TEST(NodeOf, AKernelThatTellsOfNoneHasNone) {
+TEST(NodeOf, AKernelWithoutNodesGivesNone) {
   EXPECT_EQ(node_of(cores({0}), "/there/is/no/such/folder"), kNoNode);
 }
 
@@ -90,7 +90,7 @@ TEST(NodesOf, CountsEqualBlocksOfAPowerOfTwo) {
   }
 }
 
-TEST(NodesOf, AnythingElseIsOneNode) {
+TEST(NodesOf, OtherPlacementsAreOneNode) {
   for (const auto& ranks : std::vector<std::vector<int>>{{0},
                                                          {-1},
                                                          {0, 0, 0, 0},

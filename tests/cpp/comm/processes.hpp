@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that are processes: each a forked child that tells how it ended.
+// Ranks that are processes: each is a forked child that reports its outcome.
 #pragma once
 
 #include <signal.h>
@@ -23,7 +23,7 @@ inline double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// A child process that runs one rank and tells its outcome through a pipe.
+// A child process that runs one rank, and reports its outcome through a pipe.
 class Child {
  public:
   explicit Child(const std::function<void()>& body) {
@@ -32,7 +32,7 @@ class Child {
     pid_ = ::fork();
     if (pid_ == 0) {
       ::close(ends[0]);
-      ::alarm(60);  // whatever happens
+      ::alarm(60);  // a time limit for all cases
       const Outcome outcome = outcome_of(body);
       const int kind = outcome.kind ? static_cast<int>(*outcome.kind) : -1;
       const bool told = ::write(ends[1], &kind, sizeof kind) == sizeof kind &&
@@ -56,7 +56,8 @@ class Child {
     if (!reaped_) ::waitpid(pid_, nullptr, 0);
     reaped_ = true;
   }
-  // What the child has told; no kind and the message "dead" where it died without a word.
+  // Return the child's outcome. If it died without a report, there is no kind, and the message is
+  // "dead".
   Outcome outcome() {
     int kind = 0;
     if (::read(pipe_, &kind, sizeof kind) != sizeof kind) return {std::nullopt, "dead"};
@@ -81,7 +82,7 @@ inline std::string new_key() {
 
 using Body = std::function<void(Communicator&)>;
 
-// `per_node` ranks on each memory node, or all on those of this machine.
+// Creates a world with `per_node` ranks on each NUMA node, or all on the nodes of this machine.
 inline Child start_rank(const std::string& key, int rank, int size, double timeout,
                         const Body& body, int per_node = 0) {
   return Child([=] {

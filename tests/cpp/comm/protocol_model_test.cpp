@@ -135,7 +135,7 @@ TEST(Protocol, EveryRuleIsNeeded) {
   }
 }
 
-TEST(Protocol, NothingIsLostNorReadTooLateNorWaitedForInACircle) {
+TEST(Protocol, NothingIsLostNorReadTooLateNorWaitedForInACycle) {
   for (const Case& each : cases()) {
     if (kSlow && each.scenario.ranks > 2) continue;
     const Verdict verdict = search(each.scenario);

@@ -15,7 +15,8 @@ inline constexpr int kMaxRanks = 3;
 inline constexpr int kSlots = 2;
 inline constexpr int kBuffers = 2;
 inline constexpr std::uint8_t kAll = 255;
-inline constexpr std::uint8_t kAwake = 0, kUntilAny = 255;  // else the rank slept for, plus one
+// Otherwise the rank that the sleeper waits for, plus one.
+inline constexpr std::uint8_t kAwake = 0, kUntilAny = 255;
 
 // A rule of the protocol that is left out.
 enum class Mutation {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs a function once a rank, on threads, and keeps what each rank threw.
+// Run a function once per rank, on threads, and record the exception of each rank.
 #pragma once
 
 #include <unistd.h>
@@ -18,11 +18,11 @@
 namespace ngd::comm {
 
 struct Outcome {
-  std::optional<ErrorKind> kind;  // nothing: the rank came through
+  std::optional<ErrorKind> kind;  // nothing if the rank succeeded
   std::string message;
 };
 
-// The end of the message about a rank that did not arrive, where the ranks are threads.
+// The end of the message about a rank that did not arrive, if the ranks are threads.
 inline std::string in_no_collective(int rank) {
   const std::string number = std::to_string(rank), process = std::to_string(::getpid());
   return "\n  rank " + number + " (process " + process +

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The connections over which ranks meet.
+// Tests the connections of the rendezvous.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <linux/capability.h>
@@ -30,8 +30,9 @@ std::pair<Channel, Channel> connected() {
 const std::function<bool()> kGoOn;
 const Clock kNoDeadline(0, kGoOn);
 
-// The kernel says one time in ten thousand that the connection has ended, and has the packet.
-TEST(Channel, LastWordsComeBeforeTheEnd) {
+// In one of ten thousand calls the kernel reports the end of the connection although it has the
+// packet.
+TEST(Channel, TheLastMessageArrivesBeforeTheEnd) {
   constexpr int kTimes = 100'000;
   const Descriptor file(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   Channel theirs;
@@ -72,7 +73,7 @@ bool drop_capabilities() {
   return ::syscall(SYS_capset, &header, data) == 0;
 }
 
-// Sends descriptors over a socket that is never read, until the kernel refuses more.
+// Send descriptors over a socket that is never read, until the kernel rejects more.
 class Flood {
  public:
   Flood() {
@@ -94,7 +95,7 @@ class Flood {
   bool full_ = false;
 };
 
-// Runs a call in a process without privileges and with a low RLIMIT_NOFILE; returns its result.
+// Run a call in a process without privileges and with a low RLIMIT_NOFILE. Return its result.
 int run_unprivileged(const std::function<int()>& call) {
   const pid_t child = ::fork();
   if (child == 0) {
@@ -114,7 +115,7 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-TEST(Channel, WaitsWhileTooManyDescriptorsAreUnderWay) {
+TEST(Channel, WaitsWhileTooManyDescriptorsAreQueued) {
   EXPECT_EQ(run_unprivileged([] {
               Flood flood;
               if (!flood.full()) return 1;
@@ -136,7 +137,7 @@ TEST(Channel, WaitsWhileTooManyDescriptorsAreUnderWay) {
             0);
 }
 
-TEST(Channel, SaysThatTooManyDescriptorsAreUnderWay) {
+TEST(Channel, ReportsThatTooManyDescriptorsAreQueued) {
   EXPECT_EQ(run_unprivileged([] {
               const Flood flood;
               auto [mine, other] = connected();
@@ -150,7 +151,7 @@ TEST(Channel, SaysThatTooManyDescriptorsAreUnderWay) {
             0);
 }
 
-TEST(Channel, IsInterruptedWhileItWaitsForRoom) {
+TEST(Channel, IsInterruptedWhileItWaitsForTheQueue) {
   EXPECT_EQ(run_unprivileged([] {
               const Flood flood;
               auto [mine, other] = connected();

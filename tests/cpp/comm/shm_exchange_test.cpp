@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every kind of collective but all_reduce, among threads as ranks, compared with plain loops.
+// Tests every kind of collective except all_reduce, with threads as ranks, against plain loops.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -26,7 +26,7 @@ void expect_success(const std::vector<Outcome>& outcomes) {
     ASSERT_FALSE(outcomes[r].kind) << "rank " << r << ": " << outcomes[r].message;
 }
 
-// Memory of one rank, of the lane that it is in.
+// The buffers of one rank, in private or shared memory.
 class Room {
  public:
   Room(Communicator& group, Lane lane, bool is_source)
@@ -52,7 +52,7 @@ class Room {
   Bytes own_;
 };
 
-// Where one is a part of the other, or both are the same: a single piece of memory.
+// If source and destination overlap, both are in one allocation.
 struct Operands {
   std::byte* source = nullptr;
   std::byte* destination = nullptr;
@@ -78,7 +78,7 @@ void check_case(std::vector<std::unique_ptr<Communicator>>& ranks, const Case& e
   std::vector<Bytes> wanted;
   for (int r = 0; r < size; ++r) wanted.push_back(made.destination(r));
   for (const Lane lane : kLanes) {
-    // Where ranks take turns on the cores, each case takes its time.
+    // Each case takes long if ranks share cores.
     const bool few = kSlow ? lane == Lane::OtherMix : size > 4 && lane > Lane::Shared;
     if (few) continue;
     expect_success(run_ranks(ranks, [&](Communicator& group) {
@@ -101,7 +101,7 @@ void check_case(std::vector<std::unique_ptr<Communicator>>& ranks, const Case& e
       if (!each.in_place && !input.empty()) {
         if (std::memcmp(operands.source, input.data(), input.size()) != 0)
           throw std::runtime_error(what + ": the source has changed");
-        std::memset(operands.source, 0x5a, input.size());  // it is mine again
+        std::memset(operands.source, 0x5a, input.size());  // the source may be overwritten now
       }
     }));
   }
@@ -109,7 +109,7 @@ void check_case(std::vector<std::unique_ptr<Communicator>>& ranks, const Case& e
 
 class ExchangeTest : public testing::TestWithParam<int> {};
 
-TEST_P(ExchangeTest, EveryKindAndSize) {
+TEST_P(ExchangeTest, ComputesEveryKindAndSize) {
   auto ranks = shm::make_thread_ranks(GetParam());
   unsigned seed = 0;
   for (const Kind kind : kKindsHere)
@@ -125,7 +125,7 @@ TEST_P(ExchangeTest, EveryKindAndSize) {
     }
 }
 
-TEST_P(ExchangeTest, EveryDtypeAndReduction) {
+TEST_P(ExchangeTest, ComputesEveryDtypeAndReduction) {
   auto ranks = shm::make_thread_ranks(GetParam());
   unsigned seed = 1000;
   for (const Kind kind : {Kind::ReduceScatter, Kind::Reduce})
@@ -146,7 +146,7 @@ TEST_P(ExchangeTest, EveryDtypeAndReduction) {
       check_case(ranks, {Kind::ReduceScatter, op, dtype, kSlow ? 90'001u : 300'001u}, ++seed);
 }
 
-TEST_P(ExchangeTest, UnevenBlocks) {
+TEST_P(ExchangeTest, ComputesUnevenBlocks) {
   const int size = GetParam();
   auto ranks = shm::make_thread_ranks(size);
   std::mt19937 random(5);
@@ -164,9 +164,9 @@ TEST_P(ExchangeTest, UnevenBlocks) {
       }
 }
 
-// Where all operands are shared, a large broadcast and an all_to_all in place are the work of all;
-// they are not where one rank's call does not allow it.
-TEST_P(ExchangeTest, TogetherOrNot) {
+// If all operands are shared, all ranks copy a large broadcast and an all_to_all in place together.
+// They do not if one rank's call does not allow it.
+TEST_P(ExchangeTest, CopiesTogetherOrNot) {
   auto ranks = shm::make_thread_ranks(GetParam());
   unsigned seed = 4000;
   const std::uint64_t large = (8 << 20) + 77;
@@ -187,15 +187,15 @@ TEST_P(ExchangeTest, TogetherOrNot) {
     }
 }
 
-// Blocks that are stored past the caches, at an odd place.
-TEST(ExchangeOfLargeBlocks, ArriveWhole) {
+// Blocks that are stored with non-temporal instructions, at an odd offset.
+TEST(ExchangeOfLargeBlocks, AreStoredCompletely) {
   auto ranks = shm::make_thread_ranks(2);
   for (const Kind kind : {Kind::AllGather, Kind::Broadcast, Kind::AllToAll})
     check_case(ranks, {kind, ReduceOp::None, DType::U8, (8 << 20) + 77}, 3000);
 }
 
-// Many of all kinds at once, waited for in another order on each rank.
-TEST_P(ExchangeTest, ManyInFlight) {
+// Many collectives of all kinds at once, and each rank waits for them in another order.
+TEST_P(ExchangeTest, RunsManyPendingCollectives) {
   expect_success(run_ranks(GetParam(), [](Communicator& group) {
     std::mt19937 random(11), mine(static_cast<unsigned>(group.rank()));
     struct Flight {
@@ -270,7 +270,7 @@ TEST(ExchangeMismatch, OfCountsNamesBothSides) {
   }
 }
 
-TEST(ExchangeMismatch, OfWhatIsSentAndExpected) {
+TEST(ExchangeMismatch, OfSentAndExpectedBlocksNamesBothSides) {
   const auto outcomes = run_ranks(3, [](Communicator& group) {
     std::uint64_t sends[3] = {2, 2, 2}, expects[3] = {2, 2, 2};
     if (group.rank() == 2) expects[0] = 5;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What goes wrong between ranks, among threads: every rank gets the right error, and soon.
+// Tests failures between ranks, on threads: every rank gets the right error, and soon.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -29,7 +29,7 @@ void expect_all(const std::vector<Outcome>& outcomes, ErrorKind kind,
   }
 }
 
-// Two collectives that differ in one field, and what a message must say of each.
+// Two collectives that differ in one field, and the words that the message must have about each.
 struct Difference {
   const char* name;
   std::function<void(Collective&)> change;
@@ -74,8 +74,8 @@ TEST_P(MismatchTest, IsRaisedByAllRanksWithBothSites) {
 INSTANTIATE_TEST_SUITE_P(Fields, MismatchTest, testing::ValuesIn(kDifferences),
                          [](const auto& info) { return std::string(info.param.name); });
 
-// A rank that has overwritten its own record takes no other rank with it.
-TEST(Records, ALengthThatCannotBeIsCut) {
+// A rank with a corrupted record must not make another rank fail.
+TEST(Records, AnImpossibleLengthIsTruncated) {
   const auto record = std::make_unique<shm::RankRecord>();
   std::memset(record->error_text, 'x', sizeof record->error_text);
   record->error_length = 0xffffffff;
@@ -84,8 +84,8 @@ TEST(Records, ALengthThatCannotBeIsCut) {
   EXPECT_EQ(shm::error_text_of(*record), "xxx");
 }
 
-// By this a transfer between hosts knows which rank has stopped.
-TEST(Waits, SayWhichRankHoldsThemUp) {
+// Transfers between hosts use this to find the rank that has stopped.
+TEST(Waits, NameTheRankThatDelaysThem) {
   auto ranks = shm::make_thread_ranks(3);
   std::vector<float> data(100'000);
   const auto sum =
@@ -102,7 +102,7 @@ TEST(Waits, SayWhichRankHoldsThemUp) {
   EXPECT_EQ(ranks[0]->awaited_by(1), -1);
 }
 
-// The deadline that the message states is the caller's, whatever is left of it.
+// The message has the deadline of the caller, even if less is left of it.
 TEST(Waits, StateTheWholeDeadline) {
   auto ranks = shm::make_thread_ranks(2);
   const Work barrier = ranks[0]->submit(Collective{});
@@ -115,7 +115,7 @@ TEST(Waits, StateTheWholeDeadline) {
       << outcome.message;
 }
 
-TEST(Threads, ASecondOneIsRefusedAndDisturbsNothing) {
+TEST(Threads, ASecondOneGetsBusyAndDisturbsNothing) {
   std::atomic<bool> refused{false};
   const auto outcomes = run_ranks(2, [&](Communicator& group) {
     float value = 1;
@@ -131,7 +131,7 @@ TEST(Threads, ASecondOneIsRefusedAndDisturbsNothing) {
           }
         }
       });
-      for (bool waited = false; !waited;)  // the other thread may be inside done(), too
+      for (bool waited = false; !waited;)  // the other thread may also be inside done()
         waited = !outcome_of([&] { group.wait(work, kSeconds); }).kind;
       second.join();
     } else {
@@ -143,7 +143,7 @@ TEST(Threads, ASecondOneIsRefusedAndDisturbsNothing) {
   for (const Outcome& outcome : outcomes) EXPECT_FALSE(outcome.kind) << outcome.message;
 }
 
-TEST(Mismatch, OfRoots) {
+TEST(Mismatch, OfRootsNamesBothSides) {
   const auto outcomes = run_ranks(2, [](Communicator& group) {
     double value = 0;
     group.wait(group.submit(broadcast(DType::F64, &value, &value, 1, group.rank())), kSeconds);
@@ -167,7 +167,7 @@ TEST(Mismatch, OfProgramsShowsTheFirstLineThatDiffers) {
              {"collective 2:", "6 float32 at x.py:2", "7 float32 at y.py:2"});
 }
 
-TEST(Mismatch, DoesNotHideBehindARankThatIsMissing) {
+TEST(Mismatch, IsReportedEvenIfARankIsMissing) {
   const auto start = Clock::now();
   const auto outcomes = run_ranks(3, [](Communicator& group) {
     if (group.rank() == 1) return std::this_thread::sleep_for(std::chrono::milliseconds(300));
@@ -180,7 +180,7 @@ TEST(Mismatch, DoesNotHideBehindARankThatIsMissing) {
     EXPECT_EQ(outcomes[static_cast<std::size_t>(rank)].kind, ErrorKind::CollectiveMismatch);
 }
 
-TEST(Mismatch, IsOverAndTheGroupStaysClosedWithTheFirstMessage) {
+TEST(Mismatch, ClosesTheGroupAndKeepsTheFirstMessage) {
   auto ranks = shm::make_thread_ranks(2);
   const auto first = run_ranks(ranks, [](Communicator& group) {
     std::int32_t data[2] = {};
@@ -200,7 +200,7 @@ TEST(Mismatch, IsOverAndTheGroupStaysClosedWithTheFirstMessage) {
   }
 }
 
-TEST(Timeout, NamesWhoIsMissingAndWhat) {
+TEST(Timeout, NamesTheMissingRankAndTheCollective) {
   const auto start = Clock::now();
   const auto outcomes = run_ranks(3, [](Communicator& group) {
     float data[512] = {};
@@ -218,7 +218,7 @@ TEST(Timeout, NamesWhoIsMissingAndWhat) {
   }
 }
 
-TEST(Timeout, ZeroMeansNever) {
+TEST(Timeout, OfZeroIsNoLimit) {
   const auto outcomes = run_ranks(2, [](Communicator& group) {
     if (group.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(600));
     group.wait(group.submit(barrier()), 0);
@@ -226,7 +226,7 @@ TEST(Timeout, ZeroMeansNever) {
   for (const Outcome& each : outcomes) EXPECT_FALSE(each.kind) << each.message;
 }
 
-TEST(Failure, AbortCarriesTheTracebackToAll) {
+TEST(Failure, OfARankSendsItsTracebackToAll) {
   const auto start = Clock::now();
   const std::string traceback = "Traceback (most recent call last):\nValueError: no such digit";
   const auto outcomes = run_ranks(4, [&](Communicator& group) {
@@ -246,7 +246,7 @@ TEST(Failure, AbortCarriesTheTracebackToAll) {
   EXPECT_EQ(outcomes[2].kind, ErrorKind::GroupClosed);
 }
 
-TEST(Failure, ALongTracebackKeepsItsEnd) {
+TEST(Failure, WithALongTracebackKeepsItsEnd) {
   const std::string traceback = std::string(100'000, 'x') + "ValueError: the last line";
   const auto outcomes = run_ranks(2, [&](Communicator& group) {
     if (group.rank() == 1) return group.abort(traceback);
@@ -257,7 +257,7 @@ TEST(Failure, ALongTracebackKeepsItsEnd) {
   EXPECT_GT(outcomes[0].message.size(), 8u << 10);
 }
 
-TEST(Failure, WhoLeavesIsMissed) {
+TEST(Failure, OfARankThatLeavesIsDetected) {
   const auto start = Clock::now();
   const auto outcomes = run_ranks(3, [](Communicator& group) {
     group.wait(group.submit(barrier()), kSeconds);
@@ -276,7 +276,7 @@ TEST(Failure, WhoLeavesIsMissed) {
   }
 }
 
-TEST(Failure, WhoLeavesAfterHisShareIsNotMissed) {
+TEST(Failure, IsNotReportedIfARankLeavesAfterItsShare) {
   for (int repeat = 0; repeat < 50; ++repeat) {
     const auto outcomes = run_ranks(3, [](Communicator& group) {
       std::vector<float> data(100'000, 1);
@@ -289,9 +289,9 @@ TEST(Failure, WhoLeavesAfterHisShareIsNotMissed) {
   }
 }
 
-// Rank 1 has come to everything, but does its share of nothing: whatever rank 0 waits for, and
-// whichever collective holds its lane, it learns of it.
-TEST(Failure, WhoLeavesInTheMiddleIsMissedInWhatComesLaterToo) {
+// Rank 1 has arrived everywhere, but does none of its share. Whatever rank 0 waits for, and
+// whichever collective uses its staging buffer, rank 0 is notified.
+TEST(Failure, OfARankThatLeavesMidwayIsDetectedInLaterCollectives) {
   const auto start = Clock::now();
   for (const Algorithm first : {Algorithm::Flat, Algorithm::Ring})
     for (const Kind second : {Kind::AllReduce, Kind::AllGather, Kind::AllToAll}) {
@@ -319,8 +319,8 @@ TEST(Failure, WhoLeavesInTheMiddleIsMissedInWhatComesLaterToo) {
   EXPECT_LT(seconds_since(start), 10);
 }
 
-// The same of ranks on two memory nodes, for each rank: in the shared lane and through the lanes.
-TEST(Failure, WhoLeavesInTheMiddleIsMissedOnTheOtherNodeToo) {
+// The same on two NUMA nodes, for each rank, in the shared arena and through staging buffers.
+TEST(Failure, OfARankThatLeavesMidwayIsDetectedOnTheOtherNode) {
   constexpr std::size_t kElements = 600'000;
   for (const bool shared : {true, false})
     for (int leaver = 0; leaver < 4; ++leaver) {
@@ -353,8 +353,8 @@ TEST(Failure, WhoLeavesInTheMiddleIsMissedOnTheOtherNodeToo) {
     }
 }
 
-// A rank that has come, and then does nothing for longer than the others wait.
-TEST(Timeout, NamesWhoDoesNotFinishOnMemoryNodes) {
+// A rank that has arrived, and then does nothing for longer than the others wait.
+TEST(Timeout, NamesTheRankThatDoesNotFinishOnNumaNodes) {
   const auto outcomes =
       run_ranks(4,
                 [](Communicator& group) {
@@ -375,7 +375,7 @@ TEST(Timeout, NamesWhoDoesNotFinishOnMemoryNodes) {
   }
 }
 
-TEST(Failure, AnInterruptEndsTheWaitOfAll) {
+TEST(Failure, ByAnInterruptEndsTheWaitOfAll) {
   const auto start = Clock::now();
   const auto outcomes = run_ranks(3, [](Communicator& group) {
     if (group.rank() == 2) return std::this_thread::sleep_for(std::chrono::milliseconds(400));
@@ -389,7 +389,7 @@ TEST(Failure, AnInterruptEndsTheWaitOfAll) {
   EXPECT_NE(outcomes[1].message.find("rank 0"), std::string::npos) << outcomes[1].message;
 }
 
-TEST(Failure, DoneRaisesToo) {
+TEST(Failure, IsRaisedByDone) {
   const auto outcomes = run_ranks(2, [](Communicator& group) {
     if (group.rank() == 1) return group.abort("boom");
     const Work work = group.submit(barrier());
@@ -399,7 +399,7 @@ TEST(Failure, DoneRaisesToo) {
   EXPECT_EQ(outcomes[0].kind, ErrorKind::RemoteRank) << outcomes[0].message;
 }
 
-TEST(Failure, WhatIsRefusedBeforeItIsPublishedLeavesTheGroupOpen) {
+TEST(Failure, BeforePublicationLeavesTheGroupOpen) {
   const auto outcomes = run_ranks(2, [](Communicator& group) {
     std::int32_t data = 1;
     const auto refused =
@@ -410,7 +410,7 @@ TEST(Failure, WhatIsRefusedBeforeItIsPublishedLeavesTheGroupOpen) {
   for (const Outcome& each : outcomes) EXPECT_FALSE(each.kind) << each.message;
 }
 
-TEST(Failure, ALongCallSiteIsCutFromTheLeft) {
+TEST(Failure, ShortensALongCallSiteFromTheLeft) {
   const std::string site = "/home/" + std::string(200, 'd') + "/train.py:42";
   const auto outcomes = run_ranks(2, [&](Communicator& group) {
     if (group.rank() == 1) return;
@@ -421,8 +421,8 @@ TEST(Failure, ALongCallSiteIsCutFromTheLeft) {
   EXPECT_EQ(outcomes[0].message.find("/home"), std::string::npos);
 }
 
-// The user called join(), not the all_reduce that join() makes.
-TEST(Messages, ShowThePublicCallOfACollectiveThatItMakes) {
+// The user called join(), and not the all_reduce inside join().
+TEST(Messages, ShowThePublicCallOfAnInnerCollective) {
   const std::string path = "/home/" + std::string(200, 'd') + "/train.py:42";
   const std::string site = "join() at " + path;
   const auto outcomes = run_ranks(2, [&](Communicator& group) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Groups split from groups, and sends and receives, among threads as ranks.
+// Tests groups split from groups, and sends and receives, with threads as ranks.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -30,7 +30,7 @@ void require(bool condition, const std::string& what) {
   if (!condition) throw std::runtime_error(what);
 }
 
-// The sum over a group's ranks of `value`, in every element of a buffer.
+// All-reduce `value` over a group, in every element of a buffer.
 void check_sum(Communicator& group, std::int64_t value, std::int64_t want, std::size_t count) {
   std::vector<std::int64_t> data(count, value);
   group.wait(group.submit(all_reduce(ReduceOp::Sum, DType::I64, data.data(), data.data(), count)),
@@ -44,7 +44,7 @@ class GroupsTest : public testing::TestWithParam<int> {};
 TEST_P(GroupsTest, SplitsByColorInTheOrderOfKeys) {
   expect_success(run_ranks(GetParam(), [](Communicator& world) {
     const int color = world.rank() % 2;
-    const auto group = world.split(color, -world.rank());  // backwards
+    const auto group = world.split(color, -world.rank());  // in reverse order
     const int members = (world.size() - color + 1) / 2;
     require(group->size() == members, "wrong size");
     require(group->rank() == members - 1 - world.rank() / 2, "wrong rank");
@@ -65,9 +65,9 @@ TEST_P(GroupsTest, ANegativeColorIsInNoGroup) {
   }));
 }
 
-// What one writes all read, in the world and in a group of it; the memory is free when all have
-// given it back, and not before.
-TEST_P(GroupsTest, MemoryInCommon) {
+// All ranks read what one rank writes, in the world and in a group of it. The memory is freed when
+// all ranks have released it, and not earlier.
+TEST_P(GroupsTest, ShareMemory) {
   expect_success(run_ranks(GetParam(), [](Communicator& world) {
     constexpr std::size_t kBytes = 3 << 20;
     const auto half = world.split(world.rank() % 2, 0);
@@ -118,7 +118,7 @@ TEST(CommonMemory, OutlivesItsGroup) {
   EXPECT_EQ(static_cast<std::uint8_t*>(open[1].get())[99], 7);
 }
 
-TEST(CommonMemory, IsNotEverywhere) {
+TEST(CommonMemory, IsNotAvailableEverywhere) {
   const auto alone = make_self_communicator();
   EXPECT_FALSE(alone->common_memory() != nullptr);
   EXPECT_EQ(outcome_of([&] { common_memory_of(*alone).make_common(1); }).kind,
@@ -132,11 +132,11 @@ TEST(CommonMemory, IsNotEverywhere) {
             ErrorKind::OutOfMemory);
 }
 
-TEST_P(GroupsTest, SplitOfSplit) {
+TEST_P(GroupsTest, SplitRepeatedly) {
   expect_success(run_ranks(GetParam(), [](Communicator& world) {
     std::vector<std::unique_ptr<Communicator>> groups;
     Communicator* group = &world;
-    while (group->size() > 1) {  // halves, down to groups of one
+    while (group->size() > 1) {  // halves, down to groups of one rank
       groups.push_back(group->split(2 * group->rank() / group->size(), 0));
       group = groups.back().get();
       check_sum(*group, 1, group->size(), 70'000);
@@ -147,8 +147,8 @@ TEST_P(GroupsTest, SplitOfSplit) {
   }));
 }
 
-// Rows and columns of a mesh, started in one order and waited for in another on each rank: as each
-// rank's waits progress all its groups, nobody waits in a circle.
+// Rows and columns of a mesh, started in one order, and waited for in another order on each rank. A
+// wait advances all groups of the rank, so no cycle of waits blocks.
 TEST_P(GroupsTest, OverlapInTime) {
   expect_success(run_ranks(GetParam(), [](Communicator& world) {
     std::mt19937 random(static_cast<unsigned>(world.rank()));
@@ -163,7 +163,8 @@ TEST_P(GroupsTest, OverlapInTime) {
         std::vector<std::int32_t> data;
       };
       std::vector<Flight> flights;
-      // Within a group all ranks submit alike; between groups each in an order of its own.
+      // In a group, all ranks submit in the same order. Between groups, each rank has another
+      // order.
       std::vector<int> order{0, 1, 2, 0, 1, 2};
       std::shuffle(order.begin(), order.end(), random);
       for (const int which : order) {
@@ -184,9 +185,9 @@ TEST_P(GroupsTest, OverlapInTime) {
   }));
 }
 
-// A hundred groups, of which few are open at a time, fit into less than their sum; and memory that
-// the world allocated is in the shared lane of its groups.
-TEST_P(GroupsTest, ManySplitsLeaveNothing) {
+// A hundred groups, of which few are open at a time, need less memory than their sum. Memory that
+// the world allocated is shared memory of its groups too.
+TEST_P(GroupsTest, LeaveNothingAfterManySplits) {
   expect_success(run_ranks(GetParam(), [](Communicator& world) {
     const auto most = [&] {
       for (std::size_t mib = 250; mib > 0; --mib) {
@@ -225,9 +226,9 @@ TEST_P(GroupsTest, ManySplitsLeaveNothing) {
       }
     }
     world.release(block);
-    world.wait(world.submit(barrier()), kSeconds);  // all have left the last group
+    world.wait(world.submit(barrier()), kSeconds);  // all ranks have left the last group
     world.split(-1, 0);
-    const auto last = world.split(0, 0);  // gives back what has been left
+    const auto last = world.split(0, 0);  // frees the groups that were left
     last->close();
     world.wait(world.submit(barrier()), kSeconds);
     world.split(0, 0)->close();
@@ -236,8 +237,8 @@ TEST_P(GroupsTest, ManySplitsLeaveNothing) {
   }));
 }
 
-// Programs that come and go, each with a long text for the message of a mismatch: all of them
-// together are larger than a segment (256 MiB).
+// Many programs in turn, each with a long text for the message of a mismatch. All texts together
+// are larger than a segment (256 MiB).
 void run_programs(Communicator& group, int programs) {
   const std::string text(std::size_t{8} << 20, 'x');
   for (int number = 1; number <= programs; ++number) {
@@ -256,7 +257,7 @@ void run_programs(Communicator& group, int programs) {
   }
 }
 
-TEST(Groups, TextsOfProgramsThatAreGoneTakeNoMemory) {
+TEST(Groups, TextsOfDeletedProgramsTakeNoMemory) {
   expect_success(run_ranks(2, [](Communicator& world) {
     run_programs(world, 60);
     world.release(world.allocate(std::size_t{128} << 20));
@@ -272,7 +273,7 @@ TEST(Groups, TextsOfProgramsAreReleasedWithTheirGroup) {
   }));
 }
 
-TEST(Groups, ADifferenceNamesRanksOfTheWorldAndTheGroup) {
+TEST(Groups, AMismatchNamesRanksOfTheWorldAndTheGroup) {
   const auto outcomes = run_ranks(4, [](Communicator& world) {
     const auto group = world.split(world.rank() % 2, 0);
     if (world.rank() % 2 == 1) {
@@ -294,7 +295,7 @@ TEST(Groups, ADifferenceNamesRanksOfTheWorldAndTheGroup) {
   }
 }
 
-TEST(Groups, WhoFailsInOneHasFailedInAll) {
+TEST(Groups, AFailureInOneGroupClosesAll) {
   const auto start = Clock::now();
   const auto outcomes = run_ranks(3, [](Communicator& world) {
     const auto pair = world.split(world.rank() == 2 ? 1 : 0, 0);
@@ -315,7 +316,7 @@ TEST(Groups, WhoFailsInOneHasFailedInAll) {
   }
 }
 
-TEST(Groups, ATimeoutNamesTheRankOfTheWorld) {
+TEST(Groups, ATimeoutNamesTheRankInTheWorld) {
   const auto outcomes = run_ranks(4, [](Communicator& world) {
     const auto group = world.split(world.rank() % 2, 0);
     if (world.rank() != 1) return std::this_thread::sleep_for(std::chrono::milliseconds(500));
@@ -328,7 +329,7 @@ TEST(Groups, ATimeoutNamesTheRankOfTheWorld) {
           in_no_collective(3));
 }
 
-TEST(Groups, OneThreadDrivesAFamily) {
+TEST(Groups, OneThreadDrivesAllGroupsOfAWorld) {
   expect_success(run_ranks(2, [](Communicator& world) {
     const auto group = world.split(0, 0);
     std::int64_t value = 1;
@@ -370,8 +371,8 @@ Collective transfer(Kind kind, int peer, void* data, std::uint64_t count, int ta
   return call;
 }
 
-// Every rank sends a row of messages of all sizes to every other, from both lanes, and waits for
-// them and for those that it receives in an order of its own, with a collective in between.
+// Every rank sends messages of all sizes to every other rank, from private and shared memory. It
+// waits for sends and receives in its own order, with a collective between them.
 TEST_P(GroupsTest, SendsArriveInOrderWhateverIsWaitedForFirst) {
   expect_success(run_ranks(GetParam(), [](Communicator& world) {
     std::mt19937 random(77u + static_cast<unsigned>(world.rank()));
@@ -420,7 +421,8 @@ TEST_P(GroupsTest, SendsArriveInOrderWhateverIsWaitedForFirst) {
         world.wait(each->work, kSeconds);
         for (std::size_t i = 0; i < each->count; ++i)
           require(each->at[i] == each->want, "wrong element");
-        if (!each->receives) std::fill_n(each->at, each->count, -7);  // it is mine again
+        // The buffer may be overwritten now.
+        if (!each->receives) std::fill_n(each->at, each->count, -7);
         if (each->block.data != nullptr) world.release(each->block);
       }
       world.wait(sum, kSeconds);
@@ -429,7 +431,7 @@ TEST_P(GroupsTest, SendsArriveInOrderWhateverIsWaitedForFirst) {
   }));
 }
 
-TEST(SendReceive, ADifferenceIsRaisedOnBothSides) {
+TEST(SendReceive, AMismatchIsRaisedOnBothSides) {
   struct Change {
     const char* name;
     std::function<void(Collective&)> change;
@@ -462,7 +464,7 @@ TEST(SendReceive, ADifferenceIsRaisedOnBothSides) {
   }
 }
 
-TEST(SendReceive, WhoDoesNotComeIsNamed) {
+TEST(SendReceive, AMissingPeerIsNamed) {
   const auto outcomes = run_ranks(2, [](Communicator& world) {
     std::int32_t value = 0;
     if (world.rank() == 1) return std::this_thread::sleep_for(std::chrono::milliseconds(400));
@@ -474,7 +476,7 @@ TEST(SendReceive, WhoDoesNotComeIsNamed) {
                 in_no_collective(1));
 }
 
-TEST(SendReceive, WhatALeaverHasSentArrives) {
+TEST(SendReceive, MessagesOfARankThatHasLeftArrive) {
   for (int repeat = 0; repeat < 20; ++repeat) {
     auto ranks = shm::make_thread_ranks(2);
     const auto outcomes = run_ranks(ranks, [](Communicator& world) {
@@ -496,7 +498,7 @@ TEST(SendReceive, WhatALeaverHasSentArrives) {
 
 // ---- waiting for so long
 
-TEST(WaitFor, ReturnsInTimeAndNothingIsWrong) {
+TEST(WaitFor, ReturnsInTimeWithoutAnError) {
   expect_success(run_ranks(3, [](Communicator& world) {
     if (world.rank() == 2) std::this_thread::sleep_for(std::chrono::milliseconds(400));
     std::int64_t value = 1;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Several threads of one rank: one waits for its peers, the others close, drop, count, allocate.
+// Tests several threads of one rank: one waits for its peers, and the others use the group.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::milliseconds;
 
-constexpr double kPrompt = 2;  // seconds; kSeconds is what a call would wait for its peers
+constexpr double kPrompt = 2;  // in seconds; kSeconds is the deadline for peers
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -39,12 +39,12 @@ void expect_says(const Outcome& outcome, ErrorKind kind, const std::string& part
 
 void wait_for_barrier(Communicator& group) { group.wait(group.submit(barrier()), kSeconds); }
 
-// Rank 0 waits in `group` while its second thread does something; the others come to nothing.
+// Rank 0 waits in `group` while its second thread does something. The other ranks do not arrive.
 Outcome waiting_rank(Communicator& group, const std::function<void()>& meanwhile) {
   std::atomic<bool> waits{false};
   std::thread second([&] {
     while (!waits) std::this_thread::yield();
-    std::this_thread::sleep_for(Milliseconds(100));  // it spins, yields, sleeps
+    std::this_thread::sleep_for(Milliseconds(100));  // time to spin, to yield, and to sleep
     meanwhile();
   });
   const Outcome outcome = outcome_of([&] {
@@ -56,7 +56,7 @@ Outcome waiting_rank(Communicator& group, const std::function<void()>& meanwhile
   return outcome;
 }
 
-TEST(Close, EndsTheWaitOfAnotherThreadAndIsTold) {
+TEST(Close, EndsTheWaitOfAnotherThreadAndIsReported) {
   const auto start = Clock::now();
   auto ranks = shm::make_thread_ranks(2);
   const auto outcomes = run_ranks(ranks, [](Communicator& group) {
@@ -65,7 +65,7 @@ TEST(Close, EndsTheWaitOfAnotherThreadAndIsTold) {
           waiting_rank(group, [&] { group.close(); }), ErrorKind::GroupClosed,
           "barrier: this group was closed by close() or ngd.shutdown() while this rank");
     std::this_thread::sleep_for(Milliseconds(300));
-    wait_for_barrier(group);  // rank 0 has come to it
+    wait_for_barrier(group);  // rank 0 has entered it
     wait_for_barrier(group);
   });
   EXPECT_LT(seconds_since(start), kPrompt);
@@ -89,7 +89,7 @@ TEST(Close, OfTheWorldEndsAWaitInASmallerGroup) {
   EXPECT_LT(seconds_since(start), kPrompt);
 }
 
-TEST(Close, EndsTheWaitForATransferToo) {
+TEST(Close, EndsTheWaitForATransfer) {
   const auto start = Clock::now();
   expect_success(run_ranks(2, [](Communicator& world) {
     if (world.rank() == 1) return std::this_thread::sleep_for(Milliseconds(300));
@@ -138,7 +138,7 @@ TEST(Abort, EndsTheWaitOfAnotherThread) {
   expect_says(outcomes[1], ErrorKind::RemoteRank, "ValueError: 17");
 }
 
-// What a signal handler or a finalizer may do, on the thread that waits.
+// The actions of a signal handler or a finalizer, on the thread that waits.
 TEST(Interrupt, MayCloseTheGroupAndDropOthers) {
   const auto start = Clock::now();
   const auto outcomes = run_ranks(2, [](Communicator& world) {
@@ -162,7 +162,7 @@ TEST(Interrupt, MayCloseTheGroupAndDropOthers) {
   expect_says(outcomes[1], ErrorKind::RankLost, "rank 0 has left the group");
 }
 
-TEST(Interrupt, GoesOnWhereNothingHasHappened) {
+TEST(Interrupt, ContinuesIfNothingHasHappened) {
   expect_success(run_ranks(2, [](Communicator& world) {
     if (world.rank() == 1) std::this_thread::sleep_for(Milliseconds(300));
     int asked = 0;
@@ -176,9 +176,9 @@ TEST(Interrupt, GoesOnWhereNothingHasHappened) {
   }));
 }
 
-// One thread a rank makes collectives of all sizes in two groups; two others do all that is allowed
-// meanwhile.
-TEST(Housekeeping, GoesOnBesideCollectives) {
+// One thread per rank runs collectives of all sizes in two groups. Two other threads do everything
+// that is allowed at the same time.
+TEST(Housekeeping, RunsDuringCollectives) {
   for (const int size : {2, 3})
     expect_success(run_ranks(size, [](Communicator& world) {
       const auto group = world.split(0, 0);
@@ -205,15 +205,15 @@ TEST(Housekeeping, GoesOnBesideCollectives) {
                    kSeconds);
         const std::int64_t sum = world.size() * (world.size() - 1) / 2 + round * world.size();
         require(data.front() == sum && data.back() == sum, "a wrong sum");
-        if (round % 10 == 5) world.split(0, 0);  // and its end
+        if (round % 10 == 5) world.split(0, 0);  // closes the new group too
       }
       over = true;
       for (std::thread& other : others) other.join();
     }));
 }
 
-// Second threads that call into the group get Busy, and disturb nothing.
-TEST(Busy, IsAllThatASecondCallerGets) {
+// Second threads that call the group get Busy, and disturb nothing.
+TEST(Busy, IsTheOnlyErrorOfASecondCaller) {
   expect_success(run_ranks(2, [](Communicator& world) {
     std::atomic<bool> over{false};
     std::atomic<std::uint64_t> last{0};
@@ -281,7 +281,7 @@ TEST(InTurn, IsInterrupted) {
   }));
 }
 
-// ---- any number of works in flight
+// ---- any number of pending collectives
 
 Collective transfer(Kind kind, std::int64_t* data, int peer) {
   Collective collective;
@@ -330,7 +330,7 @@ TEST(Backlog, LetsASendOvertakeAnyNumberOfCollectives) {
   EXPECT_LT(seconds_since(start), 30);
 }
 
-// What submit() was given may be freed as soon as it returns, but for the data.
+// Arguments of submit(), except the data, may be freed as soon as it returns.
 TEST(Backlog, KeepsCountsAndPrograms) {
   expect_success(run_ranks(3, [](Communicator& world) {
     constexpr std::size_t kMany = 200;
@@ -369,7 +369,7 @@ TEST(Backlog, KeepsCountsAndPrograms) {
   }));
 }
 
-TEST(Backlog, AMismatchInItIsFound) {
+TEST(Backlog, AMismatchInItIsDetected) {
   const auto outcomes = run_ranks(2, [](Communicator& world) {
     std::int32_t data = 0;
     Work last;
@@ -384,7 +384,7 @@ TEST(Backlog, AMismatchInItIsFound) {
     expect_says(outcome, ErrorKind::CollectiveMismatch, "odd.py:1");
 }
 
-TEST(Backlog, ALateRankIsNamedWithWhatItLacks) {
+TEST(Backlog, ALateRankIsNamedWithTheCollectiveThatItLacks) {
   const auto outcomes = run_ranks(2, [](Communicator& world) {
     if (world.rank() == 1) return std::this_thread::sleep_for(Milliseconds(900));
     Work last;
@@ -396,11 +396,11 @@ TEST(Backlog, ALateRankIsNamedWithWhatItLacks) {
               "barrier at site.py:0: rank 1 did not arrive within 0.4 s.\n");
 }
 
-TEST(Backlog, WhoLeavesIsMissed) {
+TEST(Backlog, ARankThatLeavesIsDetected) {
   const auto start = Clock::now();
   const auto outcomes = run_ranks(2, [](Communicator& world) {
     std::vector<Work> works;
-    const int submitted = world.rank() == 0 ? 151 : 150;  // the last one lacks rank 1
+    const int submitted = world.rank() == 0 ? 151 : 150;  // rank 1 does not join the last one
     for (int i = 0; i < submitted; ++i) works.push_back(world.submit(barrier()));
     if (world.rank() == 1) {
       world.wait(works[40], kSeconds);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that are processes: the rendezvous, death, and what is left afterwards.
+// Tests ranks that are processes: the rendezvous, deaths, and leftovers.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -30,7 +30,7 @@ void expect_success(std::vector<Child>& children) {
   }
 }
 
-// A call of `kind` on blocks of `own`, which holds as many elements as the larger side has.
+// Call `kind` on blocks in `own`, which has the elements of the larger side.
 Collective call_of(Kind kind, float* source, float* destination, std::size_t count, int size) {
   Collective call = all_reduce(ReduceOp::Mean, DType::F32, source, destination, count);
   call.kind = kind;
@@ -40,7 +40,8 @@ Collective call_of(Kind kind, float* source, float* destination, std::size_t cou
   return call;
 }
 
-// One of everything: inline, direct, staged, ring, all kinds from both lanes, a ring of sends.
+// One collective of each algorithm (inline, direct, staged, ring), of each kind and memory, and a
+// ring of sends.
 void mixed_round(Communicator& group, const SharedBlock& block, std::vector<float>& own) {
   auto* shared = static_cast<float*>(block.data);
   const std::size_t count = own.size();
@@ -76,14 +77,15 @@ void fill(const SharedBlock& block, std::vector<float>& own, int rank) {
 
 constexpr std::size_t kCount = 300'000;
 
-TEST(Processes, DoEverything) {
+TEST(Processes, RunAllKinds) {
   for (const auto& [size, per_node] : {std::pair{2, 0}, {3, 0}, {4, 0}, {4, 2}}) {
     const Body everything = [](Communicator& group) {
       std::vector<float> own(kCount);
       const SharedBlock block = group.allocate(kCount * sizeof(float));
       fill(block, own, group.rank());
       for (int round = 0; round < 10; ++round) mixed_round(group, block, own);
-      const float want = static_cast<float>(group.size() - 1) / 2;  // of all ranks' numbers
+      // The mean of all ranks' numbers.
+      const float want = static_cast<float>(group.size() - 1) / 2;
       for (std::size_t i = 0; i < kCount; ++i)
         if (own[i] != want || static_cast<float*>(block.data)[i] != want)
           throw std::runtime_error("wrong mean");
@@ -99,7 +101,7 @@ void run_until_killed(Communicator& group) {
   for (;;) mixed_round(group, block, own);
 }
 
-TEST(Death, IsNoticedByAllAtOnceWhereverItStrikes) {
+TEST(Death, IsDetectedByAllAtOnceWhereverItHappens) {
   std::mt19937 random(7);
   for (int repeat = 0; repeat < 24; ++repeat) {
     const int size = 2 + repeat % 3;
@@ -108,7 +110,7 @@ TEST(Death, IsNoticedByAllAtOnceWhereverItStrikes) {
     std::this_thread::sleep_for(std::chrono::microseconds(60'000 + random() % 60'000));
     const auto start = Clock::now();
     children[victim].kill();
-    if (repeat % 2 == 0) children[victim].reap();  // else it stays a zombie
+    if (repeat % 2 == 0) children[victim].reap();  // otherwise it stays a zombie
     for (std::size_t r = 0; r < children.size(); ++r) {
       if (r == victim) continue;
       const Outcome outcome = children[r].outcome();
@@ -120,7 +122,7 @@ TEST(Death, IsNoticedByAllAtOnceWhereverItStrikes) {
   }
 }
 
-TEST(Death, InAGroupIsNoticedByTheGroupAndThenByAll) {
+TEST(Death, InAGroupIsDetectedByTheGroupAndThenByAll) {
   std::mt19937 random(8);
   for (int repeat = 0; repeat < 6; ++repeat) {
     auto children = start_ranks(4, [](Communicator& world) {
@@ -140,13 +142,14 @@ TEST(Death, InAGroupIsNoticedByTheGroupAndThenByAll) {
       const Outcome outcome = children[r].outcome();
       ASSERT_EQ(outcome.kind, ErrorKind::RankLost) << outcome.message;
       EXPECT_NE(outcome.message.find("rank 2 "), std::string::npos) << outcome.message;
-      // Rank 3 waits for rank 2 itself; the others hear of it when the world meets again.
+      // Rank 3 waits for rank 2 itself. The other ranks are notified in the next collective of the
+      // world.
       EXPECT_LT(seconds_since(start), r == 3 ? 1 : 10);
     }
   }
 }
 
-TEST(Death, IsNoticedWhileAllSleep) {
+TEST(Death, IsDetectedWhileAllSleep) {
   auto children = start_ranks(3, [](Communicator& group) {
     if (group.rank() == 1) ::pause();
     group.wait(group.submit(barrier("sleep.py:1")), kSeconds);
@@ -163,7 +166,7 @@ TEST(Death, IsNoticedWhileAllSleep) {
   EXPECT_LT(seconds_since(start), 0.5);
 }
 
-TEST(Death, AfterTheLastShareIsNotMissed) {
+TEST(Death, AfterTheLastShareIsNotAnError) {
   auto children = start_ranks(3, [](Communicator& group) {
     group.wait(group.submit(barrier()), kSeconds);
     if (group.rank() == 1) ::_exit(0);  // no close(), no destructor
@@ -175,7 +178,7 @@ TEST(Death, AfterTheLastShareIsNotMissed) {
   }
 }
 
-TEST(Death, IsSeenWithoutPidfdsToo) {
+TEST(Death, IsDetectedWithoutPidfds) {
   const pid_t pid = ::fork();
   if (pid == 0) {
     ::alarm(60);
@@ -186,7 +189,7 @@ TEST(Death, IsSeenWithoutPidfdsToo) {
     peer.pid = pid;
     peer.start_time = shm::start_time_of(pid);
   }
-  peers[1].start_time -= 1;  // of another container: here its number is another process's
+  peers[1].start_time -= 1;  // in another container, its number belongs to another process here
   const auto liveness = shm::make_process_liveness(std::move(peers));
   EXPECT_TRUE(liveness->alive(0));
   EXPECT_TRUE(liveness->alive(1)) << "what cannot be seen is no proof of death";
@@ -202,7 +205,7 @@ void expect_begins(const Outcome& outcome, const std::string& beginning) {
   EXPECT_EQ(outcome.message.substr(0, beginning.size()), beginning) << outcome.message;
 }
 
-TEST(Rendezvous, NamesWhoIsMissing) {
+TEST(Rendezvous, NamesTheMissingRank) {
   const std::string key = new_key();
   const auto start = Clock::now();
   const Body nothing = [](Communicator&) {};
@@ -234,7 +237,7 @@ TEST(Rendezvous, TheShortestDeadlineEndsItForAll) {
   }
 }
 
-TEST(Rendezvous, ADeathIsNoticedAtOnce) {
+TEST(Rendezvous, ADeathIsDetectedAtOnce) {
   for (const int victim : {0, 1}) {
     const std::string key = new_key();
     const Body nothing = [](Communicator&) {};
@@ -265,7 +268,7 @@ TEST(Rendezvous, SizesMustAgree) {
   }
 }
 
-TEST(Rendezvous, ASecondJobOfTheSameKeyIsTurnedAway) {
+TEST(Rendezvous, ASecondJobWithTheSameKeyIsRejected) {
   const std::string key = new_key();
   const Body reduce = [](Communicator& group) { group.wait(group.submit(barrier()), kSeconds); };
   std::vector<Child> first;
@@ -282,7 +285,7 @@ TEST(Rendezvous, ASecondJobOfTheSameKeyIsTurnedAway) {
   expect_success(first);
 }
 
-TEST(Rendezvous, TwoJobsAtOnceNeverMeet) {
+TEST(Rendezvous, TwoSimultaneousJobsStaySeparate) {
   const Body check_sum = [](Communicator& group) {
     std::int64_t sum = group.rank() + 1;
     for (int i = 0; i < 100; ++i) {
@@ -297,7 +300,7 @@ TEST(Rendezvous, TwoJobsAtOnceNeverMeet) {
   expect_success(two);
 }
 
-TEST(Rendezvous, WhatIsNoSealedMemfdIsNoSegment) {
+TEST(Rendezvous, OnlyASealedMemfdIsAccepted) {
   const auto refused = [](int file) {
     const shm::Descriptor fd(file);
     EXPECT_EQ(::ftruncate(fd.get(), 1 << 28), 0);
@@ -308,7 +311,7 @@ TEST(Rendezvous, WhatIsNoSealedMemfdIsNoSegment) {
   };
   refused(::memfd_create("not sealed", MFD_ALLOW_SEALING));
   refused(::memfd_create("not to be sealed", 0));
-  refused(::open("/var/tmp", O_TMPFILE | O_RDWR, 0600));  // knows no seals: F_GET_SEALS fails
+  refused(::open("/var/tmp", O_TMPFILE | O_RDWR, 0600));  // has no seals: F_GET_SEALS fails
 }
 
 TEST(Rendezvous, AnInterruptEndsIt) {
@@ -333,10 +336,10 @@ std::size_t mapped_segments() {
   return count;
 }
 
-// ---- which memory a rank touches where the ranks sit on several memory nodes
+// ---- the memory that ranks access on several NUMA nodes
 
-// Takes from this process, for as long as it lives, what it must not touch in the segment of a
-// rank: of the block at `offset` in its heap all but [first, last), which stays readable.
+// Remove from this process, for its lifetime, access to the memory that it must not touch in the
+// segment of a rank: the block at `offset` in its heap except [first, last), which stays readable.
 class Forbidden {
  public:
   Forbidden(int rank, std::size_t offset, std::size_t bytes, std::size_t first, std::size_t last)
@@ -370,9 +373,9 @@ class Forbidden {
 
 constexpr std::size_t kPage = 4096, kPages = 64, kBlock = kPages * kPage;
 
-// An all_reduce in place in the shared lane, of 4 ranks, two a node in consecutive blocks of the
-// group, whose world ranks are given. Each rank may read, beyond its node, its half of the block of
-// its counterpart; anything else is a SIGSEGV.
+// An all_reduce in place in shared memory, of 4 ranks, two per node in consecutive blocks of the
+// group, whose world ranks are given. Each rank may read, outside of its node, its half of the
+// block of its counterpart. Any other access is a SIGSEGV.
 void stay_inside(Communicator& group, const SharedBlock& block, std::size_t offset,
                  const std::vector<int>& world) {
   auto* data = static_cast<std::int32_t*>(block.data);
@@ -393,16 +396,17 @@ void stay_inside(Communicator& group, const SharedBlock& block, std::size_t offs
   group.wait(group.submit(barrier()), kSeconds);
 }
 
-// A block on a page, and its offset, which is the same on all ranks.
+// Return a block at a page boundary, and its offset, which is equal on all ranks.
 std::pair<SharedBlock, std::size_t> aligned_block(Communicator& group) {
-  const SharedBlock raw = group.allocate(kBlock + kPage);  // the heap's first: it begins at a page
+  // The first block of the heap, at a page boundary.
+  const SharedBlock raw = group.allocate(kBlock + kPage);
   static_assert(shm::kHeapOffset % kPage == 0);
   if (reinterpret_cast<std::uintptr_t>(raw.data) % kPage != 0)
     throw std::runtime_error("not at a page");
   return {{raw.data, kBlock}, shm::kHeapOffset};
 }
 
-TEST(MemoryNodes, OnlyCounterpartsAreReadAcrossAndNobodyIsWrittenTo) {
+TEST(MemoryNodes, OnlyCounterpartsAreReadAcrossNodesAndNoneIsWritten) {
   auto children = start_ranks(
       4,
       [](Communicator& world) {
@@ -413,8 +417,8 @@ TEST(MemoryNodes, OnlyCounterpartsAreReadAcrossAndNobodyIsWrittenTo) {
   expect_success(children);
 }
 
-// The world's blocks are not those of the nodes, its groups' are.
-TEST(MemoryNodes, AGroupGoesByItsOwnMembers) {
+// The blocks of the world are not those of the nodes. The blocks of its groups are.
+TEST(MemoryNodes, AGroupUsesTheNodesOfItsMembers) {
   const std::string key = new_key();
   std::vector<Child> children;
   for (int rank = 0; rank < 4; ++rank)
@@ -429,7 +433,7 @@ TEST(MemoryNodes, AGroupGoesByItsOwnMembers) {
   expect_success(children);
 }
 
-TEST(MemoryNodes, ANumberThatIsNoneIsRefused) {
+TEST(MemoryNodes, ABadNumberIsRejected) {
   Child child([key = new_key()] {
     ::setenv("NGD_NUMA_NODE", "left", 1);
     make_shm_communicator(key, 0, 1, kSeconds);
@@ -440,7 +444,7 @@ TEST(MemoryNodes, ANumberThatIsNoneIsRefused) {
             "NGD_NUMA_NODE: expected auto or a whole number from 0 to 1023; got 'left'");
 }
 
-TEST(Leftovers, NoDescriptorAndNoMapping) {
+TEST(Leftovers, NoDescriptorAndNoMappingRemains) {
   const std::string key = new_key();
   std::vector<Child> children;
   for (int rank = 0; rank < 3; ++rank)
@@ -457,7 +461,7 @@ TEST(Leftovers, NoDescriptorAndNoMapping) {
   expect_success(children);
 }
 
-TEST(Leftovers, NoneAfterAFailedRendezvous) {
+TEST(Leftovers, NothingRemainsAfterAFailedRendezvous) {
   Child lonely([key = new_key()] {
     const std::size_t files = open_files();
     for (int i = 0; i < 3; ++i) {
@@ -471,7 +475,7 @@ TEST(Leftovers, NoneAfterAFailedRendezvous) {
   EXPECT_FALSE(outcome.kind) << outcome.message;
 }
 
-TEST(Fork, AForkedChildIsTurnedAwayAndDoesNoHarm) {
+TEST(Fork, AForkedChildIsRejectedAndDoesNoHarm) {
   auto children = start_ranks(2, [](Communicator& group) {
     const Work work = group.submit(barrier());
     const pid_t child = ::fork();
@@ -494,7 +498,8 @@ TEST(Fork, AForkedChildIsTurnedAwayAndDoesNoHarm) {
   expect_success(children);
 }
 
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they need it all
+// The sanitizers need all of it.
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 TEST(Memory, ALimitOfTheAddressSpaceMakesSegmentsSmaller) {
   auto body = [](Communicator& group) {
     const SharedBlock block = group.allocate(64 << 20);
@@ -518,7 +523,7 @@ TEST(Memory, ALimitOfTheAddressSpaceMakesSegmentsSmaller) {
   expect_success(children);
 }
 
-TEST(Memory, WithoutAddressSpaceThereIsAnErrorThatSaysSo) {
+TEST(Memory, WithoutAddressSpaceTheErrorNamesTheLimit) {
   const std::string key = new_key();
   std::vector<Child> children;
   for (int rank = 0; rank < 2; ++rank)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank dies at each step of a run that does everything: it meets the others, takes part in every
-// kind of collective, in groups, in sends and receives, and leaves. The others get right results up
-// to there, and are told at once which rank died.
+// A rank dies at each step of a run with all features: the rendezvous, every kind of collective,
+// groups, sends and receives, and leaving. The other ranks get right results up to there, and are
+// notified at once of the rank that died.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -18,10 +18,10 @@ namespace ngd::comm {
 namespace {
 
 constexpr int kRanks = 3;
-constexpr std::size_t kCount = 60'000;  // of several chunks where they are staged
-constexpr double kDeadline = 30;        // of collectives: no survivor may need it
-// A rank that dies before its name can be found has never come, and neither has rank 0 to who comes
-// after it has given up; the others wait this long.
+constexpr std::size_t kCount = 60'000;  // several chunks if they are staged
+constexpr double kDeadline = 30;        // of collectives: no surviving rank may need it
+// A rank that dies before its name can be found never arrives. The other ranks wait this long for
+// it.
 constexpr double kMeetingSeconds = 0.4;
 
 int step_now = 0;
@@ -37,7 +37,7 @@ void expect_all(const float* values, std::size_t count, float wanted) {
       throw std::runtime_error(concat("expected ", wanted, "; got ", values[i], " at ", i));
 }
 
-// Mine is my rank + 1 everywhere.
+// The rank's data: its rank + 1 in each element.
 class Run {
  public:
   explicit Run(Communicator& world)
@@ -59,7 +59,7 @@ class Run {
   float total(const Communicator& group) const {
     return first(group) * static_cast<float>(group.size()) + pairs(group);
   }
-  // Of the ranks of a group, which are consecutive in the world.
+  // The sum over the ranks of a group, which are consecutive in the world.
   static float pairs(const Communicator& group) {
     return static_cast<float>(group.size() * (group.size() - 1)) / 2;
   }
@@ -98,7 +98,7 @@ class Run {
     finish(group, barrier());
   }
 
-  // Only that it ends: what it gives, other tests look at.
+  // Checks only that it ends. Other tests check the result.
   void exchange(Communicator& group, Kind kind, float* data, std::size_t count) {
     std::fill_n(data, count, mine());
     Collective call = all_reduce(ReduceOp::Sum, DType::F32, data, other_.data(), count);
@@ -146,7 +146,7 @@ class Run {
   std::vector<float> own_ = std::vector<float>(kCount), other_ = std::vector<float>(kCount);
 };
 
-// How the ranks other than `victim` end, each checked, within a second or `more`; whether it died.
+// Check the ends of all ranks except `victim` within a second or `more`. Return true if it died.
 template <typename Check>
 bool look_at_others(std::vector<Child>& children, int victim, int step, double more, Check check) {
   const bool died = children[static_cast<std::size_t>(victim)].outcome().message == "dead";
@@ -161,9 +161,9 @@ bool look_at_others(std::vector<Child>& children, int victim, int step, double m
   return died;
 }
 
-// An error is that `victim` was lost, or came too late to be found.
+// The error must be that `victim` was lost, or was too late to be found.
 void expect_the_loss(const Outcome& outcome, bool died, const std::string& victim) {
-  if (!outcome.kind) {  // it needed nothing more of the dead rank
+  if (!outcome.kind) {  // needed nothing more of the dead rank
     EXPECT_EQ(outcome.message, "");
     return;
   }
@@ -176,7 +176,7 @@ void expect_the_loss(const Outcome& outcome, bool died, const std::string& victi
       << outcome.message;
 }
 
-// What becomes of a run in which `victim` dies at `step`. False where it has fewer steps.
+// Check a run in which `victim` dies at `step`. Return false if it has fewer steps.
 bool dies_at(const std::string& key, int victim, int step) {
   std::vector<Child> children;
   for (int rank = 0; rank < kRanks; ++rank)
@@ -189,7 +189,8 @@ bool dies_at(const std::string& key, int victim, int step) {
   return look_at_others(children, victim, step, kMeetingSeconds, expect_the_loss);
 }
 
-// The same of a run in which the others, once they have met, let those that have not say so first.
+// The same, in a run in which the ranks that have completed the rendezvous wait for the reports of
+// the others.
 bool dies_meeting_at(const std::string& key, int victim, int step) {
   std::vector<Child> children;
   for (int rank = 0; rank < kRanks; ++rank)
@@ -204,7 +205,7 @@ bool dies_meeting_at(const std::string& key, int victim, int step) {
   return look_at_others(children, victim, step, kMeetingSeconds, expect_the_loss);
 }
 
-// What becomes of ranks that wait for `victim`, which fails, and dies at that step of saying so.
+// Check the ranks that wait for `victim`, which fails, and dies at that step of reporting it.
 bool dies_failing_at(const std::string& key, int victim, int step) {
   std::vector<Child> children;
   for (int rank = 0; rank < kRanks; ++rank)
@@ -246,12 +247,13 @@ TEST_P(DeathAtEachStep, OfAMeetingIsNoticedByWhoIsThrough) {
   EXPECT_GT(step, 10) << "a meeting has lost its steps";
 }
 
-// A prime stride visits other steps with each victim; NGD_EVERY_STEP=1 visits all.
+// A prime stride visits other steps with each victim. NGD_EVERY_STEP=1 visits all.
 TEST_P(DeathAtEachStep, IsNoticedByTheOthers) {
   const int victim = GetParam();
   const bool all = std::getenv("NGD_EVERY_STEP") != nullptr;
   const int stride = all ? 1 : 7;
-  const std::string key = new_key();  // one for all runs: nothing of a run is in the next one's way
+  // One for all runs, because a run must leave nothing that affects the next one.
+  const std::string key = new_key();
   int step = all ? 1 : 1 + victim, runs = 0;
   for (; dies_at(key, victim, step); step += stride) {
     ++runs;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives among threads as ranks, compared with the tree of tests/cpp/base/reference.hpp.
+// Tests collectives with threads as ranks, against the tree of tests/cpp/base/reference.hpp.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -26,7 +26,8 @@ void expect_success(const std::vector<Outcome>& outcomes) {
     ASSERT_FALSE(outcomes[r].kind) << "rank " << r << ": " << outcomes[r].message;
 }
 
-// Operands of one rank in a lane. Mixed: even ranks private, odd ranks shared.
+// The operands of one rank in private or shared memory. Mixed: even ranks private, odd ranks
+// shared.
 class Operands {
  public:
   Operands(Communicator& group, Lane lane, const Bytes& input)
@@ -103,8 +104,8 @@ constexpr bool kSlow = true;  // fewer cases: each takes thirty times as long
 constexpr bool kSlow = false;
 #endif
 
-// Every op and dtype at small sizes; beyond, what differs there: the width of an element, at the
-// edges of the inline payload and of the staging chunks.
+// Every op and dtype at small sizes. At larger sizes, only different widths of elements, around the
+// limits of the inline payload and of the chunks.
 std::vector<Case> cases(int size) {
   std::vector<Case> all;
   for (const DType dtype : reference::kAllTypes)
@@ -127,7 +128,7 @@ std::vector<Case> cases(int size) {
   return all;
 }
 
-// How many ranks, and the memory node of each; none: all on one.
+// The number of ranks, and the NUMA node of each. If there is none, all are on one.
 struct World {
   int size;
   std::vector<int> nodes = {};
@@ -166,8 +167,8 @@ TEST_P(AllReduceTest, FlatFollowsTheTreeBitForBit) {
   }
 }
 
-// How far a ring's result may be from the exact one: the rounding of size - 1 sums of magnitudes
-// up to 2 * size, the division, and the rounding to the storage type.
+// The bound of a ring's error: the rounding of size - 1 sums of magnitudes up to 2 * size, of the
+// division, and of the conversion to the storage type.
 double ring_bound(const Case& each, int size) {
   const double ulp = each.dtype == DType::F64 ? 0x1p-52 : 0x1p-23;
   const double storage = each.dtype == DType::BF16  ? 0x1p-8
@@ -188,7 +189,7 @@ double value_at(DType dtype, const Bytes& bytes, std::size_t index) {
   });
 }
 
-// The largest distance of a result from the one that is computed in double.
+// The largest difference from the result that is computed in double.
 double worst_error(const Case& each, const std::vector<Bytes>& inputs, const Bytes& result) {
   std::vector<double> values(inputs.size());
   double worst = 0;
@@ -256,7 +257,7 @@ TEST_P(AllReduceTest, BroadcastComesFromEveryRoot) {
     }
 }
 
-// A collective in flight, where it lies, and what every element must come to.
+// A pending collective, its memory, and the expected value of every element.
 struct Flight {
   Flight(Communicator& group, std::mt19937& random, int number) {
     count = random() % 3 == 0 ? 300'000 : random() % 5000;
@@ -287,10 +288,10 @@ struct Flight {
   Work work;
 };
 
-TEST_P(AllReduceTest, ManyInFlightAreWaitedForInAnyOrder) {
+TEST_P(AllReduceTest, ManyPendingCollectivesAreWaitedForInAnyOrder) {
   expect_success(run_ranks(GetParam(), [](Communicator& group) {
-    std::mt19937 random(3);                                  // the same works on all ranks
-    std::mt19937 mine(static_cast<unsigned>(group.rank()));  // in another order on each
+    std::mt19937 random(3);                                  // equal works on all ranks
+    std::mt19937 mine(static_cast<unsigned>(group.rank()));  // another order on each rank
     for (int repeat = 0; repeat < 3; ++repeat) {
       std::vector<std::unique_ptr<Flight>> flights;
       for (int i = 0; i < 40; ++i) flights.push_back(std::make_unique<Flight>(group, random, i));
@@ -304,7 +305,7 @@ TEST_P(AllReduceTest, ManyInFlightAreWaitedForInAnyOrder) {
   }));
 }
 
-TEST_P(AllReduceTest, MoreInFlightThanThereAreSlots) {
+TEST_P(AllReduceTest, MayHaveMorePendingCollectivesThanSlots) {
   constexpr std::uint64_t kWorks = 5 * shm::kSlots + 3;
   expect_success(run_ranks(GetParam(), [](Communicator& group) {
     std::vector<std::int64_t> data(kWorks);
@@ -321,7 +322,7 @@ TEST_P(AllReduceTest, MoreInFlightThanThereAreSlots) {
   }));
 }
 
-TEST_P(AllReduceTest, DoneProgressesWithoutBlocking) {
+TEST_P(AllReduceTest, DoneMakesProgressWithoutBlocking) {
   expect_success(run_ranks(GetParam(), [](Communicator& group) {
     std::vector<double> data(200'000, group.rank());
     const Work first =
@@ -333,7 +334,7 @@ TEST_P(AllReduceTest, DoneProgressesWithoutBlocking) {
   }));
 }
 
-TEST_P(AllReduceTest, BarrierHoldsUntilTheLastHasCome) {
+TEST_P(AllReduceTest, ABarrierEndsAfterTheLastRankHasArrived) {
   std::atomic<int> arrived = 0;
   expect_success(run_ranks(GetParam(), [&](Communicator& group) {
     for (int round = 1; round <= 200; ++round) {
@@ -354,7 +355,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, AllReduceTest, testing::ValuesIn(worlds()), [](c
   return std::to_string(info.param.size) + (info.param.nodes.empty() ? "" : "OnNodes");
 });
 
-TEST(SharedLane, BlocksAreAlignedApartAndReused) {
+TEST(SharedLane, BlocksAreAlignedSeparateAndReused) {
   auto ranks = shm::make_thread_ranks(1);
   Communicator& group = *ranks[0];
   std::mt19937 random(1);
@@ -379,7 +380,7 @@ TEST(SharedLane, BlocksAreAlignedApartAndReused) {
     std::memset(held.back().block.data, mark, held.back().block.bytes);
   }
   for (const Held& each : held) group.release(each.block);
-  // All is one piece again: nearly the whole heap fits, twice over.
+  // The heap is one free block again: nearly the whole heap can be allocated, twice.
   for (int i = 0; i < 2; ++i) group.release(group.allocate(std::size_t{240} << 20));
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How long a rank spins and how often it yields before it sleeps.
+// Tests how long a rank spins, and how often it yields, before it sleeps.
 #include <gtest/gtest.h>
 
 #include "comm/shm/wait.hpp"
@@ -14,7 +14,7 @@ int holds(Ladder& ladder) {
   return count;
 }
 
-// A bell that rang `after_ns` after I had gone to sleep, and that woke me in `wakeup_ns`.
+// Sleep until a bell that rings after `after_ns`, and wake up `wakeup_ns` later.
 void sleep_once(Ladder& ladder, std::uint64_t after_ns, std::uint64_t wakeup_ns) {
   const std::uint64_t rung = now_ns() - wakeup_ns;
   ladder.woken(rung - after_ns, rung);
@@ -30,8 +30,8 @@ TEST(Ladder, SpinsForTwiceAsLongAsTheLastWakeUpTook) {
   EXPECT_GE(now_ns() - start, 1'400'000u);
 }
 
-// With many works in flight, what is done between two spins may take longer than a time slice.
-TEST(Ladder, OfACallerThatIsSlowEndsToo) {
+// With many pending collectives, the work between two spins may take longer than a time slice.
+TEST(Ladder, EndsEvenIfTheCallerIsSlow) {
   Ladder ladder(/*crowded=*/false);
   ladder.restart();
   const std::uint64_t start = now_ns();

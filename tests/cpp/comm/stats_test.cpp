@@ -11,7 +11,7 @@
 namespace ngd::comm {
 namespace {
 
-TEST(Statistics, OneEntryAKindReductionAndSite) {
+TEST(Statistics, HasOneEntryPerKindReductionAndSite) {
   Statistics statistics(3);
   char site[] = "a.py:1";
   const Collective sum = all_reduce(ReduceOp::Sum, DType::F32, nullptr, nullptr, 10, site);
@@ -19,11 +19,11 @@ TEST(Statistics, OneEntryAKindReductionAndSite) {
   const Statistics::Entry first = statistics.entry_of(sum);
   EXPECT_EQ(statistics.entry_of(sum), first);
   EXPECT_NE(statistics.entry_of(mean), first);
-  const std::string copy = site;  // the same text elsewhere
+  const std::string copy = site;  // an equal text at another address
   EXPECT_EQ(statistics.entry_of(
                 all_reduce(ReduceOp::Sum, DType::F32, nullptr, nullptr, 10, copy.c_str())),
             first);
-  site[5] = '2';  // another text at the same place
+  site[5] = '2';  // another text at the same address
   EXPECT_NE(statistics.entry_of(sum), first);
   statistics.add(first, 40, 2'000'000'000, 2);
   statistics.add(first, 40, 1'000'000'000, 2);
@@ -38,7 +38,7 @@ TEST(Statistics, OneEntryAKindReductionAndSite) {
   EXPECT_EQ(report[0].last, (std::vector<std::uint64_t>{0, 0, 2}));
 }
 
-TEST(Statistics, EndlesslyManySitesAreCountedWithoutTheirNames) {
+TEST(Statistics, CountsManySitesWithoutTheirNames) {
   Statistics statistics(1);
   const auto entry_of = [&](int i) {
     const std::string site = "generated.py:" + std::to_string(i);
@@ -46,7 +46,7 @@ TEST(Statistics, EndlesslyManySitesAreCountedWithoutTheirNames) {
   };
   const Statistics::Entry first = entry_of(0);
   for (int i = 0; i < 10'000; ++i) statistics.add(entry_of(i), 0, 1, 0);
-  EXPECT_EQ(entry_of(0), first);  // those that have a name keep it
+  EXPECT_EQ(entry_of(0), first);  // sites that have a name keep it
   const std::vector<CallStats> report = statistics.report();
   EXPECT_LT(report.size(), 5000u);
   std::uint64_t calls = 0;
@@ -54,7 +54,7 @@ TEST(Statistics, EndlesslyManySitesAreCountedWithoutTheirNames) {
   EXPECT_EQ(calls, 10'000u);
 }
 
-TEST(Statistics, TellTheStragglerAndTheTimeWaitedForIt) {
+TEST(Statistics, NamesTheStragglerAndTheTimeWaitedForIt) {
   std::atomic<int> there{0};
   const auto outcomes = run_ranks(3, [&](Communicator& group) {
     for (int i = 0; i < 5; ++i) {
@@ -68,7 +68,7 @@ TEST(Statistics, TellTheStragglerAndTheTimeWaitedForIt) {
       if (group.rank() != 1) ++there;
       group.wait(work, kSeconds);
     }
-    if (group.rank() < 2) {  // what is between two is counted, too
+    if (group.rank() < 2) {  // transfers between two ranks are counted too
       Collective call;
       call.kind = group.rank() == 0 ? Kind::Send : Kind::Receive;
       call.dtype = DType::F64;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How ranks of one mpirun wait for one another beside the communicator that is tested: no test has
-// to guess how long another rank takes.
+// A synchronisation of the ranks of one mpirun outside of the communicator that is tested, so that
+// no test must guess how long another rank takes.
 #pragma once
 
 #include <unistd.h>
@@ -15,8 +15,8 @@
 
 namespace ngd::comm {
 
-// Counts the ranks that have come to a point. All ranks make the same ones in the same order, and
-// one of them waits.
+// Counts the ranks that have reached a point. All ranks create the same tallies in the same order,
+// and one rank waits.
 class Tally {
  public:
   Tally() {
@@ -30,7 +30,7 @@ class Tally {
     std::ofstream(folder_ / std::to_string(rank)) << rank;
   }
 
-  // Until so many have reported. Whether they have within a minute.
+  // Wait until `count` ranks have reported. Return false after a minute.
   bool await(int ranks) const {
     for (int look = 0; look < 6000; ++look) {
       std::error_code none;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shares of a range, and the work of a team. Run with several values of NGD_THREADS.
+// Tests shares of a range, and the work of a team. Run with several values of NGD_THREADS.
 #include "device/team.hpp"
 
 #include <gtest/gtest.h>
@@ -28,7 +28,7 @@ Ranges shares(std::int64_t count, std::int64_t unit, std::int64_t parts) {
   return ranges;
 }
 
-TEST(Share, CutsElementsNearlyEqually) {
+TEST(Share, DividesElementsNearlyEqually) {
   EXPECT_EQ(shares(12, 1, 1), (Ranges{{0, 12}}));
   EXPECT_EQ(shares(12, 1, 3), (Ranges{{0, 4}, {4, 8}, {8, 12}}));
   EXPECT_EQ(shares(10, 1, 3), (Ranges{{0, 3}, {3, 6}, {6, 10}}));
@@ -36,7 +36,7 @@ TEST(Share, CutsElementsNearlyEqually) {
   EXPECT_EQ(shares(0, 1, 2), (Ranges{{0, 0}, {0, 0}}));
 }
 
-TEST(Share, HasWholeUnits) {
+TEST(Share, ConsistsOfWholeUnits) {
   EXPECT_EQ(shares(48, 16, 2), (Ranges{{0, 16}, {16, 48}}));
   EXPECT_EQ(shares(100, 16, 3), (Ranges{{0, 32}, {32, 64}, {64, 100}}));  // 7 units, the last of 4
   EXPECT_EQ(shares(5, 16, 2), (Ranges{{0, 0}, {0, 5}}));
@@ -73,7 +73,7 @@ TEST(Team, RangesCoverTheCountOnce) {
   }
 }
 
-// Literals for the counts of threads with which this test is run.
+// Literals for the numbers of threads with which this test is run.
 TEST(Team, RangesAreTheSharesOfTheThreads) {
   std::set<std::pair<std::int64_t, std::int64_t>> ranges, want;
   std::mutex mutex;
@@ -97,7 +97,7 @@ TEST(Team, RangesAreTheSharesOfTheThreads) {
   EXPECT_EQ(ranges, want);
 }
 
-TEST(Team, CallsEachPieceOnce) {
+TEST(Team, CallsEachPartOnce) {
   for (const std::int64_t pieces : {0, 1, 2, 3, 5, 8, 33}) {
     std::vector<std::atomic<int>> calls(static_cast<std::size_t>(pieces));
     for_pieces(pieces, [&](std::int64_t piece) { ++calls[static_cast<std::size_t>(piece)]; });
@@ -105,8 +105,8 @@ TEST(Team, CallsEachPieceOnce) {
   }
 }
 
-// A forked child has one thread, and a kernel that was made before may have more pieces.
-TEST(Team, OneThreadRunsAllPiecesOfAForkedChild) {
+// A forked child has one thread, and a kernel that was built before may have more parts.
+TEST(Team, OneThreadRunsAllPartsInAForkedChild) {
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
@@ -126,7 +126,7 @@ std::set<std::string> thread_ids() {
   return ids;
 }
 
-// Regions of fewer pieces than threads must not end the other threads.
+// Regions with fewer parts than threads must not end the other threads.
 TEST(Team, RegionsOfAnySizeKeepTheSameThreads) {
   const int threads = thread_count();
   for_pieces(threads, [](std::int64_t) {});

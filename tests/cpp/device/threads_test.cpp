@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The cores of threads that run no kernels. Run with OMP_PROC_BIND and without.
+// Tests the cores of threads that run no kernels. Run with and without OMP_PROC_BIND.
 #include "device/threads.hpp"
 
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ cpu_set_t my_cores() {
   return cores;
 }
 
-// Of a thread started here, before and after it keeps off the kernels' cores.
+// The cores of a thread started here, before and after it leaves the cores of the kernels.
 struct Cores {
   cpu_set_t before, after;
 };
@@ -35,14 +35,14 @@ Cores cores_of_a_helper() {
   return cores;
 }
 
-TEST(Threads, AHelperOfUnboundKernelsStaysWhereItIs) {
+TEST(Threads, AHelperOfUnboundKernelsKeepsItsCores) {
   if (std::getenv("OMP_PROC_BIND") != nullptr) GTEST_SKIP() << "OMP_PROC_BIND is set";
   set_thread_share(1);
   const Cores cores = cores_of_a_helper();
   EXPECT_TRUE(CPU_EQUAL(&cores.before, &cores.after));
 }
 
-TEST(Threads, AHelperOfBoundKernelsRunsBesideThem) {
+TEST(Threads, AHelperOfBoundKernelsUsesOtherCores) {
   if (std::getenv("OMP_PROC_BIND") == nullptr) GTEST_SKIP() << "OMP_PROC_BIND is not set";
   const int places = omp_get_num_places();
   if (places < 2) GTEST_SKIP() << "one core";
@@ -50,7 +50,7 @@ TEST(Threads, AHelperOfBoundKernelsRunsBesideThem) {
   ASSERT_EQ(CPU_COUNT(&kernels), 1);
   set_thread_share(1);
   const Cores cores = cores_of_a_helper();
-  EXPECT_TRUE(CPU_EQUAL(&cores.before, &kernels));  // what it would have been
+  EXPECT_TRUE(CPU_EQUAL(&cores.before, &kernels));  // the cores that it would have had
   EXPECT_EQ(CPU_COUNT(&cores.after), places - 1);
   cpu_set_t both;
   CPU_AND(&both, &cores.after, &kernels);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// attend and attend_grad against formulas in float64 that store every score.
+// attend and attend_grad against formulas in float64 that store all attention logits.
 #include <limits>
 
 #include "device/threads.hpp"
@@ -13,7 +13,7 @@ constexpr double kInf = std::numeric_limits<double>::infinity();
 struct Case {
   std::int64_t batch, heads, groups, queries, keys, extent, width;
   bool causal;
-  Shape mask;  // empty: none
+  Shape mask;  // empty if there is none
   DType mask_dtype = DType::Bool;
 };
 
@@ -146,7 +146,7 @@ void expect_near(const Tensor& found, const std::vector<double>& wanted, const c
         << what << " at " << i << " of " << c.queries << " queries, " << c.keys << " keys";
 }
 
-TEST(Attention, AgreesWithTheFormulas) {
+TEST(Attention, EqualsTheFormulas) {
   for (const DType dtype : {DType::F32, DType::F64})
     for (const Case& c : kCases) {
       const Operands o(c, dtype);
@@ -175,7 +175,7 @@ Tensor swapped(const Tensor& x) {
   return y;
 }
 
-TEST(Attention, HeadsMayLieBehindThePlaces) {
+TEST(Attention, HeadsMayBeAfterThePositions) {
   for (const Case& c : kCases) {
     Operands o(c);
     std::vector<Tensor> wanted = run("attend", o.forward(), o.results(), attrs(c));
@@ -191,7 +191,7 @@ TEST(Attention, HeadsMayLieBehindThePlaces) {
   }
 }
 
-// One thread walks over all pairs of blocks once; more of them than there are units, twice.
+// One thread visits all pairs of blocks once. More threads than units visit them twice.
 TEST(Attention, BitsDoNotDependOnTheNumberOfThreads) {
   for (const Case& c : kCases) {
     const Operands o(c);
@@ -209,7 +209,7 @@ TEST(Attention, BitsDoNotDependOnTheNumberOfThreads) {
   }
 }
 
-TEST(Attention, ResultsThatNobodyReads) {
+TEST(Attention, ResultsMayBeUnread) {
   for (const Case& c : {kCases[3], kCases[8]}) {
     const Operands o(c);
     const std::vector<Tensor> made = run("attend", o.forward(), o.results(), attrs(c));
@@ -229,7 +229,7 @@ TEST(Attention, ResultsThatNobodyReads) {
   }
 }
 
-// A row that meets a NaN is NaN; one that does not is as it would be without.
+// A row that attends to a NaN is NaN. The other rows do not change.
 TEST(Attention, NaNStaysNaN) {
   const Case c{1, 1, 1, 200, 200, 16, 16, true, {}};
   const Operands clean(c);
@@ -241,7 +241,7 @@ TEST(Attention, NaNStaysNaN) {
     for (std::int64_t row = 0; row < 150; ++row)
       ASSERT_EQ(made[0].at(row * 16), wanted.at(row * 16)) << row;
     for (std::int64_t row = 150; row < 200; ++row) {
-      const bool hidden = o.q.at(row * 16 + 3) * bad == -kInf;  // a score of -inf is no NaN
+      const bool hidden = o.q.at(row * 16 + 3) * bad == -kInf;  // a logit of -inf is not NaN
       ASSERT_EQ(std::isnan(made[0].at(row * 16)), !hidden) << row;
       ASSERT_EQ(std::isnan(made[1].at(row)), !hidden) << row;
     }
@@ -252,11 +252,11 @@ TEST(Attention, NaNStaysNaN) {
   o.q.set(1, 1);
   const auto made =
       run("attend", o.forward(), o.results(), attrs({1, 1, 1, 2, 3, 1, 1, false, {}}));
-  EXPECT_EQ(made[0].at(0), 0);             // it sees nothing
-  EXPECT_TRUE(std::isnan(made[0].at(1)));  // it sees nothing but -inf
+  EXPECT_EQ(made[0].at(0), 0);             // no visible key
+  EXPECT_TRUE(std::isnan(made[0].at(1)));  // all visible logits are -inf
 }
 
-TEST(Attention, RefusesWhatItCannotDo) {
+TEST(Attention, RejectsUnsupportedOperands) {
   const Case c{1, 2, 2, 5, 6, 4, 4, false, {}};
   for (const DType dtype : {DType::F16, DType::BF16}) {
     const Operands o(c, dtype);

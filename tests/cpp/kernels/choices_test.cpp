@@ -17,7 +17,7 @@ constexpr Machine kAvx512{.threads = 16, .simd = SimdLevel::Avx512};
 
 struct Choice {
   std::string_view implementation;
-  std::optional<std::size_t> scratch_bytes;  // none for oneDNN: they depend on its version
+  std::optional<std::size_t> scratch_bytes;  // none for oneDNN, because they depend on its version
 
   bool operator==(const Choice&) const = default;
   friend void PrintTo(const Choice& choice, std::ostream* out) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Convolutions and their gradients, every implementation, against plain loops.
+// Tests convolutions and their gradients, in every implementation, against plain loops.
 #include <functional>
 
 #include "device/threads.hpp"
@@ -25,7 +25,7 @@ const std::vector<Case>& cases() {
       {{1, 6, 10, 11}, {4, 3, 3, 2}, {3, 1}, {2, 0, 1, 4}, {2, 3}, 2},
       {{3, 5, 4, 4}, {7, 5, 1, 1}, {1, 1}, {0, 0, 0, 0}, {1, 1}},
       {{1, 2, 4, 5, 6}, {3, 2, 2, 3, 2}, {1, 2, 1}, {0, 1, 1, 1, 0, 0}, {1, 1, 2}},
-      {{1, 24, 80, 90}, {1, 24, 3, 3}, {1, 1}, {1, 1, 1, 1}, {1, 1}},  // of several chunks
+      {{1, 24, 80, 90}, {1, 24, 3, 3}, {1, 1}, {1, 1, 1, 1}, {1, 1}},  // several chunks
   };
   return all;
 }
@@ -47,7 +47,7 @@ Attrs attrs_for(const Case& c) {
                    {"groups", c.groups}});
 }
 
-// Calls each(place) for all places of a shape.
+// Call each(position) for all positions of a shape.
 void for_places(const Shape& shape, const std::function<void(const Shape&)>& each) {
   Shape place(shape.size());
   for (std::int64_t i = 0; i < element_count(shape); ++i) {
@@ -63,7 +63,7 @@ std::size_t index_of(const Shape& shape, const Shape& place) {
   return static_cast<std::size_t>(index);
 }
 
-// Calls each(data, weight, result) with the indices of every product that a convolution adds.
+// Call each(data, weight, result) with the indices of every multiplication of a convolution.
 void for_products(const Case& c,
                   const std::function<void(std::size_t, std::size_t, std::size_t)>& each) {
   const Shape result = result_shape(c);
@@ -134,7 +134,7 @@ TEST_P(Conv, AllThreeOps) {
     }
 }
 
-TEST_P(Conv, NanStays) {
+TEST_P(Conv, ANanStaysANan) {
   const Case c = cases()[3];
   Tensor x = random_floats(DType::F32, c.data, 4);
   x.set(0, std::nan(""));
@@ -144,7 +144,7 @@ TEST_P(Conv, NanStays) {
   for (std::int64_t i = 0; i < y.count(); ++i) ASSERT_EQ(std::isnan(y.at(i)), i % places == 0);
 }
 
-TEST_P(Conv, Refusals) {
+TEST_P(Conv, RejectsUnsupportedShapes) {
   const Case c = cases()[2];
   const auto refused = [&](const Case& with, Shape result, const char* op = "conv") {
     const KernelQuery query{op,
@@ -165,7 +165,7 @@ TEST_P(Conv, Refusals) {
   EXPECT_NE(refused(wrong, result_shape(c)), "");
 }
 
-// Kernels run on one thread in a forked child, also those that were made for several.
+// In a forked child, kernels run on one thread, even if they were built for several.
 TEST_P(Conv, RunsInAForkedChild) {
   const Case c = cases()[3];
   const Tensor x = random_floats(DType::F32, c.data, 7),
@@ -175,7 +175,7 @@ TEST_P(Conv, RunsInAForkedChild) {
   expect_same_in_a_forked_child(GetParam(), query, {x, w});
 }
 
-// Those of any shape.
+// The shapes that any implementation supports.
 std::vector<const char*> general() {
   std::vector<const char*> names = implementations_of("conv");
   std::erase_if(names,
@@ -186,7 +186,7 @@ std::vector<const char*> general() {
 INSTANTIATE_TEST_SUITE_P(Implementations, Conv, testing::ValuesIn(general()),
                          [](const auto& param) { return std::string(param.param); });
 
-// How a kernel stands over an image: its places a side, and between them and between windows.
+// The size, stride and dilation of a kernel along an axis.
 struct Reach {
   std::int64_t kernel = 3, stride = 1, dilation = 1;
 
@@ -195,7 +195,7 @@ struct Reach {
   }
 };
 
-// With the channels last: operands, and what plain loops in f64 make of them.
+// Operands with channels last, and the results that plain loops compute in float64.
 struct Last {
   std::int64_t images, height, width, in, out;
   Integers padding;
@@ -257,7 +257,8 @@ struct Last {
   }
 };
 
-// To the typical size of a result 5e-5: more than the method rounds, far less than any mistake.
+// Relative to the typical size of a result, 5e-5 is more than the rounding, and less than any
+// mistake.
 void expect_close(const Tensor& found, const std::vector<double>& exact, const char* op) {
   double squares = 0;
   for (const double value : exact) squares += value * value;
@@ -290,12 +291,12 @@ TEST(Winograd, AllThreeOps) {
                       {draw(0, 2), draw(0, 2), draw(0, 2), draw(0, 2)}});
 }
 
-// So many that each thread has several blocks of tiles, and sums of its own.
+// So many images that each thread has several blocks of tiles, and separate sums.
 std::int64_t many_images() { return 6 * std::min(device::thread_count(), 16); }
 
 TEST(Winograd, ManyTiles) { expect_all_three({{many_images(), 16, 17}, 16, 80, {1, 1, 1, 1}}); }
 
-// Values of kernels that no cache holds; sums of several blocks of tiles.
+// Kernels too large for the caches, and sums over several blocks of tiles.
 TEST(Winograd, ManyChannels) { expect_all_three({{4, 18, 20}, 304, 320, {1, 1, 1, 1}}); }
 
 TEST(Winograd, Bias) {
@@ -319,7 +320,7 @@ TEST(Winograd, RunsInAForkedChild) {
   expect_same_in_a_forked_child("winograd", gradient, {many.data, many.dy});
 }
 
-// It reaches all windows that see it, and of the others those of its tile alone.
+// A NaN reaches all results whose windows contain it, and others only in its tile.
 TEST(Winograd, NanStaysInItsTile) {
   Last c({1, 16, 16}, 16, 16, {1, 1, 1, 1});
   c.data.set((6 * c.width + 6) * c.in + 3, std::nan(""));
@@ -337,11 +338,11 @@ TEST(Placewise, GradientOfWeights) {
   const Last all[] = {
       {{2, 12, 13}, 128, 144, {1, 1, 1, 1}, {3, 2, 1}},
       {{3, 11, 10}, 192, 128, {0, 2, 3, 1}, {3, 2, 2}},
-      {{128, 2, 2}, 128, 128, {4, 2, 4, 2}, {3, 2, 2}},  // some places meet padding alone
+      {{128, 2, 2}, 128, 128, {4, 2, 4, 2}, {3, 2, 2}},  // some positions are only in the padding
 
       {{1, 9, 11}, 1040, 32, {0, 0, 0, 0}, {1, 1, 1}},
       {{1, 5, 6}, 1040, 1056, {0, 0, 0, 0}, {1, 2, 1}},  // sums that threads share
-      {{16, 64, 65}, 16, 64, {0, 0, 0, 0}, {1, 1, 1}},   // a dy that no cache holds
+      {{16, 64, 65}, 16, 64, {0, 0, 0, 0}, {1, 1, 1}},   // a dy too large for the caches
   };
   for (const Last& c : all)
     expect_close(
@@ -356,14 +357,14 @@ TEST(Placewise, RunsInAForkedChild) {
   expect_same_in_a_forked_child("weight_grad", query, {c.data, c.dy});
 }
 
-TEST(Placewise, RefusesWhatOneDnnDoesBetter) {
+TEST(Placewise, RejectsShapesThatOneDnnComputesFaster) {
   const Last small({1, 9, 11}, 64, 32, {0, 0, 0, 0}, {1, 1, 1});
   const KernelQuery query =
       query_of("conv_weight_grad", {small.data, small.dy}, {{DType::F32, small.w}}, small.attrs());
   EXPECT_EQ(offer_of(query, "weight_grad").refusal, "oneDNN is faster, or nearly so");
 }
 
-TEST(Winograd, Refusals) {
+TEST(Winograd, RejectsUnsupportedShapes) {
   const auto refused = [](Shape x, Shape w, Shape y, DType dtype,
                           const std::function<void(Attrs&)>& change) {
     Attrs attrs = attrs_of({{"strides", Integers{1, 1}},

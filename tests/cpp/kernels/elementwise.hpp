@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tests of elementwise kernels share.
+// Functions that the tests of elementwise kernels share.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every elementwise opcode in every dtype, against scalar code.
+// Tests every elementwise opcode in every dtype, against scalar code.
 #include <functional>
 #include <limits>
 #include <map>
@@ -86,7 +86,7 @@ TEST(Elementwise, FloatsAreNearTheExactValue) {
         const Tensor out = run_dense(program, inputs, {dtype}, {0})[0];
         for (std::int64_t i = 0; i < n; ++i) {
           const double expected = c.expected(a.at(i), b.at(i));
-          // remainder is judged against its operands: its own error is theirs.
+          // The error of remainder is relative to its operands, and not to its result.
           const double scale = opcode == "remainder" ? 9 : std::fabs(expected);
           ASSERT_NEAR(out.at(i), rounded(dtype, expected), 2.5 * epsilon(dtype) * scale + 1e-300)
               << program << " of " << a.at(i) << ", " << b.at(i);
@@ -94,7 +94,7 @@ TEST(Elementwise, FloatsAreNearTheExactValue) {
       }
 }
 
-// The largest error over every float32 in a range, in units of the last place.
+// Return the largest error over all float32 numbers of a range, in units of the last place.
 double largest_error(const std::string& opcode, float low, float high, std::int64_t n = 1 << 20) {
   Tensor a(DType::F32, {n});
   for (std::int64_t i = 0; i < n; ++i)
@@ -152,7 +152,7 @@ TEST(Elementwise, SpecialValuesAreThoseOfTheMathLibrary) {
           EXPECT_TRUE(std::isnan(out.at(i))) << what << " is " << out.at(i);
         } else if (std::isinf(exact) || exact == 0) {
           EXPECT_EQ(out.at(i), exact) << what;
-          // sigmoid may flush where e^-x overflows.
+          // sigmoid may flush to zero if e^-x overflows.
         } else if (std::string(opcode) != "sigmoid" || std::fabs(exact) > 1e-37) {
           EXPECT_NEAR(out.at(i), exact,
                       3 * epsilon(dtype) * std::fabs(exact) + (dtype == DType::F32 ? 3e-45 : 0))
@@ -182,7 +182,7 @@ TEST(Elementwise, MaximumAndMinimumPropagateNan) {
   }
 }
 
-// Integer operations in 128 bits, before they wrap.
+// Integer operations in 128 bits, before wrapping.
 using Wide = __int128;
 Wide wrapping_product(Wide a, Wide b) {
   return static_cast<Wide>(static_cast<unsigned __int128>(a) * static_cast<unsigned __int128>(b));
@@ -252,7 +252,7 @@ void expect_integers(const std::string& opcode, const std::function<Wide(Wide, W
   }
 }
 
-TEST(Elementwise, IntegersWrapAndFloorAsNumPy) {
+TEST(Elementwise, IntegersWrapAndFloorLikeNumPy) {
   for (const auto& [opcode, expected] : integer_cases())
     for (int d = static_cast<int>(DType::I8); d <= static_cast<int>(DType::U64); ++d) {
       const auto dtype = static_cast<DType>(d);
@@ -325,7 +325,7 @@ TEST(Elementwise, CastsFromEveryDtypeToEveryDtype) {
         if (to == DType::Bool)
           expected.set(0, a.at(i) != 0);
         else if (is_floating(from) && is_integer(to) && !is_signed_integer(to))
-          expected.set(0, std::max(0.0, a.at(i)));  // out of range: saturates
+          expected.set(0, std::max(0.0, a.at(i)));  // out of range, so it saturates
         else if (is_integer(to))
           expected.set(0, static_cast<std::int64_t>(a.at(i)));
         else
@@ -362,7 +362,7 @@ TEST(Elementwise, FloatToIntegerTruncatesAndSaturates) {
   }
 }
 
-TEST(Elementwise, HalvesConvertAsTheirTypes) {
+TEST(Elementwise, SixteenBitFloatsConvertLikeTheirTypes) {
   for (const DType half : {DType::F16, DType::BF16}) {
     Tensor all(half, {65536});
     for (int i = 0; i < 65536; ++i)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernel bodies of elementwise ops: fusion, strides, in place, refusals.
+// Tests kernel bodies of elementwise ops: fusion, strides, work in place, and rejected bodies.
 #include "elementwise.hpp"
 
 #include <functional>
@@ -30,10 +30,10 @@ TEST(Elementwise, FusedChainsHaveTheBitsOfTheirParts) {
   }
 }
 
-// A random program of arithmetic, comparisons and casts, of three inputs; what is stored.
+// A random program of arithmetic, comparisons and casts of three inputs, and the stored statements.
 struct RandomProgram {
   std::vector<std::string> lines;
-  std::vector<DType> dtypes;  // of its instructions
+  std::vector<DType> dtypes;  // of its statements
   Integers results;
 };
 
@@ -92,7 +92,7 @@ std::vector<Tensor> random_inputs(std::mt19937& random, DType dtype, std::int64_
   return inputs;
 }
 
-// Run a statement alone, on the inputs and on the values of earlier statements.
+// Run one statement separately, on the inputs and on the values of earlier statements.
 Tensor run_statement(const std::string& statement, DType result, const std::vector<Tensor>& inputs,
                      const std::vector<Tensor>& values) {
   std::vector<Tensor> read = {inputs[0]};
@@ -110,7 +110,8 @@ Tensor run_statement(const std::string& statement, DType result, const std::vect
   return run_dense(line, read, {result}, {0})[0];
 }
 
-// The bits stay if a result uses the memory of an input, for each pair that the planner allows.
+// The bits stay equal if a result uses the memory of an input, for each pair that the planner
+// allows.
 void expect_same_in_place(const std::string& text, const std::vector<Tensor>& inputs,
                           const std::vector<DType>& stored, const Integers& results,
                           const std::vector<Tensor>& expected) {
@@ -136,7 +137,7 @@ TEST(Elementwise, RandomProgramsHaveTheBitsOfTheirInstructions) {
     const std::vector<Tensor> inputs = random_inputs(random, dtype, n, 100 * round);
     const RandomProgram program = random_program(random, dtype, round % 2 == 0);
     std::string text;
-    std::vector<Tensor> values;  // of the statements, one by one
+    std::vector<Tensor> values;  // of the statements, computed one by one
     for (std::size_t t = 0; t < program.lines.size(); ++t) {
       text += concat(t > 0 ? ";" : "", program.lines[t]);
       values.push_back(run_statement(program.lines[t], program.dtypes[t], inputs, values));
@@ -178,7 +179,7 @@ struct Geometry {
   std::int64_t elements;
 };
 
-// Broadcasts and transposes of every kind that the planner tells apart, long and short rows.
+// Broadcasts and transposes of every kind that the planner distinguishes, with long and short rows.
 const std::vector<Geometry>& geometries() {
   static const std::vector<Geometry> all = {
       {{}, {}, 1},
@@ -244,7 +245,7 @@ TEST(Elementwise, WritesOverItsInputs) {
     }
 }
 
-TEST(Elementwise, RefusesToWriteOverWhatItStillReads) {
+TEST(Elementwise, RejectsWritesOverInputsThatAreStillRead) {
   const auto in_place = [&](const char* program, Integers results, Integers strides) {
     const TensorType type{DType::F32, {4, 4}};
     const KernelQuery query{
@@ -287,7 +288,7 @@ TEST(Elementwise, ImmediatesAreReadInTheirDtype) {
   EXPECT_EQ(constant("1", DType::Bool).at(0), 1);
 }
 
-TEST(Elementwise, RefusesWithAReason) {
+TEST(Elementwise, RejectsBadBodiesWithAReason) {
   const auto reason = [](const std::string& program, Integers results = {0},
                          Integers strides = {1}) {
     const KernelQuery query{"elementwise",
@@ -313,8 +314,8 @@ TEST(Elementwise, RefusesWithAReason) {
   EXPECT_NE(reason("exp:f32 i0", {0}, {1, 1}).find("input_strides"), std::string::npos);
 }
 
-// Every opcode gives the same bits on every SIMD level that this CPU runs. (Run this program with
-// NGD_SIMD set to compare others with the baseline.)
+// Every opcode gives equal bits on every SIMD level that this CPU supports. To compare other levels
+// with the baseline, run this program with NGD_SIMD.
 TEST(Elementwise, ResultsDoNotDependOnTheSimdLevel) {
   const tiles::TileTable& best = tiles::tile_table();
   const tiles::TileTable& base = tiles::baseline::tile_table();

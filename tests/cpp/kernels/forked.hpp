@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Run a kernel in a forked child, on one thread, even if it was made for several.
+// Run a kernel in a forked child, on one thread, even if it was built for several.
 #pragma once
 
 #include <sys/wait.h>
@@ -11,7 +11,7 @@
 
 namespace ngd::kernels::test {
 
-// Run a kernel of one result here, then in a child, which must get the same within 1e-3.
+// Run a kernel of one result in this process and in a child. The results must agree within 1e-3.
 inline void expect_same_in_a_forked_child(std::string_view implementation, const KernelQuery& query,
                                           const std::vector<Tensor>& inputs) {
   const Offer offer = offer_of(query, implementation);
@@ -28,7 +28,7 @@ inline void expect_same_in_a_forked_child(std::string_view implementation, const
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
-    alarm(60);  // a hang ends here
+    alarm(60);  // ends a process that hangs
     output = in_child.data();
     kernel.run({in.data(), &output, scratch.data(), queue.get()});
     bool near = true;

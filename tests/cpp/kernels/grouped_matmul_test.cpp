@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// grouped_matmul and grouped_weight_grad, every implementation, against three loops.
+// Tests grouped_matmul and grouped_weight_grad, in every implementation, against three loops.
 #include "forked.hpp"
 #include "harness.hpp"
 
@@ -26,7 +26,7 @@ const std::vector<Case>& cases() {
 
 std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 
-// The weights as stored: the last two axes exchanged if they are to be transposed.
+// The weights as they are stored: with exchanged last axes if they are transposed.
 Tensor stored(const Tensor& weight, bool transpose) {
   if (!transpose) return weight;
   const Shape& shape = weight.type().shape;
@@ -45,7 +45,7 @@ double tolerance(DType dtype, double sum, double magnitude) {
                       : dtype == DType::BF16 ? 0x1p-8
                       : dtype == DType::F32  ? 0x1p-22
                                              : 0x1p-50;
-  const double least = dtype == DType::F16 ? 0x1p-25 : 0;  // half of its smallest number
+  const double least = dtype == DType::F16 ? 0x1p-25 : 0;  // half of the smallest number
   return least + unit * 1.1 * std::fabs(sum) + std::min(unit, 0x1p-20) * magnitude;
 }
 
@@ -59,7 +59,7 @@ bool accepts(std::string_view op, const char* implementation, DType dtype) {
 
 class GroupedMatmul : public testing::TestWithParam<const char*> {};
 
-TEST_P(GroupedMatmul, RowsTimesTheWeightOfTheirGroup) {
+TEST_P(GroupedMatmul, MultipliesRowsByTheWeightOfTheirGroup) {
   for (const DType dtype : {DType::F16, DType::BF16, DType::F32, DType::F64}) {
     if (!accepts("grouped_matmul", GetParam(), dtype)) continue;
     for (const Case& c : cases())
@@ -90,7 +90,7 @@ TEST_P(GroupedMatmul, RowsTimesTheWeightOfTheirGroup) {
   }
 }
 
-TEST_P(GroupedMatmul, GradientsOfWeights) {
+TEST_P(GroupedMatmul, ComputesGradientsOfWeights) {
   for (const DType dtype : {DType::F16, DType::BF16, DType::F32, DType::F64}) {
     if (!accepts("grouped_weight_grad", GetParam(), dtype)) continue;
     for (const Case& c : cases()) {
@@ -117,7 +117,7 @@ TEST_P(GroupedMatmul, GradientsOfWeights) {
   }
 }
 
-TEST_P(GroupedMatmul, OffsetsThatDecreaseOrExceedTheRowsThrow) {
+TEST_P(GroupedMatmul, RejectsOffsetsThatDecreaseOrExceedTheRows) {
   const auto message = [](const Integers& offsets) -> std::string {
     const Tensor x = random_floats(DType::F32, {4, 3}, 1),
                  weight = random_floats(DType::F32, {2, 3, 5}, 2);

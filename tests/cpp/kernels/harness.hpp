@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Run kernels of the CPU's table on vectors, with guarded memory around outputs and scratch.
+// Functions that run kernels of the CPU's table on vectors, with guards around outputs and scratch.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -35,7 +35,7 @@ class Tensor {
   void* data() { return lines_.data(); }
   const void* data() const { return lines_.data(); }
 
-  // The element as a double (exact but for 64-bit integers), or as an integer.
+  // The element as a double (exact except for 64-bit integers), or as an integer.
   double at(std::int64_t i) const {
     return visit_dtype(type_.dtype, [&]<class T>() -> double {
       const T value = static_cast<const T*>(data())[i];
@@ -88,7 +88,8 @@ inline const std::vector<DType>& all_dtypes() {
   return all;
 }
 
-// Values that every dtype holds exactly: small integers, both signs where there are signs.
+// Values that every dtype represents exactly: small integers, with both signs if the dtype is
+// signed.
 inline Tensor random_tensor(DType dtype, Shape shape, unsigned seed, int low = -8, int high = 8) {
   std::mt19937 generator(seed);
   Tensor tensor(dtype, std::move(shape));

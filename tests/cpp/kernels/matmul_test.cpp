@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// matmul, every implementation, against three loops.
+// Tests matmul, in every implementation, against three loops.
 #include <algorithm>
 
 #include "base/simd.hpp"
@@ -10,7 +10,7 @@ namespace ngd::kernels::test {
 namespace {
 
 struct Case {
-  Shape a, b;  // as multiplied, before any transposition
+  Shape a, b;  // as they are multiplied, before any transposition
 };
 
 const std::vector<Case>& cases() {
@@ -33,11 +33,12 @@ const std::vector<Case>& cases() {
       {{1, 4, 5}, {7, 5, 3}},
       {{2, 3, 4, 5}, {5, 6}},
       {{5, 2, 130, 70}, {70, 20}},
-      // more than a block of rows, columns and depth; more of A than stays packed
+      // more than a block of rows, columns and depth, and more of A than stays packed
       {{150, 300}, {300, 505}},
       {{300, 270}, {270, 20}},
       {{128, 4200}, {4200, 33}},
-      // some columns more than fill vectors: each number that is multiplied by rows, and more
+      // some columns more than full vectors: each number of columns that is multiplied by rows, and
+      // more
       {{40, 30}, {30, 17}},
       {{9, 200}, {200, 50}},
       {{65, 40}, {40, 67}},
@@ -54,7 +55,7 @@ Shape transposed(Shape shape) {
   return shape;
 }
 
-// What is stored for an operand: its last two axes exchanged where it is to be transposed.
+// The stored operand: with exchanged last axes if it is transposed.
 Tensor stored(const Tensor& x, bool transpose) {
   if (!transpose) return x;
   Tensor result(x.type().dtype, transposed(x.type().shape));
@@ -83,7 +84,7 @@ Shape product_shape(const Shape& a, const Shape& b) {
   return out;
 }
 
-// Where the matrix of an operand begins that output matrix number i needs.
+// The offset of the matrix of an operand that output matrix i needs.
 std::int64_t matrix_of(const Shape& shape, const Shape& out, std::int64_t i) {
   std::int64_t index = 0, stride = 1;
   for (std::size_t back = 3; back <= out.size(); ++back) {
@@ -96,7 +97,7 @@ std::int64_t matrix_of(const Shape& shape, const Shape& out, std::int64_t i) {
   return index;
 }
 
-// Calls each(i, exact sum, sum of magnitudes) for every element of the product.
+// Call each(i, exact sum, sum of magnitudes) for every element of the result.
 template <class Each>
 void exact_product(const Tensor& a, const Tensor& b, const Tensor* bias, const Shape& out,
                    Each&& each) {
@@ -159,7 +160,7 @@ TEST_P(Matmul, Floats) {
         exact_product(a, b, with_bias ? &bias : nullptr, out,
                       [&](std::int64_t i, double sum, double magnitude) {
                         const double exact = post.empty() ? sum : std::max(sum, 0.0);
-                        // Accumulated at least in float32, rounded once.
+                        // Sums are in float32 or wider, and are rounded once.
                         ASSERT_NEAR(
                             product.at(i), exact,
                             unit * 1.1 * std::fabs(exact) + std::min(unit, 0x1p-20) * magnitude)
@@ -212,7 +213,7 @@ TEST_P(Matmul, IntegersWrap) {
   }
 }
 
-TEST_P(Matmul, NothingToAddIsZeroAndNothingToMakeIsFine) {
+TEST_P(Matmul, SupportsEmptyOperandsAndResults) {
   for (const DType dtype : {DType::F32, DType::F64, DType::BF16, DType::I32}) {
     const Tensor bias = random_tensor(dtype, {4}, 6);
     const Tensor zeros = run("matmul", {Tensor(dtype, {3, 0}), Tensor(dtype, {0, 4})},
@@ -229,7 +230,7 @@ TEST_P(Matmul, NothingToAddIsZeroAndNothingToMakeIsFine) {
   }
 }
 
-TEST_P(Matmul, Refusals) {
+TEST_P(Matmul, RejectsUnsupportedOperands) {
   const auto refused = [](Shape a, Shape b, Shape out, const char* post = "") {
     const KernelQuery query{"matmul",
                             {{DType::F32, a}, {DType::F32, b}},
@@ -265,9 +266,9 @@ TEST_P(Matmul, NanAndInfinityPropagateThroughPostOperations) {
 }
 
 #if defined(NGD_HAVE_ONEDNN)
-// Few rows by a matrix whose rows lie a power of two apart, few columns more than fill vectors, and
-// transposed rows of little depth.
-TEST(MatmulRows, TheOwnProductServesWhatItMultipliesFaster) {
+// Few rows times a matrix whose row stride is a power of two, few columns more than full vectors,
+// and transposed rows of small depth.
+TEST(MatmulRows, OurGemmServesWhatItMultipliesFaster) {
   const auto served_by = [](std::int64_t rows, std::int64_t depth, std::int64_t columns,
                             std::vector<std::string> posts = {}, bool transpose_b = false,
                             bool transpose_a = false) {
@@ -303,7 +304,7 @@ TEST(MatmulRows, TheOwnProductServesWhatItMultipliesFaster) {
 }
 #endif
 
-// Kernels run on one thread in a forked child, also those that were made for several.
+// In a forked child, kernels run on one thread, even if they were built for several.
 TEST_P(Matmul, RunsInAForkedChild) {
   const Tensor a = random_floats(DType::F32, {128, 784}, 7),
                b = random_floats(DType::F32, {784, 96}, 8);

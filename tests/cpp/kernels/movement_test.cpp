@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels that move elements, against index arithmetic: copy, transpose, slice, pad_slice, concat,
-// gather, scatter_add, one_hot, iota.
+// Tests kernels that move elements, against index arithmetic: copy, transpose, slice, pad_slice,
+// concat, gather, scatter_add, one_hot, iota.
 #include <algorithm>
 #include <numeric>
 
@@ -30,7 +30,7 @@ TEST(Copy, SameBytes) {
     }
 }
 
-TEST(Transpose, EveryPermutation) {
+TEST(Transpose, ComputesEveryPermutation) {
   for (const DType dtype : {DType::Bool, DType::F16, DType::F32, DType::I64})
     for (const Shape& shape :
          {Shape{}, Shape{5}, Shape{3, 4}, Shape{70, 33}, Shape{2, 3, 4}, Shape{3, 40, 37},
@@ -96,7 +96,7 @@ TEST(Slice, StartsAndSteps) {
     }
 }
 
-TEST(Slice, RefusesToLeaveTheTensor) {
+TEST(Slice, RejectsIndicesOutsideOfTheTensor) {
   for (const auto& [start, step, count] :
        std::vector<std::tuple<std::int64_t, std::int64_t, std::int64_t>>{
            {0, 1, 11}, {10, 1, 1}, {9, 2, 2}, {0, -1, 2}, {-1, 1, 2}}) {
@@ -107,7 +107,7 @@ TEST(Slice, RefusesToLeaveTheTensor) {
   }
 }
 
-TEST(Concat, AnyNumberAlongAnyAxis) {
+TEST(Concat, JoinsAnyNumberAlongAnyAxis) {
   for (const DType dtype : {DType::U8, DType::F16, DType::F32, DType::I64})
     for (std::size_t axis = 0; axis < 3; ++axis) {
       Shape whole{4, 3, 5};
@@ -131,7 +131,7 @@ TEST(Concat, AnyNumberAlongAnyAxis) {
     }
 }
 
-// The shape with that of the indices in place of one axis.
+// The shape with the axis replaced by the shape of the indices.
 Shape taken(const Shape& shape, std::size_t axis, const Shape& indices) {
   Shape result(shape.begin(), shape.begin() + static_cast<std::ptrdiff_t>(axis));
   result.insert(result.end(), indices.begin(), indices.end());
@@ -201,7 +201,7 @@ TEST(Gather, ManyRowsOnSeveralThreads) {
   for (std::int64_t i = 0; i < added.count(); ++i) ASSERT_EQ(added.at(i), 3 * x.at(i));
 }
 
-TEST(OneHot, ZerosOutOfRange) {
+TEST(OneHot, IsZeroForIndicesOutOfRange) {
   for (const DType dtype : all_dtypes())
     for (const DType index_dtype : {DType::I8, DType::I32, DType::U64}) {
       const Tensor indices(index_dtype, {2, 3}, Integers{0, 2, 5, 4, 100, -1});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// elementwise_product against loops: the products, then the program, in double.
+// Tests elementwise_product against loops in double: the matmuls, then the kernel body.
 #include <array>
 #include <functional>
 
@@ -9,7 +9,7 @@
 namespace ngd::kernels::test {
 namespace {
 
-// `products` of [m, k] by [k, n], or of their transposes, beside one operand of the program.
+// `products` matmuls of [m, k] by [k, n], or of their transposes, and one operand of the body.
 struct Case {
   std::int64_t m, n, k;
   int products;
@@ -37,7 +37,7 @@ const std::vector<Case>& cases() {
 
 struct Operands {
   std::vector<Tensor> inputs;
-  std::vector<double> products;  // their sum
+  std::vector<double> products;  // the sum of the matmuls
 };
 
 Operands random_operands(const Case& c, DType dtype) {
@@ -59,7 +59,7 @@ Operands random_operands(const Case& c, DType dtype) {
   return made;
 }
 
-// The program: the sum of the products, times 0.5, from what stands in front of them.
+// The kernel body: i0 minus 0.5 times the sum of the matmuls.
 Attrs attrs_for(const Case& c, DType dtype, const Integers& strides) {
   const std::string type = dtype == DType::F32 ? ":f32 " : ":f64 ";
   std::string program, sum = "i1";
@@ -82,7 +82,7 @@ Attrs attrs_for(const Case& c, DType dtype, const Integers& strides) {
                    {"transpose_b", std::int64_t{c.transpose_b}}});
 }
 
-// One operand of so many elements, read with these strides.
+// An operand of `count` elements, read with these strides.
 void expect_case(const Case& c, DType dtype, Shape shape, const Integers& strides, bool in_place) {
   Operands operands = random_operands(c, dtype);
   const Tensor w = random_floats(dtype, std::move(shape), 99);
@@ -101,7 +101,7 @@ void expect_case(const Case& c, DType dtype, Shape shape, const Integers& stride
     }
 }
 
-TEST(ElementwiseProduct, TheProgramReadsProductsOfEveryShape) {
+TEST(ElementwiseProduct, TheBodyReadsMatmulsOfEveryShape) {
   for (const Case& c : cases())
     for (const DType dtype : {DType::F32, DType::F64}) {
       const Integers dense{c.m == 1 ? 0 : c.n, c.n == 1 ? 0 : 1};
@@ -120,7 +120,7 @@ TEST(ElementwiseProduct, OtherOperandsBroadcast) {
     }
 }
 
-TEST(ElementwiseProduct, ARowOfElementsIsAsGoodAsAMatrix) {
+TEST(ElementwiseProduct, ARowOfElementsEqualsAMatrix) {
   const Case c{96, 40, 30, 2};
   Operands operands = random_operands(c, DType::F64);
   operands.inputs.push_back(random_floats(DType::F64, {c.m * c.n}, 99));
@@ -134,7 +134,7 @@ TEST(ElementwiseProduct, ARowOfElementsIsAsGoodAsAMatrix) {
                 1e-12);
 }
 
-// A part of a gradient's rows, computed in the update, and the whole one have the same bits.
+// Some rows of a gradient, computed in the update, have the bits of the whole gradient.
 TEST(ElementwiseProduct, TheBitsAreThoseOfTheMatmulThatIsReduced) {
   for (const auto& [m, n, k] : std::vector<std::array<std::int64_t, 3>>{{200, 4096, 2},
                                                                         {200, 512, 4},
@@ -149,7 +149,7 @@ TEST(ElementwiseProduct, TheBitsAreThoseOfTheMatmulThatIsReduced) {
       const Tensor product =
           run("matmul", factors, {{dtype, {m, n}}},
               attrs_of({{"transpose_a", std::int64_t{1}}, {"transpose_b", std::int64_t{0}}}))[0];
-      Tensor rows(dtype, {k, m / 2});  // the columns of A behind the first half
+      Tensor rows(dtype, {k, m / 2});  // the columns of A after the first half
       for (std::int64_t q = 0; q < k; ++q)
         for (std::int64_t i = 0; i < m / 2; ++i)
           rows.set(q * (m / 2) + i, factors[0].at(q * m + m - m / 2 + i));
@@ -164,7 +164,7 @@ TEST(ElementwiseProduct, TheBitsAreThoseOfTheMatmulThatIsReduced) {
     }
 }
 
-TEST(ElementwiseProduct, Refusals) {
+TEST(ElementwiseProduct, RejectsUnsupportedBodies) {
   const Case c{12, 10, 6, 2};
   const Operands operands = random_operands(c, DType::F32);
   const auto refused = [&](const std::function<void(KernelQuery&)>& change) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The generator against known answers, and distributions against a scalar transcription of the
-// definition in fallback/random.cpp.
+// Tests the generator against known answers, and the distributions against a scalar implementation
+// of the definition in fallback/random.cpp.
 #include <array>
 #include <numbers>
 
@@ -41,14 +41,14 @@ Tensor draw(const char* op, DType dtype, std::int64_t n, std::uint64_t seed = 0x
   return run(op, {state(seed, offset)}, {{dtype, {n}}}, {})[0];
 }
 
-// Random123's kat_vectors, philox4x32-10: counter and key all zero. There words 2 and 3 of the
-// counter are the stream, so that an all-ones counter is block 2^64 - 1, which no tensor reaches.
-TEST(Random, KnownAnswers) {
+// Random123's kat_vectors, philox4x32-10, with counter and key 0. Words 2 and 3 of the counter are
+// the stream, so a counter of ones is block 2^64 - 1, which no tensor reaches.
+TEST(Random, GivesTheKnownAnswers) {
   const Tensor zero = draw("random_bits", DType::U32, 4, 0, 0);
   const std::vector<std::uint32_t> expected{0x6627e8d5u, 0xe169c58du, 0xbc57ac4cu, 0x9b00dbd8u};
   for (std::int64_t i = 0; i < 4; ++i)
     EXPECT_EQ(static_cast<std::uint32_t>(zero.integer(i)), expected[static_cast<std::size_t>(i)]);
-  // The transcription that the other tests rest on, against the other two vectors.
+  // The implementation that the other tests use, compared with the other two vectors.
   const std::array<std::uint32_t, 4> ones{0x408f276du, 0x41c83b0eu, 0xa20bc7c6u, 0x6d5451fdu};
   EXPECT_EQ(philox({~0u, ~0u, ~0u, ~0u}, ~0u, ~0u), ones);
   const std::array<std::uint32_t, 4> pi{0xd16cfe09u, 0x94fdccebu, 0x5001e420u, 0x24126ea1u};
@@ -58,7 +58,7 @@ TEST(Random, KnownAnswers) {
 
 constexpr std::uint64_t kSeed = 0x123456789abcdefull, kOffset = 0xfedcba9876543210ull;
 
-TEST(Random, BitsOfEveryIntegerDtype) {
+TEST(Random, GivesBitsOfEveryIntegerDtype) {
   for (const DType dtype : all_dtypes()) {
     if (is_floating(dtype)) continue;
     for (const std::int64_t n : {0, 1, 3, 64, 1023, 5001}) {
@@ -92,7 +92,7 @@ double uniform(DType dtype, std::uint64_t i) {
   }
 }
 
-TEST(Random, UniformOfEveryFloat) {
+TEST(Random, IsUniformInEveryFloatDtype) {
   for (const DType dtype : {DType::F16, DType::BF16, DType::F32, DType::F64})
     for (const std::int64_t n : {0, 1, 5, 1024, 4099}) {
       const Tensor x = draw("random_uniform", dtype, n);
@@ -103,7 +103,7 @@ TEST(Random, UniformOfEveryFloat) {
     }
 }
 
-TEST(Random, NormalIsBoxAndMullers) {
+TEST(Random, NormalNumbersFollowBoxAndMuller) {
   for (const DType dtype : {DType::F16, DType::BF16, DType::F32, DType::F64})
     for (const std::int64_t n : {1, 2, 7, 1025, 4099}) {
       const DType source = dtype == DType::F64 ? DType::F64 : DType::F32;
@@ -134,7 +134,7 @@ TEST(Random, MomentsOfTheNormal) {
   EXPECT_NEAR(fourth / n, 3, 0.1);
 }
 
-TEST(Random, Refusals) {
+TEST(Random, RejectsUnsupportedShapes) {
   const auto refused = [](const char* op, TensorType state, DType dtype) {
     return offer_of({op, {std::move(state)}, {{dtype, {4}}}, {}}).kernel == nullptr;
   };

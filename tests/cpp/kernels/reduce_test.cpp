@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// reduce, moments, argmax, argmin and top_k against loops over the whole tensor.
+// Tests reduce, moments, argmax, argmin and top_k against loops over the whole tensor.
 #include <algorithm>
 #include <limits>
 
@@ -17,7 +17,7 @@ Shape reduced_shape(Shape shape, const Integers& axes) {
   return shape;
 }
 
-// For every element of `shape`, in order: the element of the reduced shape that it belongs to.
+// For every element of `shape`, in order, the index of its element in the reduced shape.
 std::vector<std::int64_t> targets(const Shape& shape, const Integers& axes) {
   const Shape kept = reduced_shape(shape, axes), strides = row_major_strides(kept);
   std::vector<std::int64_t> result(static_cast<std::size_t>(element_count(shape)));
@@ -115,7 +115,7 @@ TEST(Reduce, MaxAndMinOfEveryDtype) {
     }
 }
 
-// Rounded once from a sum that is nearly exact: half a unit, and the sum's own small error.
+// Rounded once from a nearly exact sum: half a unit, and the small error of the sum.
 TEST(Reduce, FloatSumsAndMeansAreAccurate) {
   for (const DType dtype : {DType::F16, DType::BF16, DType::F32, DType::F64})
     for (const Case& c : cases()) {
@@ -160,7 +160,7 @@ TEST(Reduce, ProductsOfFloats) {
   }
 }
 
-TEST(Reduce, NothingHasTheIdentity) {
+TEST(Reduce, EmptySetsGiveTheIdentity) {
   for (const DType dtype : {DType::F16, DType::F32, DType::F64, DType::I32}) {
     const Tensor x(dtype, {4, 0, 3});
     for (const Integers& axes : {Integers{1}, Integers{0, 1}, Integers{1, 2}}) {
@@ -238,7 +238,7 @@ TEST(Reduce, BitsDoNotDependOnTheSimdLevel) {
       }
 }
 
-TEST(Reduce, Refusals) {
+TEST(Reduce, RejectsUnsupportedOperands) {
   const auto reason = [](const char* op, DType dtype, Shape in, Shape out, Integers axes) {
     const KernelQuery query{"reduce",
                             {{dtype, in}},
@@ -284,7 +284,7 @@ TEST(ArgReduce, FirstOfEqualsAndNanFirst) {
       }
 }
 
-TEST(ArgReduce, KeepsNothingOfNothing) {
+TEST(ArgReduce, EmptyAxesAreRejectedAndEmptyResultsAreNot) {
   const Tensor x(DType::F32, {0, 3});
   EXPECT_EQ(
       run("argmax", {x}, {{DType::I64, {0}}}, attrs_of({{"axis", std::int64_t{1}}}))[0].count(), 0);
@@ -293,7 +293,7 @@ TEST(ArgReduce, KeepsNothingOfNothing) {
   EXPECT_EQ(refusal_of(query), "argmax of no elements");
 }
 
-// The most extreme first, of equals the first one; NaN is the largest.
+// In order of size, equal values in order of their indices, with NaN as the largest.
 void expect_order(std::int64_t largest) {
   const auto larger = [](double a, double b) { return std::isnan(a) ? !std::isnan(b) : a > b; };
   const auto precedes = [&](double a, double b) { return largest ? larger(a, b) : larger(b, a); };
@@ -335,7 +335,7 @@ TEST(TopK, LargestFirst) { expect_order(1); }
 
 TEST(TopK, SmallestFirst) { expect_order(0); }
 
-TEST(CumSum, AddsUpWhatStandsBeforeOrBehind) {
+TEST(CumSum, AddsUpTheElementsBeforeOrAfter) {
   for (const DType dtype : all_dtypes())
     for (const Shape& shape : {Shape{9}, Shape{3, 40}, Shape{2, 5, 130}, Shape{0, 4}})
       for (const std::int64_t reverse : {0, 1}) {
@@ -357,7 +357,7 @@ TEST(CumSum, AddsUpWhatStandsBeforeOrBehind) {
       }
 }
 
-TEST(TopK, Refusals) {
+TEST(TopK, RejectsUnsupportedOperands) {
   const auto reason_of = [](Shape in, std::vector<TensorType> outputs) {
     const KernelQuery query{"top_k", {{DType::F32, in}}, outputs, {}};
     return refusal_of(query);
@@ -377,8 +377,8 @@ TEST(TopK, Refusals) {
   EXPECT_NE(reason({2, 3}, {3, 3}).find("other axes"), std::string::npos);
 }
 
-// Far from zero, where sums of squares without a shift would cancel.
-TEST(Moments, AreThoseOfLoops) {
+// Values far from zero, whose sums of squares without a shift would cancel.
+TEST(Moments, EqualsLoops) {
   for (const DType dtype : {DType::F32, DType::F64})
     for (const Case& c : cases()) {
       const Tensor x = random_floats(dtype, c.shape, 4, 999, 1001);
@@ -451,10 +451,10 @@ TEST(Moments, NanAndInfinityPropagate) {
     }
 }
 
-// What a program computes, reduced: in the one kernel, and kernel after kernel.
+// A kernel body whose result is reduced: in one kernel, and in separate kernels.
 struct Chain {
   Tensor x, w;
-  std::vector<std::int64_t> strides;  // of both
+  std::vector<std::int64_t> strides;  // of both operands
   Case reduced;
 
   Attrs program(Integers results) const {
@@ -496,7 +496,7 @@ TEST(ElementwiseReduce, HasTheBitsOfItsParts) {
                                   : random_tensor(dtype, shape, seed);
       };
       for (const std::size_t varying : {std::size_t{0}, std::size_t{1}, c.shape.size()}) {
-        // w varies along so many of the last axes.
+        // w varies along the last `count` axes.
         const std::size_t fixed = c.shape.size() - std::min(varying, c.shape.size());
         std::vector<std::int64_t> strides(dense.begin(), dense.end());
         for (std::size_t a = 0; a < c.shape.size(); ++a)
@@ -517,7 +517,7 @@ TEST(ElementwiseReduce, HasTheBitsOfItsParts) {
   EXPECT_GT(accepted * 10, asked * 8);
 }
 
-TEST(ElementwiseReduce, RefusesWhatItCannotDo) {
+TEST(ElementwiseReduce, RejectsUnsupportedBodies) {
   const Shape shape{4, 6};
   const Tensor x = random_floats(DType::F32, shape, 1);
   const auto refusal = [&](const char* name, Attr value) {
@@ -535,7 +535,7 @@ TEST(ElementwiseReduce, RefusesWhatItCannotDo) {
   EXPECT_EQ(refusal("reductions", Texts{"sum", "min", "range"}), "no reduction is called range");
 }
 
-TEST(Moments, RefuseWhatHasNoElements) {
+TEST(Moments, RejectsEmptyTensors) {
   const TensorType x{DType::F32, {3, 0}}, out{DType::F32, {3, 1}};
   const KernelQuery query{"moments", {x}, {out, out, out}, attrs_of({{"axes", Integers{1}}})};
   EXPECT_EQ(offer_of(query, "fallback").kernel, nullptr);

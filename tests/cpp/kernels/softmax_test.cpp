@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// softmax, log_softmax and softmax_cross_entropy with its gradient, against float64 formulas.
+// Tests softmax, log_softmax and softmax_cross_entropy with its gradient, against float64 formulas.
 #include "kernels/fused/softmax.hpp"
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace {
 
 constexpr DType kFloats[] = {DType::F16, DType::BF16, DType::F32, DType::F64};
 
-// Computed in float32 (float64) with an error of some units of `scale`, then rounded once.
+// Computed in float32 (float64) with an error of some units of `scale`, and rounded once.
 double bound(DType dtype, double exact, double scale) {
   const double rounding = dtype == DType::F16    ? 0x1p-11
                           : dtype == DType::BF16 ? 0x1p-8
@@ -24,7 +24,7 @@ double bound(DType dtype, double exact, double scale) {
   return rounding * std::fabs(exact) + computing * (scale + std::fabs(exact)) + subnormal;
 }
 
-// The logarithm of the sum of exponentials of a row.
+// Return the logarithm of the sum of exponentials of a row.
 double log_sum(const Tensor& x, std::int64_t first, std::int64_t stride, std::int64_t length) {
   double maximum = -1e300, sum = 0;
   for (std::int64_t i = 0; i < length; ++i) maximum = std::max(maximum, x.at(first + i * stride));
@@ -32,7 +32,7 @@ double log_sum(const Tensor& x, std::int64_t first, std::int64_t stride, std::in
   return maximum + std::log(sum);
 }
 
-TEST(Softmax, AnyAxisAnyFloat) {
+TEST(Softmax, WorksOnAnyAxisAndAnyFloat) {
   for (const DType dtype : kFloats)
     for (const Shape& shape : {Shape{1}, Shape{10}, Shape{128, 10}, Shape{7, 33}, Shape{3, 5000},
                                Shape{4, 5, 6}, Shape{0, 3}, Shape{300, 100}})
@@ -57,7 +57,7 @@ TEST(Softmax, AnyAxisAnyFloat) {
       }
 }
 
-TEST(Softmax, LargeAndNonFiniteInputs) {
+TEST(Softmax, HandlesLargeAndNonFiniteInputs) {
   const double inf = std::numeric_limits<double>::infinity();
   const Tensor x(
       DType::F32, {3, 4},
@@ -96,7 +96,7 @@ TEST(Softmax, BitsDoNotDependOnTheSimdLevel) {
   }
 }
 
-TEST(SoftmaxCrossEntropy, LossAndGradient) {
+TEST(SoftmaxCrossEntropy, ComputesLossAndGradient) {
   for (const DType dtype : kFloats)
     for (const DType label_dtype : {DType::I32, DType::I64})
       for (const Shape& shape : {Shape{10}, Shape{128, 10}, Shape{6, 7, 33}, Shape{3, 5000},

@@ -15,7 +15,7 @@ struct DeviceKind {
   const char* name;
   Memory memory;
   bool asynchronous;
-  // Long enough for a host that does not wait to be too early.
+  // So long that a host that does not wait is too early.
   RemoteDevice make() const { return {memory, asynchronous, std::chrono::milliseconds(1)}; }
 };
 

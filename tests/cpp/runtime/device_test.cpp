@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What device/device.hpp promises, of the CPU and of the tests' own device. A new device joins the
-// list.
+// Tests the contract of device/device.hpp on the CPU and on the device of the tests. A new device
+// joins the list.
 #include "device/device.hpp"
 
 #include <gtest/gtest.h>
@@ -40,7 +40,7 @@ std::vector<AnyDevice> any_device() {
 class DeviceContract : public ::testing::TestWithParam<AnyDevice> {
  protected:
   device::Device& device = GetParam().device();
-  device::Buffer first{device, kBytes}, second{device, kBytes};  // outlive the queue
+  device::Buffer first{device, kBytes}, second{device, kBytes};  // must outlive the queue
   std::unique_ptr<device::Event> event = device.make_event();
   std::unique_ptr<device::Queue> queue = device.make_queue();
   Floats read(const device::Buffer& buffer) const {
@@ -79,15 +79,15 @@ TEST_P(DeviceContract, CopiesInTheOrderOfTheQueue) {
   EXPECT_EQ(read(second), kZeros);
 }
 
-TEST_P(DeviceContract, ReachesAnEventAgainAndAgain) {
-  EXPECT_TRUE(event->done());  // nobody has recorded it
+TEST_P(DeviceContract, ReachesAnEventRepeatedly) {
+  EXPECT_TRUE(event->done());  // not recorded yet
   event->wait();
   for (const Floats* values : {&kThrees, &kFives}) {
     Floats back(1000);
     queue->copy_from_host(first.data(), values->data(), kBytes);
     queue->copy_to_host(back.data(), first.data(), kBytes);
     queue->record(*event);
-    queue->clear(first.data(), kBytes);  // what stands behind it makes no difference
+    queue->clear(first.data(), kBytes);  // later work makes no difference
     event->wait();
     EXPECT_TRUE(event->done());
     EXPECT_EQ(back, *values);
@@ -106,7 +106,7 @@ TEST_P(DeviceContract, MakesAQueueWaitForAnother) {
   EXPECT_EQ(back, kFives);
 }
 
-TEST_P(DeviceContract, EndsAQueueWhenItsWorkIsDone) {
+TEST_P(DeviceContract, EndsAQueueAfterItsWork) {
   Floats back(1000);
   for (int i = 0; i < 5; ++i) queue->clear(first.data(), kBytes);
   queue->copy_from_host(first.data(), kFives.data(), kBytes);
@@ -115,11 +115,11 @@ TEST_P(DeviceContract, EndsAQueueWhenItsWorkIsDone) {
   EXPECT_EQ(back, kFives);
 }
 
-// Only a kernel fails, and a kernel is for its device: so these are of the tests' own.
+// Only a kernel fails, and a kernel belongs to a device. So these tests use the tests' own device.
 class FailingQueue : public ::testing::Test {
  protected:
   testing::RemoteDevice device{testing::Memory::Own, true, std::chrono::milliseconds(1)};
-  std::unique_ptr<kernels::Kernel> kernel;  // outlives the queue
+  std::unique_ptr<kernels::Kernel> kernel;  // must outlive the queue
   std::unique_ptr<device::Queue> queue = device.make_queue();
   std::unique_ptr<device::Event> before = device.make_event(), behind = device.make_event();
   const int origin = 0;
@@ -146,7 +146,7 @@ class FailingQueue : public ::testing::Test {
   }
 };
 
-TEST_F(FailingQueue, TellsWhoWaitsBehindTheFailureAndIsThenAsGoodAsNew) {
+TEST_F(FailingQueue, ReportsTheFailureToWaitersAndCanBeUsedAgain) {
   const device::Buffer buffer(device, kBytes);
   for (int i = 0; i < 2; ++i) {
     fail_between_the_events();
@@ -163,14 +163,14 @@ TEST_F(FailingQueue, TellsWhoWaitsBehindTheFailureAndIsThenAsGoodAsNew) {
   EXPECT_EQ(back, kFives);
 }
 
-TEST_F(FailingQueue, HoldsUpNoQueueThatWaitsForIt) {
+TEST_F(FailingQueue, DoesNotBlockAQueueThatWaitsForIt) {
   fail_between_the_events();
   const std::unique_ptr<device::Queue> other = device.make_queue();
   other->wait(*behind);
   other->synchronize();
 }
 
-TEST_F(FailingQueue, MayEndWithAFailureThatNobodyHasAskedFor) { fail_between_the_events(); }
+TEST_F(FailingQueue, MayEndWithAFailureThatIsNeverReported) { fail_between_the_events(); }
 
 TEST(Devices, AreFoundByName) {
   const runtime::DeviceRow& row = runtime::device_named("CPU");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that are threads, each with a device of its own: what their collectives are given is there,
-// and what they give is there for the kernels behind them.
+// Ranks that are threads, each with its own device. The operands of their collectives must be
+// complete, and the results must be complete for the kernels after them.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -22,8 +22,8 @@ using runtime::MemoryKind;
 using runtime::Program;
 using testing::run;
 
-constexpr std::int64_t kCount = 5000;  // more than rides beside a flag
-constexpr std::size_t kPlace = (kCount * sizeof(float) + 63) / 64 * 64;  // of one of them
+constexpr std::int64_t kCount = 5000;  // more than fits beside a flag
+constexpr std::size_t kPlace = (kCount * sizeof(float) + 63) / 64 * 64;  // the bytes of one of them
 constexpr int kRanks = 3, kCalls = 3;
 const TensorType kLong{DType::F32, {kCount}};
 
@@ -39,8 +39,8 @@ Instruction sum(Action action, int value, int start) {
   return sum;
 }
 
-// variable <- output = sum(input + variable) + sum(2 * input): two collectives under way at once,
-// of operands in memory that the ranks share, or not.
+// variable <- output = sum(input + variable) + sum(2 * input): two pending collectives whose
+// operands are in shared or in private memory.
 Program two_sums(MemoryKind memory) {
   Program program;
   program.values = {{kLong, MemoryKind::Input, 0},
@@ -68,8 +68,8 @@ std::vector<float> numbers(int rank, int call) {
   return numbers;
 }
 
-// What two_sums gives on every rank: all are small whole numbers, so that no order of summation
-// matters.
+// The result of two_sums on every rank. All values are small integers, so that the order of
+// summation does not matter.
 std::vector<float> expected(int calls) {
   std::vector<float> variable(kCount);
   for (int call = 0; call < calls; ++call) {
@@ -87,7 +87,7 @@ void expect_success(const std::vector<comm::Outcome>& outcomes) {
   for (const comm::Outcome& outcome : outcomes) EXPECT_FALSE(outcome.kind) << outcome.message;
 }
 
-TEST_P(RanksOnDevices, SumWhatIsThere) {
+TEST_P(RanksOnDevices, SumCompleteOperands) {
   const std::vector<float> sums[] = {expected(1), expected(2), expected(kCalls)};
   for (const MemoryKind memory : {MemoryKind::Shared, MemoryKind::Private})
     expect_success(comm::run_ranks(kRanks, [&](comm::Communicator& group) {
@@ -110,7 +110,8 @@ TEST_P(RanksOnDevices, SumWhatIsThere) {
     }));
 }
 
-// Rank 0 sends 2 x while it waits for an answer: x more than that, and gives the answer plus x.
+// Rank 0 sends 2 x while it waits for the answer, which is the message plus x of rank 1. The output
+// of rank 0 is the answer plus x.
 Program ask_and_answer(int rank) {
   const TensorType token{DType::F32, {}};
   Program program;
@@ -148,7 +149,7 @@ Program ask_and_answer(int rank) {
   return program;
 }
 
-TEST_P(RanksOnDevices, SendWhatAPeerNeedsBeforeItAnswers) {
+TEST_P(RanksOnDevices, SendOperandsThatAPeerNeedsBeforeItAnswers) {
   expect_success(comm::run_ranks(2, [&](comm::Communicator& group) {
     testing::RemoteDevice device = GetParam().make();
     Executor executor(ask_and_answer(group.rank()), device, testing::remote_table(), {&group}, {});
@@ -178,7 +179,7 @@ Program round_with_a_sum(MemoryKind memory) {
 
 const TensorType kStack{DType::F32, {2, kCount}};
 
-// output = the carry after two such rounds.
+// output = the carry after two such iterations.
 Program branch_of_rounds(MemoryKind memory) {
   const bool shared = memory == MemoryKind::Shared;
   const TensorType shared_bytes{DType::U8,
@@ -203,8 +204,8 @@ Program branch_of_rounds(MemoryKind memory) {
   return branch;
 }
 
-// Two rounds of carry = sum(carry + slice) in a branch, while a sum of 2 * slice is pending. The
-// output is the carry plus this sum. The inputs are the carry and the slices.
+// Two iterations of carry = sum(carry + slice) in a branch, while a sum of 2 * slice is pending.
+// The output is the carry plus this sum. The inputs are the carry and the slices.
 Program rounds_of_sums(MemoryKind memory) {
   const bool shared = memory == MemoryKind::Shared;
   const Program branch = branch_of_rounds(memory);
@@ -234,7 +235,7 @@ Program rounds_of_sums(MemoryKind memory) {
   return program;
 }
 
-TEST_P(RanksOnDevices, SumInTheRoundsOfALoop) {
+TEST_P(RanksOnDevices, SumInTheIterationsOfALoop) {
   for (const MemoryKind memory : {MemoryKind::Shared, MemoryKind::Private})
     expect_success(comm::run_ranks(kRanks, [&](comm::Communicator& group) {
       testing::RemoteDevice device(GetParam().memory, GetParam().asynchronous,
@@ -252,8 +253,8 @@ TEST_P(RanksOnDevices, SumInTheRoundsOfALoop) {
     }));
 }
 
-// The peers do not sum what a failed kernel has left: they are told of the failure.
-TEST_P(RanksOnDevices, AreToldOfAKernelThatFailsBeforeACollective) {
+// The peers do not sum the output of a failed kernel. They are notified of the failure.
+TEST_P(RanksOnDevices, AreNotifiedOfAKernelThatFailsBeforeACollective) {
   for (const int place : {1, 3}) {  // before the first collective, and before the second
     const auto outcomes = comm::run_ranks(2, [&](comm::Communicator& group) {
       testing::RemoteDevice device = GetParam().make();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The executor on devices of several kinds: one case list. What each kind can do is in
-// remote_device.hpp.
+// Tests the executor on devices of several kinds, with one list of cases. remote_device.hpp defines
+// the kinds.
 #include "runtime/executor.hpp"
 
 #include <gtest/gtest.h>
@@ -53,7 +53,7 @@ TEST_P(OnDevice, RunsAStep) {
   EXPECT_EQ(kept[2], 3 + 34 + 30);
 }
 
-TEST_P(OnDevice, RepeatsAProgramWhateverIsRead) {
+TEST_P(OnDevice, RunsALoopWhicheverResultsAreRead) {
   const float start[] = {1, 2, 3}, slices[] = {100, 200, 300, 1000, 2000, 3000};
   const void* inputs[] = {start, slices};
   for (int unread = 0; unread < 8; ++unread)
@@ -66,7 +66,7 @@ TEST_P(OnDevice, RepeatsAProgramWhateverIsRead) {
       Executor executor(scan_of_two(reverse, memory(1), memory(2), memory(4)), device,
                         testing::remote_table(), {}, {});
       executor.run(inputs, outputs);
-      const int first = reverse ? 3 : 0, second = 3 - first;  // where the slices begin
+      const int first = reverse ? 3 : 0, second = 3 - first;  // the offset of the first slice
       if ((unread & 1) == 0) {
         EXPECT_EQ(last[1], 2 + 200 + 20 + 2000 + 20);
       }
@@ -81,8 +81,8 @@ TEST_P(OnDevice, RepeatsAProgramWhateverIsRead) {
     }
 }
 
-// Of two programs of one operand the first adds it to itself, the second hands it on. Which one is
-// known when a kernel has run.
+// Of two programs of one operand, the first adds it to itself, and the second returns it. A kernel
+// computes which one runs.
 Program choice() {
   Program doubles, hands_on;
   for (Program* body : {&doubles, &hands_on}) {
@@ -117,11 +117,12 @@ TEST_P(OnDevice, RunsOneOfTwoPrograms) {
   }
 }
 
-// A group of one in which another thread is: submit and wait are refused so often.
+// A group of one rank, used by another thread too: submit and wait are refused as often as the test
+// says.
 class Crowded final : public comm::Communicator {
  public:
-  std::vector<int> refusals;                    // before each call that goes through, in turn
-  int aborts = 0, submissions = 0, blocks = 0;  // blocks: of memory, lent now
+  std::vector<int> refusals;                    // before each call that succeeds, in turn
+  int aborts = 0, submissions = 0, blocks = 0;  // blocks: of memory that is allocated now
   bool loses_a_rank = false;                    // in wait
 
   Crowded() : Communicator({"crowded"}) {}
@@ -157,9 +158,9 @@ class Crowded final : public comm::Communicator {
   std::unique_ptr<Communicator> inner_ = comm::make_self_communicator();
 };
 
-// A kernel fails before the collective, behind it, and when the variable is written. Where a queue
-// is asynchronous, the write is enqueued before the second failure is known.
-TEST_P(OnDevice, TellsWhetherVariablesWereTouchedWhenAStepFails) {
+// A kernel fails before the collective, after it, and when the variable is written. If a queue is
+// asynchronous, the write is enqueued before the second failure is known.
+TEST_P(OnDevice, ReportsIfAFailedStepHasWrittenVariables) {
   device::Buffer variable(device, 12);
   const float initial[] = {1, 1, 1}, input[] = {1, 2, 3};
   float output[3];
@@ -172,7 +173,7 @@ TEST_P(OnDevice, TellsWhetherVariablesWereTouchedWhenAStepFails) {
     program.instructions.insert(program.instructions.begin() + place, run("fails", {3}, {5}));
     if (place == 1) program.instructions[3].start = 2;
     Executor executor(program, device, testing::remote_table(), {&group}, {variable.data()});
-    for (int calls = 1; calls <= 2; ++calls) {  // what failed is not told of twice
+    for (int calls = 1; calls <= 2; ++calls) {  // a failure is reported once
       try {
         executor.run(inputs, outputs);
         FAIL() << "expected an error";
@@ -187,8 +188,8 @@ TEST_P(OnDevice, TellsWhetherVariablesWereTouchedWhenAStepFails) {
   }
 }
 
-// Refused at its first collective, a run has not begun; later on it waits for its turn.
-TEST_P(OnDevice, IsRefusedBeforeItHasBegunOrNotAtAll) {
+// If it is refused at its first collective, a run has not started. Later it waits instead.
+TEST_P(OnDevice, IsRefusedBeforeItHasStartedOrNotAtAll) {
   Crowded group;
   device::Buffer variable(device, 12);
   const float initial[] = {1, 1, 1};
@@ -218,8 +219,8 @@ TEST_P(OnDevice, IsRefusedBeforeItHasBegunOrNotAtAll) {
   EXPECT_EQ(group.aborts, 0);
 }
 
-// Nor does what stands behind its first collective begin.
-TEST_P(OnDevice, WritesNoVariableBeforeItHasBegun) {
+// No write after its first collective starts either.
+TEST_P(OnDevice, WritesNoVariableBeforeItHasStarted) {
   Crowded group;
   device::Buffer variable(device, 12);
   const float initial[] = {1, 1, 1}, input[] = {1, 2, 3};
@@ -238,8 +239,8 @@ TEST_P(OnDevice, WritesNoVariableBeforeItHasBegun) {
   EXPECT_EQ(value[2], 1);
 }
 
-// What a failed run has enqueued uses the caller's arrays and the variables.
-TEST_P(OnDevice, LeavesNothingUnderWayWhenAStepFails) {
+// Work that a failed run has enqueued uses the caller's arrays and the variables.
+TEST_P(OnDevice, LeavesNoPendingWorkWhenAStepFails) {
   Crowded group;
   group.loses_a_rank = true;
   device::Buffer variable(device, 12);
@@ -262,8 +263,8 @@ TEST_P(OnDevice, LeavesNothingUnderWayWhenAStepFails) {
   EXPECT_EQ(group.aborts, 1);
 }
 
-// output[1:4] = input[2:5] + variable[1:4], where only these parts are ever named.
-TEST_P(OnDevice, AddressesPartsOfWhatIsNumbered) {
+// output[1:4] = input[2:5] + variable[1:4]. The program names only these parts.
+TEST_P(OnDevice, AddressesPartsOfNumberedMemory) {
   const TensorType part{DType::F32, {3}};
   Program program;
   program.values = {{part, MemoryKind::Input, 0, 8},
@@ -284,8 +285,8 @@ TEST_P(OnDevice, AddressesPartsOfWhatIsNumbered) {
   EXPECT_EQ(std::vector<float>(output, output + 4), (std::vector<float>{1, 23, 34, 45}));
 }
 
-// Of an executor that is not made nothing stays, whatever is enqueued for it.
-TEST_P(OnDevice, NamesTheOpThatNoKernelTakes) {
+// An executor that cannot be built leaves nothing enqueued and allocated.
+TEST_P(OnDevice, NamesTheOpWithoutAKernel) {
   Program program = training_step();
   program.instructions.insert(program.instructions.begin(), run("erfinv", {0}, {4}));
   program.instructions[3].start = 2;
@@ -303,7 +304,7 @@ TEST_P(OnDevice, NamesTheOpThatNoKernelTakes) {
   EXPECT_EQ(group.blocks, 0);
 }
 
-TEST_P(OnDevice, NamesWhatFailsInAProgramThatAnotherOneRuns) {
+TEST_P(OnDevice, NamesTheFailingInstructionOfAnInnerProgram) {
   Program program = scan_of_two(false, MemoryKind::Output, MemoryKind::Output, MemoryKind::Output);
   program.instructions[0].bodies[0].instructions[1] = run("fails", {2, 3}, {5});
   program.instructions[0].bodies[0].instructions[1].site = "model.py:99";
@@ -338,7 +339,7 @@ void expect_not_finite(Executor& executor, const void* const* inputs, void* cons
   }
 }
 
-TEST_P(OnDevice, NamesWhereANaNBegins) {
+TEST_P(OnDevice, NamesTheInstructionThatComputesTheFirstNan) {
   const CheckFinite check;
   const float nan = std::numeric_limits<float>::quiet_NaN(), good[] = {1, 2, 3},
               bad[] = {1, nan, 3};
@@ -369,7 +370,7 @@ TEST_P(OnDevice, NamesWhereANaNBegins) {
   }
 }
 
-TEST_P(OnDevice, NamesWhereANaNBeginsInAProgramThatAnotherOneRuns) {
+TEST_P(OnDevice, NamesTheFirstNanOfAnInnerProgram) {
   const CheckFinite check;
   Program program = scan_of_two(true, MemoryKind::Output, MemoryKind::Nowhere, MemoryKind::Nowhere);
   program.instructions[0].bodies[0].instructions[0] = run("nan", {0}, {2});
@@ -382,9 +383,9 @@ TEST_P(OnDevice, NamesWhereANaNBeginsInAProgramThatAnotherOneRuns) {
                     "a NaN begins in the result of nan, made at model.py:7");
 }
 
-// output = all_reduce(input), where the operand of a second all_reduce is not there before
-// something is enqueued behind it.
-TEST_P(OnDevice, GoesOnBehindACollectiveWhoseOperandIsNotThere) {
+// output = all_reduce(input). The operand of a second all_reduce is complete only if work is
+// enqueued after it.
+TEST_P(OnDevice, ContinuesAfterACollectiveWhoseOperandIsIncomplete) {
   if (!device.asynchronous()) GTEST_SKIP() << "the caller runs all kernels";
   Program program = training_step();
   program.values.push_back({kVector, MemoryKind::Private, 64});
@@ -409,8 +410,8 @@ TEST_P(OnDevice, GoesOnBehindACollectiveWhoseOperandIsNotThere) {
   EXPECT_EQ(output[2], 4 + 30 + 4);
 }
 
-// The second of two ranks. The other one is made up: a reduce to it gives this rank nothing, and an
-// all_reduce doubles. It lies on the device, or on the host.
+// The second of two ranks. The first one is simulated: a reduce to it gives this rank nothing, and
+// an all_reduce doubles. The memory is on the device or on the host.
 class Made final : public comm::Communicator {
  public:
   Made(device::Device& device, bool near)
@@ -449,7 +450,7 @@ class Made final : public comm::Communicator {
   bool near_;
 };
 
-TEST_P(OnDevice, GivesADevicesPointersToACommunicatorThatReachesIt) {
+TEST_P(OnDevice, PassesDevicePointersToACommunicatorThatSupportsThem) {
   for (const bool near : {false, true})
     for (const bool reduce : {false, true}) {
       Made group(device, near);

@@ -36,7 +36,7 @@ TEST(Program, PrintsAStableText) {
             "  2: %1 = wait all_reduce(1)\n");
 }
 
-TEST(Program, HasPartsOfWhatIsNumberedAndResultsThatNobodyReads) {
+TEST(Program, MayHavePartsOfNumberedMemoryAndUnreadResults) {
   Program program = small();
   program.constants.emplace_back(24);
   program.values.push_back({{DType::F32, {3}}, MemoryKind::Constant, 0, 12});
@@ -59,7 +59,7 @@ TEST(Program, HasPartsOfWhatIsNumberedAndResultsThatNobodyReads) {
   EXPECT_THROW(verify(program), Error);
 }
 
-// 1234 is "1.234" there, and 0.5 is "0,5".
+// In this locale 1234 is "1.234", and 0.5 is "0,5".
 struct Grouping : std::numpunct<char> {
   char do_decimal_point() const override { return ','; }
   char do_thousands_sep() const override { return '.'; }
@@ -80,7 +80,7 @@ TEST(Program, PrintsTheSameTextInEveryLocale) {
   EXPECT_EQ(message, "1234 0.5");
 }
 
-TEST(Program, RefusesWhatPointsOutside) {
+TEST(Program, RejectsReferencesOutsideOfTheProgram) {
   EXPECT_NO_THROW(verify(small()));
   Program other_group = small();
   other_group.instructions[1].group = 1;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Recordings of the times of instructions, on devices of several kinds.
+// Tests recordings of the times of instructions, on devices of several kinds.
 #include "runtime/recording.hpp"
 
 #include <gtest/gtest.h>
@@ -39,7 +39,7 @@ std::uint64_t sum_of(const std::vector<runtime::Timing>& timings) {
   return sum;
 }
 
-TEST_P(OnDevice, RecordsWhatEachInstructionTakes) {
+TEST_P(OnDevice, RecordsTheTimeOfEachInstruction) {
   const auto group = comm::make_self_communicator();
   device::Buffer variable(device, 12);
   const float initial[] = {1, 1, 1}, input[] = {1, 2, 3};
@@ -51,7 +51,7 @@ TEST_P(OnDevice, RecordsWhatEachInstructionTakes) {
   void* outputs[] = {output};
   executor.run(inputs, outputs);
   EXPECT_EQ(executor.record().whole.calls, 0u);
-  for (const std::size_t runs : {3, 2}) {  // a new recording begins at 0
+  for (const std::size_t runs : {3, 2}) {  // a new recording starts at 0
     {
       const Recorded recorded(100);
       for (std::size_t i = 0; i < runs; ++i) executor.run(inputs, outputs);
@@ -64,7 +64,7 @@ TEST_P(OnDevice, RecordsWhatEachInstructionTakes) {
       EXPECT_EQ(timing.calls, runs);
       EXPECT_LE(timing.least_ns * runs, timing.ns);
     }
-    if (GetParam().asynchronous) {  // what a kernel takes, not what it takes to enqueue it
+    if (GetParam().asynchronous) {  // the time of the kernel, and not of its enqueueing
       EXPECT_GE(record.instructions[0].least_ns, 1000000u);
     }
     EXPECT_GE(record.instructions[2].pending_ns, record.instructions[2].ns);
@@ -87,7 +87,7 @@ TEST_P(OnDevice, RecordsWhatEachInstructionTakes) {
   }
 }
 
-TEST_P(OnDevice, RecordsUpToWhatFails) {
+TEST_P(OnDevice, RecordsUpToAFailedInstruction) {
   Program program = scan_of_two(false, MemoryKind::Output, MemoryKind::Output, MemoryKind::Output);
   program.instructions[0].bodies[0].instructions[1] = run("fails", {2, 3}, {5});
   Executor executor(program, device, testing::remote_table(), {}, {});
@@ -109,10 +109,11 @@ TEST_P(OnDevice, RecordsUpToWhatFails) {
   EXPECT_EQ(inside[1].calls, 1u);
   EXPECT_EQ(inside[2].calls, 0u);
   EXPECT_EQ(runtime::recording().events().size(), 2u);
-  EXPECT_EQ(runtime::recording().dropped(), 3u);  // the body's run, the loop, the whole
+  // The run of the body, the loop, and the whole run.
+  EXPECT_EQ(runtime::recording().dropped(), 3u);
 }
 
-TEST_P(OnDevice, RecordsTheRoundsOfALoop) {
+TEST_P(OnDevice, RecordsTheIterationsOfALoop) {
   Executor executor(scan_of_two(true, MemoryKind::Output, MemoryKind::Output, MemoryKind::Nowhere),
                     device, testing::remote_table(), {}, {});
   const float start[] = {1, 2, 3}, slices[6] = {};
@@ -130,7 +131,7 @@ TEST_P(OnDevice, RecordsTheRoundsOfALoop) {
   EXPECT_TRUE(runtime::recording().events().empty());
 }
 
-TEST(Recording, IsOneAtATime) {
+TEST(Recording, CannotBeStartedTwice) {
   {
     const Recorded recorded(0);
     try {
@@ -143,7 +144,7 @@ TEST(Recording, IsOneAtATime) {
   const Recorded again(0);
 }
 
-TEST_P(OnDevice, GivesNoRecordOfARunThatIsUnderWay) {
+TEST_P(OnDevice, GivesNoRecordOfAPendingRun) {
   Executor executor(scan_of_two(false, MemoryKind::Output, MemoryKind::Output, MemoryKind::Nowhere),
                     device, testing::remote_table(), {}, {});
   const float start[] = {1, 2, 3}, slices[6] = {};
@@ -153,7 +154,7 @@ TEST_P(OnDevice, GivesNoRecordOfARunThatIsUnderWay) {
   std::atomic<bool> over{false};
   std::thread runs([&] {
     const Recorded recorded(0);
-    while (!over) executor.run(inputs, outputs);  // reading its record refuses no run
+    while (!over) executor.run(inputs, outputs);  // a run works while its record is read
   });
   bool refused = false;
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);

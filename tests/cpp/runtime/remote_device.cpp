@@ -13,7 +13,7 @@ namespace ngd::testing {
 
 namespace {
 
-constexpr std::uintptr_t kOffset = std::uintptr_t{1} << 61;  // not canonical on any CPU we run on
+constexpr std::uintptr_t kOffset = std::uintptr_t{1} << 61;  // not canonical on any CPU that we use
 constexpr std::chrono::seconds kSoon{20};
 
 using Lock = std::unique_lock<std::mutex>;
@@ -23,7 +23,7 @@ class RemoteEvent final : public device::Event {
   struct State {
     std::mutex mutex;
     std::condition_variable changed;
-    std::uint64_t recorded = 0, reached = 0;  // how often
+    std::uint64_t recorded = 0, reached = 0;  // the numbers of records and of arrivals
     std::optional<device::QueueError> failure;
 
     void await(std::uint64_t number) {
@@ -149,7 +149,7 @@ void RemoteQueue::run_tasks() {
   while (true) {
     changed_.wait(lock, [&] { return ending_ || !tasks_.empty(); });
     if (tasks_.empty()) return;
-    const Task& task = tasks_.front();  // what is put behind it does not move it
+    const Task& task = tasks_.front();  // new tasks at the end do not move it
     const bool runs = task.always || !failure_;
     lock.unlock();
     if (runs) run_task(task);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A device that keeps the contract of device/device.hpp honest: its memory may be nobody else's,
-// and its queues may be threads that run everything later.
+// A device that tests the contract of device/device.hpp. Its memory may be separate from the
+// host's, and its queues may be threads that run everything later.
 //
-// Pointers to memory of its own are addresses that no process can have, so that host code that
-// dereferences one dies at once. Memory begins as NaNs, so that a value that is read too early
-// shows.
+// Pointers to separate memory are addresses that no process can have, so that host code that
+// dereferences one dies at once. Memory starts as NaNs, so that a value that is read too early is
+// detected.
 #pragma once
 
 #include <atomic>
@@ -23,12 +23,13 @@
 
 namespace ngd::testing {
 
-// Own: nobody else's. Seen: the host addresses it too. Host: and its kernels address the host's.
+// Own: separate memory. Seen: the host can also address it. Host: its kernels address the host's
+// memory.
 enum class Memory { Own, Seen, Host };
 
 class RemoteDevice final : public device::Device {
  public:
-  // A queue is a thread where it is asynchronous, and runs each thing so long after the one before.
+  // An asynchronous queue is a thread, which runs each task some time after the one before.
   RemoteDevice(Memory memory, bool asynchronous, std::chrono::microseconds delay)
       : memory_(memory), asynchronous_(asynchronous), delay_(delay) {}
   std::string_view name() const noexcept override { return "REMOTE"; }
@@ -41,9 +42,9 @@ class RemoteDevice final : public device::Device {
 
   bool asynchronous() const noexcept { return asynchronous_; }
   std::size_t live_allocations() const noexcept { return live_; }
-  std::size_t under_way() const noexcept { return under_way_; }  // in all queues
+  std::size_t under_way() const noexcept { return under_way_; }  // the tasks in all queues
 
-  // Only this device's kernels and copies may call these.
+  // Only kernels and copies of this device may call these.
   static void* to_real(void* pointer) noexcept;
   static const void* to_real(const void* pointer) noexcept;
 
@@ -68,16 +69,16 @@ class RemoteQueue final : public device::Queue {
   void wait(const device::Event& event) override;
   void synchronize() override;
 
-  // What a kernel does. Not run where something before it has failed.
+  // The work of a kernel. It does not run if a task before it has failed.
   void enqueue(std::function<void()> work);
-  // For work: whether other work comes to be enqueued behind it soon.
+  // For the work: return true if other work is soon enqueued after it.
   bool is_followed();
 
  private:
   struct Task {
     std::function<void()> work;
     const void* origin;
-    bool always;  // also where something before it has failed
+    bool always;  // even if a task before it has failed
   };
   void put(Task task);
   void run_tasks();
@@ -89,15 +90,15 @@ class RemoteQueue final : public device::Queue {
   std::atomic<std::size_t>& under_way_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<Task> tasks_;  // the first is the one that runs
+  std::deque<Task> tasks_;  // the first one is running
   std::optional<device::QueueError> failure_;
   bool ending_ = false;
   std::thread thread_;
 };
 
 // Kernels on f32 tensors of one shape, which all run in the queue:
-//   add, copy; positive: whether the first element is; nan: puts one in a copy
-//   fails: finds an index out of range; followed: a copy, which fails unless something comes behind
+//   add, copy; positive: if the first element is positive; nan: a copy with one NaN
+//   fails: finds an index out of range; followed: a copy, which fails if no work comes after it
 kernels::KernelTable remote_table();
 
 }  // namespace ngd::testing

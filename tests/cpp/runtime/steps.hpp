@@ -57,8 +57,8 @@ inline runtime::Program round_of_a_scan() {
   return body;
 }
 
-// last, made, history = scan(round_of_a_scan) over two slices. A result that is not read is in memory
-// of kind Nowhere.
+// last, made, history = scan(round_of_a_scan) over two slices. A result that is not read has the
+// memory kind Nowhere.
 inline runtime::Program scan_of_two(bool reverse, runtime::MemoryKind last,
                                     runtime::MemoryKind made, runtime::MemoryKind history) {
   using runtime::MemoryKind;

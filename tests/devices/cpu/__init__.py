@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of the CPU device and its variables."""
+"""The tests of the CPU device and its variables."""

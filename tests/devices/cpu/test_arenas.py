@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps that use one arena: results are right, and memory is that of the largest step."""
+"""Tests of steps that share an arena: correct results, and the memory of the largest step."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_steps_of_several_sizes_compute_their_own_results() -> None:
     np.testing.assert_allclose(steps[0][1](x), expected(x), 1e-12)
 
 
-def test_one_of_them_runs_at_a_time() -> None:
+def test_steps_of_one_arena_cannot_run_at_the_same_time() -> None:
     arena = _core.Arena()
     inner = make_step(arena, 3)
     errors = []
@@ -86,23 +86,23 @@ def test_one_of_them_runs_at_a_time() -> None:
 
 
 def growth(kind: str, limit: int | None = None) -> list[int]:
-    """Return the bytes of memory that eight steps make resident, and those of the largest."""
+    """Return the resident bytes that eight steps need, and the bytes of the largest step."""
     command = [sys.executable, "-c", PROGRAM, kind]
     if limit is not None:
         command = ["prlimit", f"--as={limit}", *command]
-    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # each thread reserves addresses
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # each thread reserves address space
     done = subprocess.run(
         command, check=True, capture_output=True, text=True, timeout=120, env=environment
     )
     return [int(word) for word in done.stdout.split()]
 
 
-def test_together_they_need_as_much_as_the_largest() -> None:
+def test_steps_of_one_arena_need_the_memory_of_the_largest() -> None:
     (shared, largest), (own, _) = growth("shared"), growth("own")
     assert shared < 1.2 * largest
     assert own > 2 * largest
 
 
-def test_a_limit_of_the_address_space_gives_each_its_own_memory() -> None:
+def test_under_an_address_space_limit_each_step_has_its_own_memory() -> None:
     own, largest = growth("shared", limit=4 << 30)
     assert own > 2 * largest

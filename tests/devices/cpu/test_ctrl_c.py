@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ctrl-C in a step on the CPU is seen between two instructions."""
+"""Tests of Ctrl-C in a step on the CPU, which is detected between two instructions."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ import ngd
 from ngd import ops
 
 AFTER_SECONDS = 0.5
-"""When the signal comes."""
+"""The time of the signal, in seconds after the start of the step."""
 
 SEEN_SECONDS = 0.6
-"""The latest that it may be seen: 0.1 s, an instruction, and the delay of a machine under load."""
+"""The longest delay of the handler: 0.1 s, one instruction, and the delay of a loaded machine."""
 
 N = 384
 
 
 @contextmanager
 def interrupted_after(seconds: float) -> Iterator[list[float]]:
-    """Let a handler raise KeyboardInterrupt, once; give how late it was called."""
-    late: list[float] = []
+    """Send SIGALRM to a handler that raises KeyboardInterrupt. Yield a list for its delay."""
+    delays: list[float] = []
 
     def handler(*_: Any) -> None:
-        late.append(time.monotonic() - begin - seconds)
+        delays.append(time.monotonic() - begin - seconds)
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGALRM, handler)
     begin = time.monotonic()
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
-        yield late
+        yield delays
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -56,7 +56,7 @@ def looped(x: Any, products: int) -> Any:
 
 @pytest.mark.parametrize("made", [chain, looped])
 def test_ctrl_c_ends_a_long_step(made: Any) -> None:
-    """The step takes several seconds; its variable is as before, and the step can be called."""
+    """The step takes several seconds. Its variable stays unchanged, and a step can run again."""
     a = np.ones((N, N), np.float32)
     w = ngd.variable("w", a)
     x = ngd.placeholder("x", (N, N))
@@ -68,15 +68,15 @@ def test_ctrl_c_ends_a_long_step(made: Any) -> None:
     products = int(6 / ((time.perf_counter() - begin) / 20))
     products = min(products, 3000) if made is chain else products
     step = ngd.compile([x], [], {w: made(x + w, products) * 2})
-    with interrupted_after(AFTER_SECONDS) as late, pytest.raises(KeyboardInterrupt):
+    with interrupted_after(AFTER_SECONDS) as delays, pytest.raises(KeyboardInterrupt):
         step(a)
-    assert late[0] < SEEN_SECONDS
+    assert delays[0] < SEEN_SECONDS
     npt.assert_array_equal(w.numpy(), a)
     assert one(a)[0][0, 0] == 1
 
 
-def test_a_handler_that_returns_ends_nothing() -> None:
-    """A step whose signal handler raises nothing gives its result."""
+def test_a_signal_handler_that_returns_does_not_end_the_step() -> None:
+    """A step whose signal handler raises nothing returns its result."""
     calls: list[int] = []
     before = signal.signal(signal.SIGALRM, lambda *_: calls.append(1))
     x = ngd.placeholder("x", (N, N))
@@ -91,8 +91,8 @@ def test_a_handler_that_returns_ends_nothing() -> None:
     npt.assert_allclose(found, 1, rtol=1e-3)
 
 
-def test_an_interrupt_that_comes_during_an_update_poisons_nothing() -> None:
-    """Once a step writes variables it runs to its end; then the interrupt is raised."""
+def test_an_interrupt_during_an_update_poisons_no_variable() -> None:
+    """Once a step writes variables, it completes. Then the interrupt is raised."""
     n, many = 1 << 20, 60
     variables = [ngd.variable(f"v{i}", np.zeros(n, np.float32)) for i in range(many)]
     updates: dict[Any, Any] = {v: ops.sin(ops.cos(ops.sin(v + i))) for i, v in enumerate(variables)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variables that a step only reads: one copy per host, until a rank writes to them."""
+"""Tests of variables that a step only reads: one copy per host, until a rank writes to them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def one_copy(has_hosts: bool) -> None:
     ]
     np.testing.assert_allclose(training.w.numpy(), np.arange(COUNT) * training.mean, rtol=1e-12)
     np.testing.assert_array_equal(training.table.numpy(), np.arange(COUNT))
-    if os.fork() == 0:  # no rank writes there: a child may read
+    if os.fork() == 0:  # a forked child may read the variable, because no rank writes to it
         os._exit(int(not (training.table.numpy() == np.arange(COUNT)).all()))
     assert os.wait()[1] == 0
     ngd.shutdown()
@@ -66,13 +66,13 @@ def one_copy(has_hosts: bool) -> None:
 
 
 @pytest.mark.parametrize("has_hosts", [False, pytest.param(True, marks=harness.needs_mpi)])
-def test_the_ranks_of_a_host_have_one_copy(has_hosts: bool) -> None:
+def test_the_ranks_of_a_host_share_one_copy(has_hosts: bool) -> None:
     how: dict[str, Any] = {"launcher": "mpirun"} if has_hosts else {}
     harness.run(one_copy, 4 if has_hosts else 3, arguments={"has_hosts": has_hosts}, **how)
 
 
 def own_writes() -> None:
-    """A rank assigns a value, or writes to a view. The other ranks keep the old value."""
+    """Let rank 1 assign a value, or write to a view. The other ranks keep the old value."""
     world = ngd.init()
     for write in ("assign", "view"):
         training = Training()
@@ -83,28 +83,28 @@ def own_writes() -> None:
             else:
                 training.table.view()[...] = 2.0
         old = np.arange(COUNT, dtype=np.float64)
-        mine = np.full(COUNT, 2.0) if world.rank == 1 else old
-        np.testing.assert_array_equal(training.table.numpy(), mine)
+        expected = np.full(COUNT, 2.0) if world.rank == 1 else old
+        np.testing.assert_array_equal(training.table.numpy(), expected)
         before = training.w.numpy()
-        assert training.run() == mine.sum()
+        assert training.run() == expected.sum()
         assert is_common(training.table) == (world.rank != 1)
         sums = sum((rank + 1.0) * (np.full(COUNT, 2.0) if rank == 1 else old) for rank in range(3))
         np.testing.assert_allclose(training.w.numpy() - before, sums, rtol=1e-12)
-        # The next step that is compiled finds other values, and leaves them where they are.
+        # A step that is compiled later finds different values, so the ranks keep their own copies.
         x = ngd.placeholder("x", (), np.float64)
         gradient = ops.all_reduce(x * training.table, op="sum")
         step = ngd.compile([x], [], {training.w: training.w * 0.0 + gradient}, shard="host")
         step(1.0)
         np.testing.assert_allclose(training.w.numpy(), 2 * old + 2.0, rtol=1e-12)
-        np.testing.assert_array_equal(training.table.numpy(), mine)
+        np.testing.assert_array_equal(training.table.numpy(), expected)
 
 
-def test_a_write_is_that_of_one_rank() -> None:
+def test_a_write_changes_the_value_of_one_rank_only() -> None:
     run_in_world(own_writes, "shm", 3)
 
 
 def later_steps() -> None:
-    """A later step may train the variable, in slices or whole."""
+    """Train the variable in a later step, with and without sharding."""
     world = ngd.init()
     for shard in ("host", "none"):
         training = Training()
@@ -118,7 +118,7 @@ def later_steps() -> None:
         assert is_common(training.table) == (shard == "host")
 
 
-def test_a_later_step_trains_it() -> None:
+def test_a_later_step_can_train_the_variable() -> None:
     run_in_world(later_steps, "shm", 2)
 
 
@@ -132,12 +132,12 @@ def different_values() -> None:
     np.testing.assert_allclose(training.w.numpy(), 2 * total, rtol=1e-12)
 
 
-def test_different_values_stay_where_they_are() -> None:
+def test_different_values_are_not_shared() -> None:
     run_in_world(different_values, "shm", 3)
 
 
 def busy_on_one_rank() -> None:
-    """A variable that a thread of one rank uses stays where it is, on all ranks."""
+    """Use the variable in a thread of rank 0 during the compilation. No rank shares it."""
     world = ngd.init()
     table = ngd.variable("table", np.arange(COUNT, dtype=np.float64))
     y = ngd.placeholder("y", (), np.float64)
@@ -163,12 +163,12 @@ def busy_on_one_rank() -> None:
     np.testing.assert_array_equal(w.numpy(), np.arange(COUNT) * world.size)
 
 
-def test_a_variable_in_use_stays_where_it_is() -> None:
+def test_a_variable_in_use_is_not_shared() -> None:
     run_in_world(busy_on_one_rank, "shm", 2)
 
 
 def writes_to_views(differs: bool) -> str:
-    """Writes to private views of frozen variables are found, and compared between the ranks."""
+    """Detect writes to private views of frozen variables, and compare them between the ranks."""
     world = ngd.init()
     training = Training()
     training.run()
@@ -189,6 +189,6 @@ def test_writes_to_views_are_assigned() -> None:
     harness.run(writes_to_views, 2, arguments={"differs": False})
 
 
-def test_different_writes_to_views_are_refused() -> None:
+def test_different_writes_to_views_raise_variable_mismatch_error() -> None:
     for outcome in harness.run(writes_to_views, 3, arguments={"differs": True}):
         assert "expected the same write to 'table' on all ranks" in outcome.value

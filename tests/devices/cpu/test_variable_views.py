@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variable.view gives the memory of a value without a copy."""
+"""Tests of `Variable.view`, which returns the memory of a value without a copy."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_scalar_has_a_view() -> None:
     assert view == 4
 
 
-def test_a_view_needs_a_step() -> None:
+def test_a_variable_without_a_step_has_no_view() -> None:
     v = ngd.variable("v", np.zeros(3))
     with pytest.raises(ValueError, match="'v': expected a variable of a step on the CPU device"):
         v.view()

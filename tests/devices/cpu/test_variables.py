@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variables that several threads use: a value is whole, no update is lost, or BusyError says so."""
+"""Tests of variables in several threads: reads are consistent, and no update is lost."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def threads_alternate_often() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
-def insist(call: Callable[[], Any]) -> Any:
-    """Call until nobody else is in the way."""
+def call_until_not_busy(call: Callable[[], Any]) -> Any:
+    """Call until the call does not raise BusyError."""
     ends = time.monotonic() + DEADLINE
     while True:
         try:
@@ -48,7 +48,7 @@ def insist(call: Callable[[], Any]) -> Any:
 
 @contextmanager
 def in_threads(*works: Callable[[], None]) -> Iterator[None]:
-    """Run each in a thread beside the body; what one raises is raised here."""
+    """Run functions in threads during the block. Raise their first exception at its end."""
     errors: list[BaseException] = []
 
     def run(work: Callable[[], None]) -> None:
@@ -72,42 +72,42 @@ def in_threads(*works: Callable[[], None]) -> Iterator[None]:
 
 def test_no_update_of_two_executables_is_lost(device: str) -> None:
     v = ngd.variable("v", np.zeros((300, 300)))
-    same = np.eye(300)  # a product takes a while between the reading and the writing
+    same = np.eye(300)  # the matmul takes a while between the read and the write
     steps = [ngd.compile([], [], updates={v: v @ same + n}, device=device) for n in (1.0, 2.0)]
-    rounds = 50
+    num_rounds = 50
 
     def repeat(step: Any) -> Callable[[], None]:
         def run() -> None:
-            for _ in range(rounds):
-                insist(step)
+            for _ in range(num_rounds):
+                call_until_not_busy(step)
 
         return run
 
     with in_threads(*(repeat(step) for step in steps)):
         pass
-    np.testing.assert_array_equal(v.numpy(), 3.0 * rounds)
-    assert v.version == 2 * rounds
+    np.testing.assert_array_equal(v.numpy(), 3.0 * num_rounds)
+    assert v.version == 2 * num_rounds
 
 
-def test_a_value_that_is_read_beside_a_step_is_whole(device: str) -> None:
+def test_a_read_during_updates_returns_one_complete_value(device: str) -> None:
     v = ngd.variable("v", np.zeros(1_000_000, np.float32))
     step = ngd.compile([], [], updates={v: v + 1}, device=device)
     done = threading.Event()
 
     def read() -> None:
         while not done.is_set():
-            value = insist(v.numpy)
+            value = call_until_not_busy(v.numpy)
             assert value.min() == value.max()
 
     with in_threads(read):
         for _ in range(60):
-            insist(step)
+            call_until_not_busy(step)
         done.set()
     assert v.numpy()[0] == 60
 
 
 def slow_step(v: ngd.Variable, device: str, *, writes: bool) -> Any:
-    """A step that takes a while, and reads or writes the variable."""
+    """Return a step that takes a while, and that reads or writes the variable."""
     product = v
     for _ in range(4 if device == "CPU" else 12):
         product = product @ v
@@ -117,51 +117,51 @@ def slow_step(v: ngd.Variable, device: str, *, writes: bool) -> Any:
 
 
 @pytest.mark.parametrize("writes", [False, True])
-def test_who_meets_a_step_that_holds_a_variable_is_told(device: str, writes: bool) -> None:
+def test_a_call_that_meets_a_locked_variable_raises_busy_error(device: str, writes: bool) -> None:
     v = ngd.variable("weights", np.eye(500))
     step = slow_step(v, device, writes=writes)
     reader = ngd.compile([], [v + 1], device=device)
     writer = ngd.compile([], [], updates={v: v * 1}, device=device)
-    refused: dict[str, int] = dict.fromkeys(("numpy", "assign", "reader", "writer"), 0)
+    num_refused: dict[str, int] = dict.fromkeys(("numpy", "assign", "reader", "writer"), 0)
     calls: dict[str, Callable[[], Any]] = {
         "numpy": v.numpy,
         "assign": lambda: v.assign(np.eye(500)),
         "reader": reader,
         "writer": writer,
     }
-    wanted = set(calls) if writes else {"assign", "writer"}
+    expected = set(calls) if writes else {"assign", "writer"}
     done = threading.Event()
 
-    def disturb() -> None:
+    def call_repeatedly() -> None:
         while not done.is_set():
             for name, call in calls.items():
                 try:
                     call()
                 except BusyError as error:
                     messages.append(str(error))
-                    refused[name] += 1
+                    num_refused[name] += 1
                 time.sleep(0)
 
     messages: list[str] = []
     ends = time.monotonic() + DEADLINE
-    with in_threads(disturb):
-        while not all(refused[name] for name in wanted):
-            assert time.monotonic() < ends, refused
-            insist(step)
+    with in_threads(call_repeatedly):
+        while not all(num_refused[name] for name in expected):
+            assert time.monotonic() < ends, num_refused
+            call_until_not_busy(step)
         done.set()
     assert all("variable 'weights' is " in m and "by a step that runs now" in m for m in messages)
     np.testing.assert_array_equal(v.numpy(), np.eye(500))
 
 
-def test_readers_go_together() -> None:
+def test_several_steps_may_read_a_variable_at_the_same_time() -> None:
     v = ngd.variable("v", np.eye(600))
     steps = [slow_step(v, "CPU", writes=False) for _ in range(2)]
     assert steps[0] is not steps[1]
-    began = threading.Barrier(2)
+    barrier = threading.Barrier(2)
 
     def call(step: Any) -> Callable[[], None]:
         def run() -> None:
-            began.wait(DEADLINE)
+            barrier.wait(DEADLINE)
             for _ in range(5):
                 np.testing.assert_array_equal(step()[0], 600)
                 np.testing.assert_array_equal(v.numpy(), np.eye(600))
@@ -172,20 +172,20 @@ def test_readers_go_together() -> None:
         pass
 
 
-def test_a_refused_step_holds_nothing(device: str) -> None:
+def test_a_step_that_fails_its_checks_locks_no_variable(device: str) -> None:
     a, b = ngd.variable("a", np.zeros(2)), ngd.variable("b", np.zeros(2))
     both = ngd.compile([], [], updates={a: a + 1, b: b + 1}, device=device)
     b.cell.poisoned = True
     with pytest.raises(PoisonedVariableError, match="'b'"):
         both()
     np.testing.assert_array_equal(a.numpy(), 0)
-    a.assign([1, 1])  # nobody holds it
+    a.assign([1, 1])  # no lock is held
     b.assign([5, 5])
     both()
     np.testing.assert_array_equal(a.numpy(), 2)
 
 
-def test_a_failure_while_a_variable_is_written_poisons_it() -> None:
+def test_a_failure_during_a_write_poisons_the_variable() -> None:
     v, table = ngd.variable("v", np.zeros((2, 2))), ngd.variable("table", np.ones((3, 2)))
     i = ngd.placeholder("i", (2,), "int64")
     step = ngd.compile([i], [], updates={v: ops.take(table, i)}, device="CPU")
@@ -199,7 +199,7 @@ def test_a_failure_while_a_variable_is_written_poisons_it() -> None:
     np.testing.assert_array_equal(v.numpy(), 1)
 
 
-def test_an_assignment_that_fails_half_way_poisons() -> None:
+def test_an_assignment_that_fails_half_way_poisons_the_variable() -> None:
     v = ngd.variable("v", np.zeros(2))
     for device in DEVICES:
         ngd.compile([], [v * 1], device=device)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks whose variables differ after the first call of a step: named on all ranks, or by design."""
+"""Tests of variables that differ between ranks: reported on all ranks, or allowed by design."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ X = np.arange(8, dtype=np.float32).reshape(4, 2) / 8
 
 
 def inputs() -> np.ndarray:
-    """The batch of this rank."""
+    """Return the batch of this rank."""
     return X + np.float32(ngd.init().rank)
 
 
 def model_of(odd: bool) -> dict[str, Any]:
-    """A weight and a bias; the odd rank has other values of the weight."""
+    """Return a weight and a bias. The values of the weight are different if `odd` is true."""
     weight = np.full((2, 3), 2.0 if odd else 1.0, np.float32)
     return {
         "weight": ngd.variable("weight", weight),
@@ -42,19 +42,19 @@ def model_of(odd: bool) -> dict[str, Any]:
 
 
 def loss_of(model: dict[str, Any], x: Any) -> Any:
-    """A scalar that depends on both."""
+    """Return a scalar that depends on weight and bias."""
     return ops.mean(ops.square(x @ model["weight"] + model["bias"]))
 
 
-def compiled(model: dict[str, Any], device: str) -> Callable[[Any], Any]:
-    """A step of SGD by ngd.compile."""
+def compile_step(model: dict[str, Any], device: str) -> Callable[[Any], Any]:
+    """Return a step of SGD that `ngd.compile` builds."""
     x = ngd.placeholder("x", (4, 2))
     updates = optim.SGD(0.1).minimize(loss_of(model, x), model)
     return ngd.compile([x], [], updates, device=device)
 
 
-def traced(model: dict[str, Any], device: str) -> Callable[[Any], Any]:
-    """The same by ngd.function."""
+def trace_step(model: dict[str, Any], device: str) -> Callable[[Any], Any]:
+    """Return a step of SGD that `ngd.function` traces."""
     optimizer = optim.SGD(0.1)
 
     @ngd.function(updates=True, device=device)
@@ -65,24 +65,24 @@ def traced(model: dict[str, Any], device: str) -> Callable[[Any], Any]:
     return step
 
 
-STEPS = {"compile": compiled, "function": traced}
+STEPS = {"compile": compile_step, "function": trace_step}
 
 
 def other_weights(how: str, device: str) -> dict[str, Any]:
-    """Train where the last rank has other weights; then give all ranks those of rank 0."""
+    """Train with other weights on the last rank. Then broadcast those of rank 0, and train."""
     world = ngd.init()
     model = model_of(world.rank == world.size - 1)
     step = STEPS[how](model, device)
     error = caught(lambda: step(inputs()))
     ngd.broadcast_variables([*model.values()])
-    want = {name: v.numpy() for name, v in model.items()}
-    for _ in range(2):  # the first one compares once more
+    expected = {name: v.numpy() for name, v in model.items()}
+    for _ in range(2):  # the first step compares the variables again
         step(inputs())
-        want = one_step(want, world.size)
+        expected = one_step(expected, world.size)
     for name, v in model.items():
-        np.testing.assert_allclose(v.numpy(), want[name], rtol=1e-5)
-    everywhere = world.all_gather(model["weight"].numpy()[None])
-    assert (everywhere == everywhere[0]).all()
+        np.testing.assert_allclose(v.numpy(), expected[name], rtol=1e-5)
+    of_all_ranks = world.all_gather(model["weight"].numpy()[None])
+    assert (of_all_ranks == of_all_ranks[0]).all()
     return error
 
 
@@ -99,7 +99,9 @@ def one_step(model: dict[str, np.ndarray], ranks: int) -> dict[str, np.ndarray]:
 @over
 @devices
 @pytest.mark.parametrize("how", STEPS)
-def test_weights_of_one_rank_are_named_on_all(communicator: str, how: str, device: str) -> None:
+def test_different_weights_on_one_rank_are_reported_on_all(
+    communicator: str, how: str, device: str
+) -> None:
     for outcome in run_in_world(other_weights, communicator, 3, how=how, device=device):
         assert outcome.value["error"] == "VariableMismatchError", outcome
         message = outcome.value["message"]
@@ -111,7 +113,7 @@ def test_weights_of_one_rank_are_named_on_all(communicator: str, how: str, devic
 
 
 def other_weights_in_a_trainer() -> dict[str, Any]:
-    """Load weights on one rank, and train by a Trainer."""
+    """Load weights on one rank only, and train with a Trainer."""
     world = ngd.init()
     layer = nn.Linear(2, 3)
     layer.name = "layer"
@@ -131,14 +133,14 @@ def other_weights_in_a_trainer() -> dict[str, Any]:
 
 
 @over
-def test_a_trainer_names_them_too(communicator: str) -> None:
+def test_a_trainer_reports_different_weights(communicator: str) -> None:
     for outcome in fail_in_world(other_weights_in_a_trainer, communicator, 2):
         assert outcome.value["error"] == "VariableMismatchError", outcome
         assert "'layer.weight'" in outcome.value["message"], outcome
 
 
 def wrong_update(what: str, device: str) -> dict[str, Any]:
-    """Run a step that makes equal variables different; return its error and the warnings."""
+    """Run a step that makes equal variables different. Return its error and the warnings."""
     world = ngd.init()
     odd = world.rank == 1
     model = model_of(False)
@@ -154,7 +156,7 @@ def wrong_update(what: str, device: str) -> dict[str, Any]:
             gradients = ngd.grad(total if what == "loss" else loss, variables)
             pairs = zip(variables, gradients, strict=True)
             updates = {v: v - 0.1 * g for v, g in pairs}
-        elif what == "momentum":  # that makes no difference in the first step
+        elif what == "momentum":  # makes no difference in the first step
             updates = optim.SGD(0.1, momentum=0.5 if odd else 0.9).minimize(loss, variables)
         elif what == "extra":
             updates = optim.SGD(0.1).minimize(loss, variables)
@@ -180,7 +182,9 @@ WRONG = {
 @over
 @devices
 @pytest.mark.parametrize("what", WRONG)
-def test_updates_that_differ_are_named(communicator: str, what: str, device: str) -> None:
+def test_updates_that_differ_between_ranks_are_reported(
+    communicator: str, what: str, device: str
+) -> None:
     differs, name, warned = WRONG[what]
     outcomes = run_in_world(wrong_update, communicator, 2, what=what, device=device)
     for outcome in outcomes:
@@ -195,7 +199,7 @@ def test_updates_that_differ_are_named(communicator: str, what: str, device: str
 
 
 def by_design(device: str) -> int:
-    """Values that differ by design: warned of nowhere, refused nowhere, and right."""
+    """Use values that differ by design. No rank warns or raises, and the results are correct."""
     world = ngd.init()
     model = model_of(False)
     own = ngd.variable("own", np.float32(world.rank), per_rank=True)
@@ -210,8 +214,8 @@ def by_design(device: str) -> int:
     for _ in range(2):
         step(inputs())
     assert own.numpy() == world.rank + 2 * inputs().sum()
-    everywhere = world.all_gather(model["weight"].numpy()[None])
-    assert (everywhere == everywhere[0]).all()
+    of_all_ranks = world.all_gather(model["weight"].numpy()[None])
+    assert (of_all_ranks == of_all_ranks[0]).all()
     alone = ngd.variable("alone", np.float32(world.rank))  # a step without collectives
     ngd.compile([x], [], {alone: alone + ops.sum(x)}, device=device)(inputs())
     return gathers(world) - before
@@ -224,15 +228,15 @@ def gathers(group: ngd.Group) -> int:
 
 @over
 @devices
-def test_what_differs_by_design_is_exempt(communicator: str, device: str) -> None:
+def test_variables_that_differ_by_design_are_not_compared(communicator: str, device: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for outcome in run_in_world(by_design, communicator, 2, device=device):
-            assert outcome.value == 2, outcome  # the comparison of the first call, and the test's
+            assert outcome.value == 2, outcome  # one by the first call, one by the test
 
 
 def batches_of_other_lengths(device: str) -> bool:
-    """Ranks compile the step for a shorter batch in different calls; none has to compare again."""
+    """Compile a step for shorter batches, in different calls per rank. No rank compares again."""
     world = ngd.init()
     model = model_of(False)
     optimizer = optim.SGD(0.01)
@@ -245,19 +249,19 @@ def batches_of_other_lengths(device: str) -> bool:
     lengths = [4, 3, 4, 2, 4] if world.rank == 0 else [4, 4, 1, 4, 3]
     for length in lengths:
         step(inputs()[:length])
-    everywhere = world.all_gather(model["weight"].numpy()[None])
-    return bool((everywhere == everywhere[0]).all())
+    of_all_ranks = world.all_gather(model["weight"].numpy()[None])
+    return bool((of_all_ranks == of_all_ranks[0]).all())
 
 
 @over
 @devices
-def test_a_rank_may_compile_anew_alone(communicator: str, device: str) -> None:
+def test_ranks_may_compile_a_step_again_in_different_calls(communicator: str, device: str) -> None:
     for outcome in run_in_world(batches_of_other_lengths, communicator, 2, device=device):
         assert outcome.value is True, outcome
 
 
 def in_groups(what: str) -> dict[str, Any]:
-    """Gradients over columns, and a flag over the world: columns may have different values."""
+    """Reduce gradients over columns, and a flag over the world. Values may differ by column."""
     world = ngd.init()
     column = world.split(world.rank % 2)
     value = world.rank % 2 if what == "columns" else world.rank // 2
@@ -275,7 +279,7 @@ def in_groups(what: str) -> dict[str, Any]:
 
 
 @over
-def test_ranks_are_compared_that_are_together_in_all_groups(communicator: str) -> None:
+def test_only_ranks_that_share_all_groups_are_compared(communicator: str) -> None:
     outcomes = run_in_world(in_groups, communicator, 4, what="columns")
     assert [each.value["value"][0] for each in outcomes] == [0, 0.5, 0, 0.5]
     for outcome in fail_in_world(in_groups, communicator, 4, what="rows"):
@@ -285,7 +289,7 @@ def test_ranks_are_compared_that_are_together_in_all_groups(communicator: str) -
 
 
 def uneven_groups(device: str) -> list[float]:
-    """The group of rank 2 has one rank: it has nothing to compare, and no peer waits for it."""
+    """The group of rank 2 has one rank, so rank 2 compares nothing and no rank waits for it."""
     world = ngd.init()
     host = world.split(world.rank // 2)
     v = ngd.variable("v", np.full(3, world.rank // 2, np.float32))
@@ -303,34 +307,34 @@ def uneven_groups(device: str) -> list[float]:
 
 @over
 @devices
-def test_groups_of_one_rank_on_some_ranks(communicator: str, device: str) -> None:
+def test_groups_may_have_one_rank_on_some_ranks(communicator: str, device: str) -> None:
     outcomes = run_in_world(uneven_groups, communicator, 3, device=device)
     assert [each.value for each in outcomes] == [[-2, 6], [-2, 6], [-3, 6]]
 
 
-def test_next_values_that_are_proved_equal() -> None:
-    """The analysis alone, of a group of two ranks and one of four."""
+def test_next_values_computed_by_collectives_are_proved_equal() -> None:
+    """Test the analysis without ranks, for a group of two ranks and one of four."""
     two, four = FakeGroup(0, 2), FakeGroup(1, 4)
     v, t = (ngd.variable(name, np.ones(4, np.float32)) for name in "vt")
     own = ngd.variable("own", np.ones(4, np.float32), per_rank=True)
     x, rate = ngd.placeholder("x", (4,)), ngd.placeholder("rate", ())
-    given = ngd.placeholder("given", (4,), uniform=True)
+    uniform_input = ngd.placeholder("given", (4,), uniform=True)
 
-    def found(value: Any) -> tuple[set[Any], bool] | None:
+    def result_of(value: Any) -> tuple[set[Any], bool] | None:
         graph = ngd.graph.graph.Graph((), (ops.all_reduce(x, op="sum"),), ((v, value),))
         values = next_values(graph, two)
         return (set(values[0].groups), values[0].varies) if values else None
 
     mean = ops.all_reduce(x * v, op="mean", group=four)
-    assert found(v - rate * mean) == ({four}, False)
-    assert found(v - mean * x) == ({four}, True)
-    assert found(v + 1.0) == ({two}, False)  # of no collective: those of the step
-    assert found(v + given) == ({two}, False)
-    assert found(v + own * t) == ({two}, True)
-    assert found(v + ops.cast(ops.own_rank(group=two), "float32")) == ({two}, True)
-    assert found(ops.all_reduce(own, op="sum", group=four) + mean) == ({four}, False)
-    assert found(ops.broadcast(v, group=two) + mean) == ({two, four}, False)
-    assert found(v + ops.reduce(x, op="sum", group=two)) == ({two}, True)
+    assert result_of(v - rate * mean) == ({four}, False)
+    assert result_of(v - mean * x) == ({four}, True)
+    assert result_of(v + 1.0) == ({two}, False)  # without a collective: the group of the step
+    assert result_of(v + uniform_input) == ({two}, False)
+    assert result_of(v + own * t) == ({two}, True)
+    assert result_of(v + ops.cast(ops.own_rank(group=two), "float32")) == ({two}, True)
+    assert result_of(ops.all_reduce(own, op="sum", group=four) + mean) == ({four}, False)
+    assert result_of(ops.broadcast(v, group=two) + mean) == ({two, four}, False)
+    assert result_of(v + ops.reduce(x, op="sum", group=two)) == ({two}, True)
     block = ops.reduce_scatter(ops.concat([x, x]), op="sum", group=two)
-    assert found(v - block) is None  # each rank has another block
-    assert found(own) == ({two}, True)
+    assert result_of(v - block) is None  # each rank has another block
+    assert result_of(own) == ({two}, True)

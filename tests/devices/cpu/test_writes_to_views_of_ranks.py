@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes to arrays that show variables: found, compared between the ranks, and assigned."""
+"""Tests of writes to arrays that show variables: detected, compared between ranks, assigned."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = harness.needs_ranks
 
 
 def train_and_write(differs: bool) -> dict[str, Any]:
-    """Write to a shared and to a small variable after a step, and take one more step."""
+    """Write to views of a shared and of a small variable between two steps."""
     world = ngd.init()
     shared = ngd.variable("shared", np.zeros(5000))
     other = ngd.variable("other", np.zeros(5000))
@@ -36,7 +36,7 @@ def train_and_write(differs: bool) -> dict[str, Any]:
         return {"error": str(error)}
     step(1.0)
     for view in views:
-        view.remember()  # after each step
+        view.remember()  # to be called after each step
     return {
         "unchanged": unchanged,
         "before": before,
@@ -47,7 +47,7 @@ def train_and_write(differs: bool) -> dict[str, Any]:
     }
 
 
-def test_equal_writes_are_assigned() -> None:
+def test_equal_writes_to_views_are_assigned() -> None:
     for outcome in harness.run(train_and_write, 3, arguments={"differs": False}):
         assert outcome.value == {
             "unchanged": 0,
@@ -59,6 +59,6 @@ def test_equal_writes_are_assigned() -> None:
         }
 
 
-def test_different_writes_are_refused() -> None:
+def test_different_writes_to_views_raise_variable_mismatch_error() -> None:
     for outcome in harness.run(train_and_write, 3, arguments={"differs": True}):
         assert "here: expected the same write to 'shared' on all ranks" in outcome.value["error"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The INTERPRETER's evaluation, alone and in groups whose ranks are threads."""
+"""Tests of the INTERPRETER's evaluation, on one rank and on threads as ranks."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ COMBINE: dict[str, Callable[..., Any]] = {
 }
 
 
-class Meeting:
-    """Where the threads of a group exchange arrays."""
+class SharedArrays:
+    """The arrays that the threads of a group exchange."""
 
     def __init__(self, size: int) -> None:
         self.arrays: list[Any] = [None] * size
@@ -45,23 +45,23 @@ class Meeting:
 
 
 class ThreadGroup:
-    """A rank that meets the others in memory; it records what was asked of it."""
+    """A rank of threads that exchange arrays. It records the collectives that it started."""
 
-    def __init__(self, rank: int, meeting: Meeting) -> None:
-        self.rank, self.meeting = rank, meeting
-        self.size = len(meeting.arrays)
-        self.asked: list[tuple[str, object]] = []
+    def __init__(self, rank: int, shared_arrays: SharedArrays) -> None:
+        self.rank, self.shared_arrays = rank, shared_arrays
+        self.size = len(shared_arrays.arrays)
+        self.started: list[tuple[str, object]] = []
 
     def start(self, node: Node, operand: Array) -> Callable[[], Array]:
         assert __file__ in node.site
         kind, attrs = node.op.name, node.attrs
-        self.asked.append((kind, attrs.get("reduce_op", attrs.get("root"))))
-        given = self.meeting.exchange(self.rank, operand)
+        self.started.append((kind, attrs.get("reduce_op", attrs.get("root"))))
+        arrays = self.shared_arrays.exchange(self.rank, operand)
         if kind == "broadcast":
-            return lambda: given[attrs["root"]]
-        total = np.asarray(COMBINE[attrs["reduce_op"]](given), operand.dtype)
-        mine = kind != "reduce" or attrs["root"] == self.rank
-        return lambda: total if mine else np.zeros_like(total)
+            return lambda: arrays[attrs["root"]]
+        total = np.asarray(COMBINE[attrs["reduce_op"]](arrays), operand.dtype)
+        has_result = kind != "reduce" or attrs["root"] == self.rank
+        return lambda: total if has_result else np.zeros_like(total)
 
 
 def placeholder(name: str, *shape: int, dtype: np.dtype[Any] = float64) -> Node:
@@ -69,9 +69,9 @@ def placeholder(name: str, *shape: int, dtype: np.dtype[Any] = float64) -> Node:
 
 
 def run_ranks(graph: Graph, inputs: Sequence[Sequence[Any]]) -> list[list[Array]]:
-    """Evaluate one graph on as many ranks as there are lists of inputs."""
-    meeting = Meeting(len(inputs))
-    groups = [ThreadGroup(rank, meeting) for rank in range(len(inputs))]
+    """Evaluate one graph on one rank per list of inputs."""
+    shared_arrays = SharedArrays(len(inputs))
+    groups = [ThreadGroup(rank, shared_arrays) for rank in range(len(inputs))]
 
     def one(group: ThreadGroup) -> list[Array]:
         pairs = zip(inputs[group.rank], graph.inputs, strict=True)
@@ -80,11 +80,11 @@ def run_ranks(graph: Graph, inputs: Sequence[Sequence[Any]]) -> list[list[Array]
 
     with ThreadPoolExecutor(len(groups)) as pool:
         results = list(pool.map(one, groups, timeout=60))
-    assert all(g.asked == groups[0].asked for g in groups)
+    assert all(g.started == groups[0].started for g in groups)
     return results
 
 
-def test_outputs_and_updates() -> None:
+def test_outputs_and_next_values_are_computed_from_old_values() -> None:
     x = placeholder("x", 2)
     w = Node(VARIABLE, (), {"name": "w"}, Type(float64, (2,)))
     v = Node(VARIABLE, (), {"name": "v"}, Type(float64, (2,)))
@@ -110,14 +110,14 @@ def test_integers_wrap_silently() -> None:
     assert [int(a) for a in outputs] == [-(2**31), 1]
 
 
-def test_two_byte_floats_round_once_an_op() -> None:
+def test_16_bit_floats_are_rounded_once_per_op() -> None:
     x = placeholder("x", dtype=bfloat16)
     outputs, _ = evaluate(Graph((x,), (x + 1 - x,)), [np.array(256, bfloat16)], {})
-    assert outputs[0] == 0  # 257 is no bfloat16
+    assert outputs[0] == 0  # 257 is not a bfloat16
 
 
-class Lying(Op):
-    """An op whose reference breaks its word; it is not in the registry."""
+class WrongReference(Op):
+    """An op whose reference returns another dtype than `infer`. It is not in the registry."""
 
     name = "lying"
 
@@ -128,20 +128,20 @@ class Lying(Op):
         return x.astype(np.float32)
 
 
-def test_a_reference_of_the_wrong_type_is_an_internal_error() -> None:
+def test_a_reference_that_returns_another_type_is_an_internal_error() -> None:
     x = placeholder("x", 2)
     message = r"internal error: the value of <ngd.Node lying float64\[2\]> .* is float32\[2\]"
     with pytest.raises(Error, match=message):
-        evaluate(Graph((x,), (Lying().node((x,)),)), [np.ones(2)], {})
+        evaluate(Graph((x,), (WrongReference().node((x,)),)), [np.ones(2)], {})
 
 
-def test_an_input_of_the_wrong_type_is_an_error() -> None:
+def test_an_input_of_another_type_is_an_error() -> None:
     x = placeholder("x", 2)
     with pytest.raises(Error, match=r"placeholder 'x' float64\[2\]> .* is float64\[3\]"):
         evaluate(Graph((x,), (x,)), [np.ones(3)], {})
 
 
-def test_alone_collectives_are_the_identity() -> None:
+def test_collectives_of_one_rank_are_the_identity() -> None:
     x = placeholder("x", 2)
     nodes = [ops.all_reduce(x, op=kind) for kind in COMBINE]
     nodes += [ops.broadcast(x), ops.all_reduce(x, op="mean", weight=3)]
@@ -153,16 +153,16 @@ def test_collectives_reach_the_group_in_the_order_of_depth() -> None:
     x = placeholder("x", 2)
     last = ops.all_reduce(ops.broadcast(x, root=1), op="max")
     graph = Graph((x,), (last, ops.all_reduce(x, op="sum")))
-    meeting = Meeting(2)
-    groups = [ThreadGroup(rank, meeting) for rank in range(2)]
+    shared_arrays = SharedArrays(2)
+    groups = [ThreadGroup(rank, shared_arrays) for rank in range(2)]
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda g: evaluate(graph, [np.ones(2)], {}, g), groups, timeout=60))
     for group in groups:
-        assert group.asked == [("broadcast", 1), ("all_reduce", "sum"), ("all_reduce", "max")]
+        assert group.started == [("broadcast", 1), ("all_reduce", "sum"), ("all_reduce", "max")]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_collectives_between_ranks(size: int) -> None:
+def test_collectives_between_threads_equal_numpy(size: int) -> None:
     x = placeholder("x", 2)
     nodes = [ops.all_reduce(x, op=kind) for kind in COMBINE]
     graph = Graph((x,), (*nodes, ops.broadcast(x, root=size - 1)))
@@ -182,7 +182,7 @@ class TestWeightedMean:
         assert all(f[0].tolist() == found[0][0].tolist() for f in found)
         return found[0][0]
 
-    def test_it_is_the_mean_over_all_elements(self) -> None:
+    def test_the_weighted_mean_is_the_mean_over_all_elements(self) -> None:
         shards = [np.array([[1.0, 2], [3, 4]]), np.array([[5.0, 6]]), np.array([[7.0, 8]] * 3)]
         found = self.run([s.mean(0) for s in shards], [len(s) for s in shards])
         npt.assert_allclose(found, np.concatenate(shards).mean(0), rtol=1e-15)
@@ -194,14 +194,14 @@ class TestWeightedMean:
     def test_all_weights_zero_give_zero(self) -> None:
         assert self.run([[np.nan, 2], [1, 2]], [0, 0]).tolist() == [0, 0]
 
-    def test_two_byte_floats_are_summed_in_float32(self) -> None:
+    def test_16_bit_floats_are_summed_in_float32(self) -> None:
         found = self.run([[1.0, 300], [2.0, 302]], [1001, 1002], bfloat16)
         assert found.dtype == bfloat16
-        assert found.astype(float64).tolist() == [1.5, 302]  # of 301.0005, not of 301
+        assert found.astype(float64).tolist() == [1.5, 302]  # the mean is 301.0005, not 301
 
 
 class TestGradients:
-    """ngd.grad on each rank against differences of the sum of all ranks' losses."""
+    """Gradients on each rank, compared with differences of the sum of the losses of all ranks."""
 
     @pytest.mark.parametrize("size", [1, 2, 3])
     @pytest.mark.parametrize(
@@ -216,10 +216,12 @@ class TestGradients:
         ],
         ids=["sum", "mean", "broadcast", "reduce", "reduce-mean", "weighted"],
     )
-    def test_against_differences(self, collective: Callable[[Node, Node], Node], size: int) -> None:
+    def test_gradients_of_collectives_equal_finite_differences(
+        self, collective: Callable[[Node, Node], Node], size: int
+    ) -> None:
         x, w, scale = placeholder("x", 3), placeholder("w"), placeholder("scale")
-        together = collective(ops.sin(x), w)
-        loss = ops.sum(together * together * x) * scale  # scale: losses that differ by rank
+        reduced = collective(ops.sin(x), w)
+        loss = ops.sum(reduced * reduced * x) * scale  # the losses of the ranks differ by `scale`
         graph = Graph((x, w, scale), (loss, *grad(loss, [x, w], unused="zero")))
         rng = np.random.default_rng(size)
         given = [[rng.normal(size=3), np.array(1.0 + r), np.array(2.0 - r)] for r in range(size)]
@@ -233,18 +235,18 @@ class TestGradients:
         for rank in range(size):
             for operand in (0, 1):
                 found = gradients[rank][1 + operand].reshape(-1)
-                for place in range(found.size):
+                for position in range(found.size):
                     ends = []
                     for sign in (1, -1):
                         changed = [[a.copy() for a in row] for row in given]
-                        changed[rank][operand].reshape(-1)[place] += sign * step
+                        changed[rank][operand].reshape(-1)[position] += sign * step
                         ends.append(total(changed))
                     slope = (ends[0] - ends[1]) / (2 * step)
-                    npt.assert_allclose(found[place], slope, rtol=1e-6, atol=1e-8)
+                    npt.assert_allclose(found[position], slope, rtol=1e-6, atol=1e-8)
 
 
-def test_ranks_may_have_different_data_parallel_shards() -> None:
-    """Weighted by their sizes, the shards' gradients are that of the whole batch."""
+def test_gradients_of_uneven_shards_equal_those_of_the_whole_batch() -> None:
+    """The gradients of the shards are weighted by the sizes of the shards."""
     rng = np.random.default_rng(4)
     data, weight = rng.normal(size=(7, 3)), rng.normal(size=3)
 
@@ -253,17 +255,19 @@ def test_ranks_may_have_different_data_parallel_shards() -> None:
         g = grad(ops.mean(ops.exp(x @ w)), w)
         return Graph((x, w), (ops.all_reduce(g, op="mean", weight=rows),))
 
-    (whole,), _ = evaluate(step(7), [data, weight], {})
-    meeting = Meeting(3)
-    shards = np.split(data, [4, 7])  # 4, 3 and no rows: its mean is NaN
+    (expected,), _ = evaluate(step(7), [data, weight], {})
+    shared_arrays = SharedArrays(3)
+    shards = np.split(data, [4, 7])  # 4, 3 and 0 rows: the mean of 0 rows is NaN
 
     def one(rank: int) -> Array:
         shard = shards[rank]
-        return evaluate(step(len(shard)), [shard, weight], {}, ThreadGroup(rank, meeting))[0][0]
+        return evaluate(step(len(shard)), [shard, weight], {}, ThreadGroup(rank, shared_arrays))[0][
+            0
+        ]
 
     with ThreadPoolExecutor(3) as pool:
         for found in pool.map(one, range(3), timeout=60):
-            npt.assert_allclose(found, whole, rtol=1e-13)
+            npt.assert_allclose(found, expected, rtol=1e-13)
 
 
 def test_float32_stays_float32() -> None:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of collectives in a graph, on several ranks."""
+"""The tests of collectives in graphs, on several ranks."""

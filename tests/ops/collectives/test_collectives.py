@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives in the graph: results, gradients, order, shards of different size."""
+"""Tests of collectives in a graph: results, gradients, order, and uneven shards."""
 
 from __future__ import annotations
 
@@ -51,18 +51,19 @@ def results() -> None:
                     for name, got in zip(names, reduced, strict=True):
                         want = numpys[name](np.stack(given))
                         assert got.dtype == dtype
-                        atol = 1e-4 if dtype is np.float32 else 1e-12  # of sums of a few tens
+                        # The tolerance is for sums of a few tens of values.
+                        atol = 1e-4 if dtype is np.float32 else 1e-12
                         assert np.allclose(got, want, rtol=atol / 10, atol=atol)
                     assert last.tobytes() == given[-1].tobytes()
 
 
 @everywhere
-def test_results(communicator: str, ranks: int) -> None:
+def test_all_reduce_and_broadcast_equal_numpy(communicator: str, ranks: int) -> None:
     run_in_world(results, communicator, ranks)
 
 
 def gradients() -> None:
-    """The gradient is that of the sum of all ranks' losses with respect to each rank's own w."""
+    """Compare gradients with differences of the sum of the losses of all ranks."""
     world = ngd.init()
     shapes: dict[str, Callable[[Any, Any], Any]] = {
         "sum": lambda y, s: ops.all_reduce(y, op="sum"),
@@ -86,9 +87,9 @@ def gradients() -> None:
                 for i in range(3):
                     totals = []
                     for change in (1e-5, -1e-5):
-                        moved = at.copy()
-                        moved[i] += change if world.rank == rank else 0
-                        local, _ = step(moved, other, scale)
+                        changed = at.copy()
+                        changed[i] += change if world.rank == rank else 0
+                        local, _ = step(changed, other, scale)
                         totals.append(float(ngd.all_reduce(local, op="sum")))
                     slope = (totals[0] - totals[1]) / 2e-5
                     if world.rank == rank:
@@ -96,37 +97,37 @@ def gradients() -> None:
 
 
 @everywhere
-def test_gradients_are_finite_differences(communicator: str, ranks: int) -> None:
+def test_gradients_equal_finite_differences(communicator: str, ranks: int) -> None:
     run_in_world(gradients, communicator, ranks)
 
 
 def parts() -> None:
-    """Parts of one value, and results of one op, each in a collective of its own."""
+    """Reduce parts of a value, and the results of one op, each in its own collective."""
     world = ngd.init()
     given = contributions(world.size, (6, 5), np.float64)
     for device in DEVICES:
         x = ngd.placeholder("x", (6, 5), np.float64)
         first, second, third = ops.split(x * 2, [1, 4])
-        values, places = ops.top_k(x, 3)
+        values, indices = ops.top_k(x, 3)
         middle = ops.split(ops.all_reduce(x * 3, op="sum"), 3)[1]
         outputs = [
             ops.all_reduce(first, op="sum"),
             ops.all_gather(second),
             ops.all_reduce(third + ops.sum(second), op="max"),
             ops.all_reduce(values, op="sum"),
-            ops.all_gather(places),
+            ops.all_gather(indices),
             ops.all_reduce(middle, op="mean"),
         ]
         step = ngd.compile([x], outputs, device=device)
-        whole = np.stack(given)
-        order = np.argsort(-whole, axis=2)[:, :, :3]
+        arrays = np.stack(given)
+        order = np.argsort(-arrays, axis=2)[:, :, :3]
         wanted = [
-            2 * whole[:, :1].sum(0),
-            2 * whole[:, 1:4].reshape(-1, 5),
-            np.max(2 * whole[:, 4:] + 2 * whole[:, 1:4].sum((1, 2))[:, None, None], 0),
-            np.take_along_axis(whole, order, 2).sum(0),
+            2 * arrays[:, :1].sum(0),
+            2 * arrays[:, 1:4].reshape(-1, 5),
+            np.max(2 * arrays[:, 4:] + 2 * arrays[:, 1:4].sum((1, 2))[:, None, None], 0),
+            np.take_along_axis(arrays, order, 2).sum(0),
             order.reshape(-1, 3),
-            3 * whole[:, 2:4].sum(0),
+            3 * arrays[:, 2:4].sum(0),
         ]
         for _ in range(2):
             for got, want in zip(step(given[world.rank]), wanted, strict=True):
@@ -134,12 +135,12 @@ def parts() -> None:
 
 
 @everywhere
-def test_parts_and_several_results(communicator: str, ranks: int) -> None:
+def test_parts_and_results_of_one_op_are_reduced_separately(communicator: str, ranks: int) -> None:
     run_in_world(parts, communicator, ranks)
 
 
 def adam() -> None:
-    """Behind an all-reduce, the whole update of a variable is one kernel, and right."""
+    """Check that the update after an all-reduce is one kernel, and that its values are correct."""
     world = ngd.init()
     given = contributions(world.size, (30, 40), np.float32)
     x = ngd.placeholder("x", (30, 40))
@@ -162,18 +163,20 @@ def adam() -> None:
 
 
 @everywhere
-def test_an_update_of_three_variables(communicator: str, ranks: int) -> None:
+def test_an_update_of_three_variables_after_an_all_reduce_is_one_kernel(
+    communicator: str, ranks: int
+) -> None:
     run_in_world(adam, communicator, ranks)
 
 
 def uneven() -> None:
-    """Shards of different size, one of them empty, take the step of one process."""
+    """Train on shards of different sizes, one of which is empty."""
     world = ngd.init()
     random = np.random.default_rng(1)
     rows, labels = random.standard_normal((11, 4)), random.integers(0, 3, 11)
     start = random.standard_normal((4, 3))
 
-    def compiled(count: int, w: Any, parallel: bool, device: str) -> Any:
+    def make_step(count: int, w: Any, parallel: bool, device: str) -> Any:
         x = ngd.placeholder("x", (count, 4), np.float64)
         y = ngd.placeholder("y", (count,), np.int64)
         weight = ngd.placeholder("weight", (), np.float64)
@@ -184,26 +187,26 @@ def uneven() -> None:
             loss = ops.all_reduce(loss, op="mean", weight=weight)
         return ngd.compile([x, y, weight], [loss], {w: w - 0.3 * gradient}, device=device)
 
-    shares = max(1, world.size - 1)  # the last of several ranks has nothing
-    mine = [np.array_split(a, shares) for a in (rows, labels)]
+    num_shards = max(1, world.size - 1)  # the last of several ranks has an empty shard
+    parts_of_ranks = [np.array_split(a, num_shards) for a in (rows, labels)]
     for device in DEVICES:
-        alone, shared = (ngd.variable("w", start.copy()) for _ in range(2))
-        whole = compiled(11, alone, False, device)
-        if world.rank < shares:
-            x, y = (part[world.rank] for part in mine)
+        weights_of_one, shared = (ngd.variable("w", start.copy()) for _ in range(2))
+        step_of_one = make_step(11, weights_of_one, False, device)
+        if world.rank < num_shards:
+            x, y = (part[world.rank] for part in parts_of_ranks)
             weight = np.array(float(len(y)))
         else:
             x, y, weight = np.full((2, 4), np.nan), np.zeros(2, np.int64), np.array(0.0)
-        step = compiled(len(y), shared, True, device)
+        step = make_step(len(y), shared, True, device)
         for _ in range(5):
-            (want,) = whole(rows, labels, np.array(11.0))
+            (want,) = step_of_one(rows, labels, np.array(11.0))
             (got,) = step(x, y, weight)
             assert np.isclose(got, want, rtol=1e-12)
-            assert np.allclose(shared.numpy(), alone.numpy(), rtol=1e-12, atol=1e-14)
+            assert np.allclose(shared.numpy(), weights_of_one.numpy(), rtol=1e-12, atol=1e-14)
         same = ngd.broadcast(shared.numpy())
         assert same.tobytes() == shared.numpy().tobytes()
         before = shared.numpy()
-        step(x, y, np.array(0.0))  # nobody weighs anything
+        step(x, y, np.array(0.0))  # all weights are zero
         assert np.array_equal(shared.numpy(), before)
 
 
@@ -213,15 +216,19 @@ def test_uneven_shards_take_the_step_of_one_process(communicator: str, ranks: in
 
 
 def creation_order() -> None:
-    """Ranks that make the same all-reduces in another order agree all the same."""
+    """Create the same all-reduces in another order on each rank."""
     world = ngd.init()
     for device in DEVICES:
         inputs = [ngd.placeholder(f"x{i}", (10 + i,), np.float32) for i in range(6)]
-        made: dict[int, Any] = {}
+        results_by_index: dict[int, Any] = {}
         for i in np.random.default_rng(world.rank).permutation(6):
-            made[int(i)] = ops.all_reduce(ops.sqrt(inputs[i]) * (i + 1.0), op="sum")
-        deeper = ops.all_reduce(ops.sum(made[0]) + ops.sum(made[5]), op="max")
-        step = ngd.compile(inputs, [made[i] for i in range(6)] + [deeper], device=device)
+            results_by_index[int(i)] = ops.all_reduce(ops.sqrt(inputs[i]) * (i + 1.0), op="sum")
+        deeper = ops.all_reduce(
+            ops.sum(results_by_index[0]) + ops.sum(results_by_index[5]), op="max"
+        )
+        step = ngd.compile(
+            inputs, [results_by_index[i] for i in range(6)] + [deeper], device=device
+        )
         for _ in range(3):
             *got, top = step(*[np.full(10 + i, 4.0, np.float32) for i in range(6)])
             for i, result in enumerate(got):
@@ -230,12 +237,12 @@ def creation_order() -> None:
 
 
 @everywhere
-def test_order_of_creation_does_not_matter(communicator: str, ranks: int) -> None:
+def test_the_order_of_creation_may_differ_between_ranks(communicator: str, ranks: int) -> None:
     run(creation_order, ranks, **harness.over(communicator, ranks))
 
 
 def mismatched(what: str, device: str) -> dict[str, str]:
-    """The last rank compiles another sequence of collectives."""
+    """Build a different sequence of collectives on the last rank."""
     world = ngd.init()
     odd = world.rank == world.size - 1
     v = ngd.variable("v", np.ones(4))
@@ -257,26 +264,26 @@ def mismatched(what: str, device: str) -> dict[str, str]:
 @over
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("what", ["op", "extra", "kind"])
-def test_mismatched_programs_raise_before_the_first_step(
+def test_mismatched_steps_raise_before_the_first_update(
     communicator: str, ranks: int, what: str
 ) -> None:
     for outcome in fail_in_world(mismatched, communicator, ranks, what=what, device="CPU"):
         assert outcome.value["error"] == "CollectiveMismatchError", outcome
         assert f"rank {ranks - 1}" in outcome.value["message"]
         assert f"rank {outcome.rank}" in outcome.value["message"]
-        if what != "extra":  # there one side has no such line
+        if what != "extra":  # without the additional collective there is no second line
             assert outcome.value["message"].count("test_collectives.py:") >= 2, outcome
 
 
 @harness.needs_ranks
 @pytest.mark.parametrize("what", ["op", "extra", "kind"])
-def test_mismatch_on_the_interpreter(what: str) -> None:
+def test_mismatched_steps_raise_on_the_interpreter(what: str) -> None:
     for outcome in fail_in_world(mismatched, "shm", 2, what=what, device="INTERPRETER"):
         assert outcome.value["error"] == "CollectiveMismatchError", outcome
 
 
 def steps(device: str) -> dict[str, Any]:
-    """Fifty steps in which every rank's data differ and the weights stay equal."""
+    """Take fifty steps with different data on each rank."""
     world = ngd.init()
     random = np.random.default_rng(world.rank)
     w = ngd.variable("w", np.linspace(-1, 1, 40).reshape(20, 2).astype(np.float32))
@@ -294,13 +301,13 @@ def steps(device: str) -> dict[str, Any]:
 @over
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("device", DEVICES)
-def test_weights_stay_equal(communicator: str, ranks: int, device: str) -> None:
+def test_weights_stay_equal_on_all_ranks(communicator: str, ranks: int, device: str) -> None:
     outcomes = run_in_world(steps, communicator, ranks, device=device)
     assert len({o.value["weights"] for o in outcomes}) == 1
 
 
 def leave_a_step_behind() -> int:
-    """How much shared memory is mapped after a world of which a step's shapes came."""
+    """Return the number of shared mappings after the world is closed."""
 
     def step() -> None:
         x = ngd.placeholder("x", (3,), np.float32)
@@ -313,12 +320,12 @@ def leave_a_step_behind() -> int:
 
 
 @harness.needs_ranks
-def test_a_world_that_was_left_keeps_no_memory() -> None:
+def test_a_closed_world_keeps_no_shared_memory() -> None:
     assert [outcome.value for outcome in run(leave_a_step_behind, 2)] == [0, 0]
 
 
 def ranks_inside() -> list[Any]:
-    """What loops and branches know of the rank, on both devices."""
+    """Use the number of the rank in branches and loops, on both devices."""
     p, x = ngd.placeholder("p", (), "bool"), ngd.placeholder("x", (3,), "int64")
     chosen = ops.cond(p, lambda: x + ops.own_rank(), lambda: x)
     last, _ = ops.scan(lambda c, part: (c + part * ops.own_rank(), None), np.int64(0), x)
@@ -330,6 +337,6 @@ def ranks_inside() -> list[Any]:
 
 
 @over
-def test_loops_and_branches_know_the_rank(communicator: str) -> None:
+def test_branches_and_loops_know_the_rank(communicator: str) -> None:
     for rank, outcome in enumerate(run_in_world(ranks_inside, communicator, 3)):
         assert outcome.value == [[10 + rank, 20 + rank, 30 + rank], 60 * rank] * 2

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives of several groups in one step, and what two ranks tell each other."""
+"""Tests of collectives of several groups in one step, and of send and receive."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ devices = pytest.mark.parametrize("device", ["CPU", "INTERPRETER"])
 
 
 def mesh() -> tuple[Any, Any]:
-    """The row and the column of this rank in a square of 2 x 2."""
+    """Return the row and the column of this rank in a mesh of 2 x 2."""
     square = ngd.make_mesh((2, 2), ("column", "row"))
     return square["row"], square["column"]
 
 
 def two_groups(device: str) -> None:
-    """Sums along rows, of gathers along columns, beside sums of all; long and short ones."""
+    """Combine collectives of rows, columns and the world, for short and long arrays."""
     world = ngd.init()
     row, column = mesh()
     for count in (3, 40_000):
@@ -62,7 +62,9 @@ def two_groups(device: str) -> None:
 
 @over
 @devices
-def test_two_groups_in_one_step(communicator: str, device: str) -> None:
+def test_collectives_of_two_groups_and_the_world_in_one_step(
+    communicator: str, device: str
+) -> None:
     run_in_world(two_groups, communicator, 4, device=device)
 
 
@@ -84,19 +86,21 @@ def gradients_of_groups(device: str) -> None:
 
 @over
 @devices
-def test_gradients_of_two_groups(communicator: str, device: str) -> None:
+def test_gradients_through_two_groups_equal_finite_differences(
+    communicator: str, device: str
+) -> None:
     run_in_world(gradients_of_groups, communicator, 4, device=device)
 
 
 def tensor_parallel(device: str) -> None:
-    """A network divided along rows, the batch along columns: the gradients of one rank."""
+    """Divide a network along rows and the batch along columns, and compare with one rank."""
     world = ngd.init()
     row, column = mesh()
     random = np.random.default_rng(3)
-    rows, target = random.standard_normal((2, 2, 4, 3))  # a half of the batch for each column
+    rows, target = random.standard_normal((2, 2, 4, 3))  # one half of the batch per column
     first, second, bias = (random.standard_normal(s) for s in ((3, 6), (6, 3), (3,)))
-    mine = [np.split(first, 2, 1)[row.rank], np.split(second, 2, 0)[row.rank], bias]
-    w0, w1, b = (ngd.placeholder(f"w{i}", a.shape, np.float64) for i, a in enumerate(mine))
+    shards = [np.split(first, 2, 1)[row.rank], np.split(second, 2, 0)[row.rank], bias]
+    w0, w1, b = (ngd.placeholder(f"w{i}", a.shape, np.float64) for i, a in enumerate(shards))
 
     def loss_of(x: Any, y: Any, w0: Any, w1: Any, b: Any, group: Any) -> Any:
         h = ops.all_reduce(ops.tanh(x @ w0) @ w1, op="sum", group=group) + b
@@ -105,15 +109,16 @@ def tensor_parallel(device: str) -> None:
     loss = loss_of(rows[column.rank], target[column.rank], w0, w1, b, row) / row.size
     found = ngd.grad(loss, [w0, w1, b])
     step = ngd.compile([w0, w1, b], [loss, *found], device=device)
-    gradients = step(*mine)[1:]
+    gradients = step(*shards)[1:]
     for which, gradient in enumerate(gradients):
-        slopes = differences(step, mine, which)
+        slopes = differences(step, shards, which)
         np.testing.assert_allclose(gradient, slopes, rtol=2e-5, atol=1e-8)
 
-    # What one rank computes of all: by its part of each matrix, and by the sum of a bias's copies.
-    whole = [ngd.constant(a) for a in (first, second, bias)]
-    one = loss_of(np.concatenate(rows), np.concatenate(target), *whole, FakeGroup())
-    wants = ngd.compile([], ngd.grad(one, whole), group=alone(), device=device)()
+    # One rank has the gradients of all parts of the matrices. Those of a bias are the sum of its
+    # copies.
+    all_weights = [ngd.constant(a) for a in (first, second, bias)]
+    one = loss_of(np.concatenate(rows), np.concatenate(target), *all_weights, FakeGroup())
+    wants = ngd.compile([], ngd.grad(one, all_weights), group=alone(), device=device)()
     parts = [np.split(wants[0], 2, 1)[row.rank], np.split(wants[1], 2, 0)[row.rank], wants[2]]
     gradients[2] = row.all_reduce(gradients[2], op="sum")
     for gradient, want in zip(gradients, parts, strict=True):
@@ -124,12 +129,14 @@ def tensor_parallel(device: str) -> None:
 
 @over
 @devices
-def test_a_divided_network_has_the_gradients_of_a_whole_one(communicator: str, device: str) -> None:
+def test_a_network_divided_among_ranks_has_the_gradients_of_one_rank(
+    communicator: str, device: str
+) -> None:
     run_in_world(tensor_parallel, communicator, 4, device=device)
 
 
-def around(device: str) -> None:
-    """Everybody sends to the next and receives from the one before: short, long, and twice."""
+def send_around(device: str) -> None:
+    """Send to the next rank and receive from the previous one: short, long, and with three tags."""
     world = ngd.init()
     n, after, before = world.size, (world.rank + 1) % world.size, (world.rank - 1) % world.size
     for count in (1, 100_000):
@@ -139,23 +146,23 @@ def around(device: str) -> None:
         total = ops.all_reduce(ops.sum(found[2]), op="sum")
         step = ngd.compile([x], [total, *found[::-1], *tokens], device=device)
         for turn in range(3):
-            mine = np.full(count, world.rank + 1 + turn, np.float32)
-            all_of_it, third, second, first, *zeros = step(mine)
+            operand = np.full(count, world.rank + 1 + turn, np.float32)
+            total_of_ranks, third, second, first, *zeros = step(operand)
             assert zeros == [0, 0, 0]
             for factor, array in ((3, third), (1, first), (2, second)):
                 np.testing.assert_array_equal(array, factor * (before + 1 + turn))
-            assert all_of_it == sum(3 * count * (r + 1 + turn) for r in range(n))
+            assert total_of_ranks == sum(3 * count * (r + 1 + turn) for r in range(n))
 
 
 @over
 @devices
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_around_the_ranks(communicator: str, device: str, ranks: int) -> None:
-    run_in_world(around, communicator, ranks, device=device)
+def test_ranks_send_and_receive_in_a_ring(communicator: str, device: str, ranks: int) -> None:
+    run_in_world(send_around, communicator, ranks, device=device)
 
 
 def pipeline(device: str) -> None:
-    """A layer a rank and three micro-batches in flight: the losses and weights of one process."""
+    """Run one layer per rank on three micro-batches, and compare losses and weights."""
     world = ngd.init()
     me, last = world.rank, world.size - 1
     random = np.random.default_rng(0)
@@ -165,13 +172,15 @@ def pipeline(device: str) -> None:
     def layer(h: Any, w: Any) -> Any:
         return ops.tanh(h @ w)
 
-    alone = [ngd.variable(f"w{i}", a) for i, a in enumerate(starts)]
+    weights_of_one = [ngd.variable(f"w{i}", a) for i, a in enumerate(starts)]
     h = ngd.constant(data)
-    for w in alone:
+    for w in weights_of_one:
         h = layer(h, w)
     loss = ops.sum(ops.square(h - target))
-    updates = {w: w - 0.02 * g for w, g in zip(alone, ngd.grad(loss, alone), strict=True)}
-    whole = ngd.compile([], [loss], updates, device=device)
+    updates = {
+        w: w - 0.02 * g for w, g in zip(weights_of_one, ngd.grad(loss, weights_of_one), strict=True)
+    }
+    step_of_one = ngd.compile([], [loss], updates, device=device)
 
     w = ngd.variable(f"w{me}", starts[me])
     begin = ngd.placeholder("begin", (), np.float64)
@@ -186,25 +195,27 @@ def pipeline(device: str) -> None:
     gradient, back = ngd.grad(local, [w, begin], unused="zero")
     step = ngd.compile([begin], [local, back], {w: w - 0.02 * gradient}, device=device)
     for _ in range(5):
-        (want,) = whole()
+        (want,) = step_of_one()
         got, token = step(0.0)
         assert token == 0
         if me == last:
             assert np.isclose(got, want, rtol=1e-12)
         else:
             assert got == 0
-        np.testing.assert_allclose(w.numpy(), alone[me].numpy(), rtol=1e-11, atol=1e-13)
+        np.testing.assert_allclose(w.numpy(), weights_of_one[me].numpy(), rtol=1e-11, atol=1e-13)
 
 
 @over
 @devices
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_a_pipeline_is_one_process(communicator: str, device: str, ranks: int) -> None:
+def test_a_pipeline_takes_the_steps_of_one_process(
+    communicator: str, device: str, ranks: int
+) -> None:
     run_in_world(pipeline, communicator, ranks, device=device)
 
 
 def second_gradients_of_a_pair(device: str) -> None:
-    """What rank 0 sends, rank 1 takes for its loss; differentiated twice."""
+    """Send a value from rank 0 to rank 1, whose loss is differentiated twice."""
     world = ngd.init()
     x = ngd.placeholder("x", (3,), np.float64)
     begin = ngd.placeholder("begin", (), np.float64)
@@ -226,22 +237,22 @@ def second_gradients_of_a_pair(device: str) -> None:
 
 @over
 @devices
-def test_second_gradients_of_a_pair(communicator: str, device: str) -> None:
+def test_second_gradients_through_send_and_receive(communicator: str, device: str) -> None:
     run_in_world(second_gradients_of_a_pair, communicator, 2, device=device)
 
 
-TWO_A_HOST = 'NGD_HOST=host$((OMPI_COMM_WORLD_RANK / 2)) exec "$@"'
-"""A shell that tells the ranks of one machine to be two on each of several."""
+TWO_RANKS_PER_HOST = 'NGD_HOST=host$((OMPI_COMM_WORLD_RANK / 2)) exec "$@"'
+"""A shell command that gives two ranks to each host name."""
 
 
 @pytest.mark.parametrize("communicator", harness.communicators()[1:])
 @pytest.mark.parametrize(
     ("program", "ranks"), [(results, 4), (two_groups, 4), (tensor_parallel, 4), (pipeline, 3)]
 )
-def test_over_hosts_of_two(communicator: str, program: Any, ranks: int) -> None:
+def test_groups_over_hosts_of_two_ranks(communicator: str, program: Any, ranks: int) -> None:
     mpirun = harness.launcher_command("mpirun", ranks)
     arguments = {} if program is results else {"device": "CPU"}
-    launcher = [*mpirun, "sh", "-c", TWO_A_HOST, "sh"]
+    launcher = [*mpirun, "sh", "-c", TWO_RANKS_PER_HOST, "sh"]
     run(program, ranks, arguments=arguments, launcher=launcher)
 
 
@@ -264,7 +275,8 @@ def mismatched(what: str, device: str) -> dict[str, str]:
     else:
         y = x + ops.send(ops.concat([x, x]) if what == "count" else x, 1)
     step = ngd.compile([x], [y], {v: v + y}, device=device)
-    if what in ("tag", "count") and not odd:  # short ones are gone before anybody looks at them
+    # A short message is complete before the mismatch is detected.
+    if what in ("tag", "count") and not odd:
         return caught(lambda: [step(np.ones(4)), ngd.barrier()])
     error = caught(lambda: step(np.ones(4)))
     assert v.numpy().tolist() == [1, 1, 1, 1]
@@ -274,13 +286,13 @@ def mismatched(what: str, device: str) -> dict[str, str]:
 @over
 @devices
 @pytest.mark.parametrize("what", ["group", "order", "tag", "count"])
-def test_a_mismatch_in_a_group_is_named(communicator: str, device: str, what: str) -> None:
+def test_a_mismatch_in_a_group_names_both_lines(communicator: str, device: str, what: str) -> None:
     for outcome in fail_in_world(mismatched, communicator, 2, what=what, device=device):
         assert outcome.value["error"] == "CollectiveMismatchError", outcome
         assert outcome.value["message"].count("test_collectives_of_groups.py:") >= 2, outcome
 
 
-def refused() -> None:
+def build_with_bad_arguments() -> None:
     world = ngd.init()
     x = ngd.placeholder("x", (3,), np.float32)
     me, n = world.rank, world.size
@@ -298,14 +310,14 @@ def refused() -> None:
         ops.all_gather_v(x, counts=[3] * (n + 1))
     with pytest.raises(ValueError, match=r"^send: expected another rank"):
         ops.send(x, me, group=world)
-    nobodys: Any = FakeGroup(rank=0, size=2)
+    foreign_group: Any = FakeGroup(rank=0, size=2)
     for device in ("CPU", "INTERPRETER"):
         with pytest.raises(TypeError, match=r"^compile: expected groups made by ngd"):
-            ngd.compile([x], [ops.all_reduce(x, op="sum", group=nobodys)], device=device)
+            ngd.compile([x], [ops.all_reduce(x, op="sum", group=foreign_group)], device=device)
 
 
 def uniform() -> None:
-    """What is proved equal on all ranks, and what in a group alone."""
+    """Check which values are proved equal on all ranks, and which only in a group."""
     world = ngd.init()
     x = ngd.placeholder("x", (2 * world.size,), np.float32)
     half = world.split(world.rank % 2)
@@ -330,11 +342,11 @@ def uniform() -> None:
 
 
 @harness.needs_ranks
-def test_uniform_in_a_group_is_not_uniform() -> None:
+def test_a_value_that_is_uniform_in_a_group_varies_in_the_world() -> None:
     run_in_world(uniform, "shm", 3)
 
 
 @harness.needs_ranks
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_what_cannot_be_is_refused_when_it_is_built(ranks: int) -> None:
-    run_in_world(refused, "shm", ranks)
+def test_bad_roots_and_peers_are_rejected_when_the_step_is_built(ranks: int) -> None:
+    run_in_world(build_with_bad_arguments, "shm", ranks)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every kind of collective as an op: results against NumPy's, gradients against differences."""
+"""Tests of all kinds of collectives as ops: results as in NumPy, gradients as differences."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Arrays = list[Any]
 
 @dataclass
 class Kind:
-    """A collective of an operand, what it is in NumPy, and what the operand's shape is."""
+    """A collective of an operand, its result in NumPy, and the shape of the operand."""
 
     op: Callable[[Any], Any]
     expected: Callable[[Arrays, int], Any]
@@ -42,7 +42,7 @@ def only(rank: int, root: int, value: Any) -> Any:
 
 
 def reductions(n: int, last: int) -> dict[str, Kind]:
-    """What combines."""
+    """Return the collectives that reduce."""
     kinds = {
         f"reduce {name}": Kind(
             lambda x, name=name: ops.reduce(x, op=name, root=last),
@@ -64,7 +64,7 @@ def reductions(n: int, last: int) -> dict[str, Kind]:
         lambda g, r: split(np.mean(g, axis=0), n, 1)[r],
         lambda rank: (2, 2 * n, 2),
     )
-    rows = [r % 3 for r in range(n)]  # some have none
+    rows = [r % 3 for r in range(n)]  # some ranks have no rows
     ends = np.cumsum(rows)
     kinds["reduce_scatter counts"] = Kind(
         lambda x: ops.reduce_scatter(x, op="sum", counts=rows, axis=-1),
@@ -75,7 +75,7 @@ def reductions(n: int, last: int) -> dict[str, Kind]:
 
 
 def gathers(n: int, last: int) -> dict[str, Kind]:
-    """What is put together."""
+    """Return the collectives that concatenate."""
     rows = [(r + 2) % 3 for r in range(n)]
     return {
         "broadcast": Kind(
@@ -111,8 +111,8 @@ def gathers(n: int, last: int) -> dict[str, Kind]:
 
 
 def exchanges(n: int, last: int) -> dict[str, Kind]:
-    """What is divided."""
-    sends = [[(r + 2 * s) % 3 for s in range(n)] for r in range(n)]  # rank r's rows for rank s
+    """Return the collectives that exchange blocks."""
+    sends = [[(r + 2 * s) % 3 for s in range(n)] for r in range(n)]  # rows from rank r to rank s
     me = ngd.init().rank
 
     def mine(given: Arrays, r: int) -> Any:
@@ -182,7 +182,7 @@ def results() -> None:
             mine = [operand(kind, world.rank, dtype) for kind in kinds.values()]
             inputs = [ngd.placeholder(f"x{i}", a.shape, dtype) for i, a in enumerate(mine)]
             outputs = [k.op(x) for k, x in zip(kinds.values(), inputs, strict=True)]
-            # once more, of a value that is computed, and of two in flight at once
+            # The same collectives again, on a computed value, so that two of each are pending.
             outputs += [k.op(x * 3) for k, x in zip(kinds.values(), inputs, strict=True)]
             step = ngd.compile(inputs, outputs, device=device)
             for _ in range(2):
@@ -201,12 +201,12 @@ def results() -> None:
 
 
 @everywhere
-def test_results(communicator: str, ranks: int) -> None:
+def test_results_of_all_kinds_equal_numpy(communicator: str, ranks: int) -> None:
     run_in_world(results, communicator, ranks)
 
 
-def moved() -> None:
-    """Operands that die at the collective on all ranks, on one, or on none."""
+def in_place_or_copied() -> None:
+    """Use operands whose last use is the collective on all ranks, on one, or on none."""
     world = ngd.init()
     n, me = world.size, world.rank
     kinds: dict[str, Callable[[Any], Any]] = {
@@ -214,7 +214,7 @@ def moved() -> None:
         "all_to_all": ops.all_to_all,
     }
     cases = [(dtype, rows) for dtype in ALL for rows in (0, 1, 701)]
-    cases.append((np.dtype(np.int16), 2_200_001 // n))  # what all copy together
+    cases.append((np.dtype(np.int16), 2_200_001 // n))  # so large that all ranks copy together
     for dtype, rows in cases:
         given = [
             np.random.default_rng(r).integers(0, 120, (2, rows * n)).astype(dtype) for r in range(n)
@@ -234,14 +234,14 @@ def moved() -> None:
 
 
 @everywhere
-def test_in_place_or_not(communicator: str, ranks: int) -> None:
-    run_in_world(moved, communicator, ranks)
+def test_in_place_collectives_and_copies_have_equal_results(communicator: str, ranks: int) -> None:
+    run_in_world(in_place_or_copied, communicator, ranks)
 
 
 def differences(step: Callable[..., Any], given: Sequence[Any], which: int) -> Any:
-    """The slope of the sum over ranks of a step's first output, by my own operand `which`.
+    """Return the slope of the sum over ranks of a step's first output, by this rank's operand.
 
-    Every rank moves each of its elements in turn while the others stay.
+    `which` is the number of the operand. The ranks change their elements in turn.
     """
     world = ngd.init()
     at = np.asarray(given[which], np.float64)
@@ -251,10 +251,10 @@ def differences(step: Callable[..., Any], given: Sequence[Any], which: int) -> A
         for i in range(count):
             totals = []
             for change in (1e-5, -1e-5):
-                moved = at.copy()
+                in_place_or_copied = at.copy()
                 if rank == world.rank:
-                    moved.reshape(-1)[i] += change
-                arguments = [*given[:which], moved, *given[which + 1 :]]
+                    in_place_or_copied.reshape(-1)[i] += change
+                arguments = [*given[:which], in_place_or_copied, *given[which + 1 :]]
                 totals.append(float(ngd.all_reduce(step(*arguments)[0], op="sum")))
             if rank == world.rank:
                 slopes[i] = (totals[0] - totals[1]) / 2e-5
@@ -288,5 +288,7 @@ def gradients(second: bool) -> None:
 @pytest.mark.parametrize(
     "second", [False, pytest.param(True, marks=pytest.mark.long)], ids=["first", "second"]
 )
-def test_gradients_are_finite_differences(communicator: str, ranks: int, second: bool) -> None:
+def test_gradients_of_all_kinds_equal_finite_differences(
+    communicator: str, ranks: int, second: bool
+) -> None:
     run_in_world(gradients, communicator, ranks, second=second)

@@ -22,7 +22,7 @@ over = pytest.mark.parametrize("communicator", harness.communicators())
 devices = pytest.mark.parametrize("device", ["CPU", "INTERPRETER"])
 
 Partition: TypeAlias = Sequence[int]
-"""For each rank, the number of its group."""
+"""The number of the group of each rank."""
 Value: TypeAlias = list[np.ndarray]
 """The array of each rank."""
 Line: TypeAlias = tuple[str, int, int, int]
@@ -32,21 +32,21 @@ KINDS = ("sum", "sum", "sum", "max", "broadcast", "gather", "exchange", "add", "
 
 
 def members(partition: Partition, rank: int) -> list[int]:
-    """The ranks that are in the group of a rank."""
+    """Return the ranks in the group of a rank."""
     return [other for other, color in enumerate(partition) if color == partition[rank]]
 
 
-def expected(line: Line, values: list[Value], partition: Partition, taken: bool) -> Value:
+def expected(line: Line, values: list[Value], partition: Partition, is_taken: bool) -> Value:
     """Return the value of a node on each rank, computed by NumPy."""
     kind, _, a, b = line
-    made = []
+    results = []
     for rank in range(len(partition)):
         group = members(partition, rank)
         given = [values[a][other] for other in group]
         block = len(given[0]) // len(group)
         if kind in ("sum", "branch"):
             value = np.sum(given, axis=0)
-            if kind == "branch" and not taken:
+            if kind == "branch" and not is_taken:
                 value = values[b][rank]
         elif kind == "max":
             value = np.max(given, axis=0)
@@ -55,37 +55,39 @@ def expected(line: Line, values: list[Value], partition: Partition, taken: bool)
         elif kind == "gather":
             value = np.concatenate([each[:block] for each in given])
         elif kind == "exchange":
-            here = group.index(rank)
-            value = np.concatenate([each[here * block : (here + 1) * block] for each in given])
+            position = group.index(rank)
+            value = np.concatenate(
+                [each[position * block : (position + 1) * block] for each in given]
+            )
         else:
             value = values[a][rank] + values[b][rank]
-        made.append(value % 1024)
-    return made
+        results.append(value % 1024)
+    return results
 
 
-def built(line: Line, nodes: list[Any], group: Any, which: Any) -> Any:
-    """The node of a line."""
+def build_node(line: Line, nodes: list[Any], group: Any, which: Any) -> Any:
+    """Return the node of a line."""
     kind, _, a, b = line
     x, y = nodes[a], nodes[b]
     if kind == "sum":
-        made = ops.all_reduce(x, op="sum", group=group)
+        result = ops.all_reduce(x, op="sum", group=group)
     elif kind == "branch":
-        made = ops.cond(which, lambda: ops.all_reduce(x, op="sum", group=group), lambda: y)
+        result = ops.cond(which, lambda: ops.all_reduce(x, op="sum", group=group), lambda: y)
     elif kind == "max":
-        made = ops.all_reduce(x, op="max", group=group)
+        result = ops.all_reduce(x, op="max", group=group)
     elif kind == "broadcast":
-        made = ops.broadcast(x, group.size - 1, group=group)
+        result = ops.broadcast(x, group.size - 1, group=group)
     elif kind == "gather":
-        made = ops.all_gather(x[: x.shape[0] // group.size], group=group)
+        result = ops.all_gather(x[: x.shape[0] // group.size], group=group)
     elif kind == "exchange":
-        made = ops.all_to_all(x, group=group)
+        result = ops.all_to_all(x, group=group)
     else:
-        made = x + y
-    return made - 1024.0 * ops.floor(made / 1024.0)
+        result = x + y
+    return result - 1024.0 * ops.floor(result / 1024.0)
 
 
-def drawn_lines(draw: np.random.Generator, partitions: int) -> list[Line]:
-    """Draw a graph. Nodes that have the operands of others are frequent, and are merged."""
+def draw_lines(draw: np.random.Generator, partitions: int) -> list[Line]:
+    """Draw a graph. Nodes with equal operands are frequent, and the compiler merges them."""
     lines: list[Line] = []
     for number in range(int(draw.integers(3, 12))):
         a, b = (int(each) for each in draw.integers(max(0, number - 3), number + 1, 2))
@@ -103,20 +105,20 @@ def random_graphs(device: str, seed: int, graphs: int) -> int:
         groups = [world, *(world.split(colors[world.rank]) for colors in partitions[1:])]
         sizes = {len(members(p, rank)) for p in partitions for rank in range(world.size)}
         count = int(np.lcm.reduce([*sizes])) * int(draw.choice([1, 30]))
-        lines = drawn_lines(draw, len(partitions))
+        lines = draw_lines(draw, len(partitions))
         x, which = ngd.placeholder("x", (count,), "float64"), ngd.placeholder("which", (), "bool")
         which.uniform = True
         nodes = [x]
         for line in lines:
-            nodes.append(built(line, nodes, groups[line[1]], which))
+            nodes.append(build_node(line, nodes, groups[line[1]], which))
         step = ngd.compile([x, which], nodes[1:], device=device)
-        for taken in (True, False):
+        for is_taken in (True, False):
             values = [list(draw.integers(0, 64, (world.size, count)).astype(np.float64))]
             for line in lines:
-                values.append(expected(line, values, partitions[line[1]], taken))
-            found = step(values[0][world.rank], np.array(taken))
-            for place, (got, want) in enumerate(zip(found, values[1:], strict=True)):
-                where = f"graph {number} of seed {seed}: node {place + 1} of {lines}: {partitions}"
+                values.append(expected(line, values, partitions[line[1]], is_taken))
+            found = step(values[0][world.rank], np.array(is_taken))
+            for index, (got, want) in enumerate(zip(found, values[1:], strict=True)):
+                where = f"graph {number} of seed {seed}: node {index + 1} of {lines}: {partitions}"
                 np.testing.assert_array_equal(got, want[world.rank], err_msg=where)
                 compared += 1
         for group in groups[1:]:
@@ -131,11 +133,11 @@ def test_random_graphs_over_random_partitions(communicator: str, device: str, ra
     graphs = 25 if communicator == "shm" else 5
     how = {"device": device, "seed": ranks, "graphs": graphs}
     for outcome in run_in_world(random_graphs, communicator, ranks, **how):
-        assert outcome.value >= graphs * 6, outcome  # at least 3 nodes, twice
+        assert outcome.value >= graphs * 6, outcome  # at least 3 nodes, in two runs
 
 
 def sums_that_meet(device: str) -> list[float]:
-    """Sum over {0, 1}, {2} and over {0, 2}, {1}, where two operands are one on rank 2."""
+    """Sum over {0, 1}, {2} and over {0, 2}, {1}. On rank 2, two operands are the same node."""
     world = ngd.init()
     host = world.split([0, 0, 1][world.rank])
     cross = world.split([0, 1, 0][world.rank])
@@ -148,13 +150,13 @@ def sums_that_meet(device: str) -> list[float]:
 
 @over
 @devices
-def test_operands_that_are_one_on_a_rank_are_not_merged(communicator: str, device: str) -> None:
+def test_operands_that_are_equal_on_one_rank_are_not_merged(communicator: str, device: str) -> None:
     found = [each.value for each in run_in_world(sums_that_meet, communicator, 3, device=device)]
     assert found == [[3, 4, 6], [3, 2, 3], [3, 4, 6]]
 
 
 def branches_of_two_groups(device: str) -> list[float]:
-    """Two branches; on rank 2 the first one has a collective of a group of one rank."""
+    """Run two branches. On rank 2, the first one has a collective of a group of one rank."""
     world = ngd.init()
     host = world.split([0, 0, 1][world.rank])
     cross = world.split([0, 1, 0][world.rank])
@@ -173,8 +175,8 @@ def test_each_group_counts_its_own_branches(communicator: str, device: str) -> N
     assert [each.value for each in outcomes] == [[3, 3], [3, 2], [3, 3]]
 
 
-def merged_once() -> int:
-    """Return how often the program of two equal chains of collectives names one of them."""
+def count_merged() -> int:
+    """Return how often the program of two equal chains of collectives contains all_reduce."""
     world = ngd.init()
     alone = world.split(world.rank)
     x = ngd.placeholder("x", (4,), "float64")
@@ -186,7 +188,7 @@ def merged_once() -> int:
 
 
 @harness.needs_ranks
-def test_equal_collectives_are_still_merged() -> None:
+def test_equal_collectives_are_merged() -> None:
     starts_and_waits = 4
-    for outcome in run_in_world(merged_once, "shm", 2):
+    for outcome in run_in_world(count_merged, "shm", 2):
         assert outcome.value == starts_and_waits, outcome

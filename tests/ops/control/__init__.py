@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of loops and branches."""
+"""The tests of loops and branches."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loops and choices in the graph: against loops in NumPy, finite differences, and unrolled ones."""
+"""Tests of loops and branches in graphs: against NumPy, finite differences and unrolled loops."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def rng() -> np.random.Generator:
 
 
 def run(outputs: Sequence[Node], device: str, **arrays: Array) -> list[Array]:
-    """Compile for arrays by name; the graph's placeholders are `given_nodes` of the same names."""
+    """Compile and run outputs on arrays by name. The placeholders have the same names."""
     inputs = [node for name, node in NODES.items() if name in arrays]
     return ngd.compile(inputs, list(outputs), device=device)(
         *(arrays[n] for n in NODES if n in arrays)
@@ -56,17 +56,17 @@ def nodes(**arrays: Array) -> list[Node]:
 def differences(
     f: Callable[..., float], arrays: Sequence[Array], step: float = 1e-5
 ) -> list[Array]:
-    """The gradient of a function of float64 arrays by central differences."""
+    """Return the gradient of a function of float64 arrays by central differences."""
     gradients = []
     for array in arrays:
         gradient = np.zeros_like(array)
         for index in np.ndindex(array.shape):
-            kept = array[index]
-            array[index] = kept + step
+            original = array[index]
+            array[index] = original + step
             above = f(*arrays)
-            array[index] = kept - step
+            array[index] = original - step
             below = f(*arrays)
-            array[index] = kept
+            array[index] = original
             gradient[index] = (above - below) / (2 * step)
         gradients.append(gradient)
     return gradients
@@ -77,16 +77,16 @@ def rnn(h: Any, x: Any, w: Any, tanh: Callable[[Any], Any]) -> Any:
 
 
 def rnn_in_numpy(h: Array, xs: Array, w: Array, reverse: bool) -> tuple[Array, Array]:
-    made = np.empty((len(xs), *h.shape), h.dtype)
+    outputs = np.empty((len(xs), *h.shape), h.dtype)
     for t in range(len(xs))[:: -1 if reverse else 1]:
         h = np.tanh(h @ w + xs[t])
-        made[t] = 2 * h
-    return h, made
+        outputs[t] = 2 * h
+    return h, outputs
 
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("length", [0, 1, 2, 7])
-def test_a_loop_is_that_of_numpy(
+def test_a_scan_equals_a_loop_in_numpy(
     device: str, length: int, reverse: bool, rng: np.random.Generator
 ) -> None:
     arrays = {
@@ -108,7 +108,7 @@ def test_a_loop_is_that_of_numpy(
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_gradients_are_those_of_finite_differences(
+def test_gradients_equal_finite_differences(
     device: str, reverse: bool, rng: np.random.Generator
 ) -> None:
     arrays = {
@@ -134,9 +134,7 @@ def test_gradients_are_those_of_finite_differences(
         npt.assert_allclose(a, b, rtol=1e-6, atol=1e-8)
 
 
-def test_second_gradients_are_those_of_finite_differences(
-    device: str, rng: np.random.Generator
-) -> None:
+def test_second_gradients_equal_finite_differences(device: str, rng: np.random.Generator) -> None:
     arrays = {
         "h": rng.normal(size=(2,)),
         "x": rng.normal(size=(3, 2)),
@@ -231,8 +229,8 @@ def test_a_loop_is_the_unrolled_one(
             )
 
 
-def test_carries_of_any_dtype_and_nesting(device: str) -> None:
-    """A counter, a flag, and the two last of the numbers of Fibonacci; the even ones are marked."""
+def test_carries_may_be_nested_and_have_any_dtype(device: str) -> None:
+    """Carry a counter, a flag, and the last two Fibonacci numbers. Mark the even ones."""
 
     def body(carry: Any, _: None) -> tuple[Any, Any]:
         (before, now), count, big = carry["pair"], carry["count"], carry["big"]
@@ -251,7 +249,7 @@ def test_carries_of_any_dtype_and_nesting(device: str) -> None:
     assert got[5].tolist() == [False, True, False, False, True, False, False, True, False]
 
 
-def test_what_nobody_reads_has_no_bytes() -> None:
+def test_results_that_are_not_read_need_no_memory() -> None:
     x = ngd.placeholder("x", (1000, 64))
     last, _ = ops.scan(lambda c, p: (c + p, c * p), ngd.constant(np.zeros(64, np.float32)), x)
     step = ngd.compile([x], [last])
@@ -261,12 +259,14 @@ def test_what_nobody_reads_has_no_bytes() -> None:
 
 
 def products(*outputs: Node) -> list[int]:
-    """How many products the bodies of the loops have that make some values."""
+    """Return the number of matmuls in each loop body that the outputs need."""
     loops = [node for node in Graph((), outputs).nodes if node.op.kernel.control_flow]
     return [sum(n.op.is_heavy for n in body.nodes) for loop in loops for body in bodies_of(loop)]
 
 
-def test_a_gradient_does_not_compute_products_again(device: str, rng: np.random.Generator) -> None:
+def test_the_backward_pass_of_a_loop_repeats_no_matmul(
+    device: str, rng: np.random.Generator
+) -> None:
     arrays = {
         "h": rng.normal(size=(2, 3)),
         "x": rng.normal(size=(4, 2, 3)),
@@ -283,13 +283,15 @@ def test_a_gradient_does_not_compute_products_again(device: str, rng: np.random.
         gradients = ngd.grad(ops.sum(last), [h, x, w])
         backward = products(*gradients)
         found.append((max(backward), run([last, *gradients], device, **arrays)))
-    assert [count for count, _ in found] == [1, 2]  # of the carry; and once more
-    for kept, computed in zip(found[0][1], found[1][1], strict=True):
-        npt.assert_allclose(kept, computed, rtol=1e-13, atol=1e-14)
+    assert [count for count, _ in found] == [1, 2]  # one for the carry; remat computes it once more
+    for saved, computed in zip(found[0][1], found[1][1], strict=True):
+        npt.assert_allclose(saved, computed, rtol=1e-13, atol=1e-14)
 
 
-def test_second_gradients_of_a_body_with_a_rule(device: str, rng: np.random.Generator) -> None:
-    """The rule holds nodes of the body, which a second gradient asks for."""
+def test_second_gradients_of_a_body_with_a_custom_gradient(
+    device: str, rng: np.random.Generator
+) -> None:
+    """The gradient rule refers to nodes of the body, which the second gradient needs."""
     sine = ngd.custom_gradient(lambda x: (ops.sin(x), lambda dy: dy * ops.cos(x)))
     arrays = {"h": rng.normal(size=(3, 3)), "x": rng.normal(size=(2, 3, 3))}
     h, x = nodes(**arrays)
@@ -306,7 +308,9 @@ def test_second_gradients_of_a_body_with_a_rule(device: str, rng: np.random.Gene
         npt.assert_allclose(ruled, plain, rtol=1e-12, atol=1e-13)
 
 
-def test_a_gradient_reads_all_results_of_attention(device: str, rng: np.random.Generator) -> None:
+def test_gradients_of_attention_in_a_loop_equal_the_unrolled_loop(
+    device: str, rng: np.random.Generator
+) -> None:
     arrays = {"h": rng.normal(size=(1, 3, 4)), "x": rng.normal(size=(5, 1, 3, 4))}
     h, x = nodes(**arrays)
 
@@ -323,17 +327,17 @@ def test_a_gradient_reads_all_results_of_attention(device: str, rng: np.random.G
         npt.assert_allclose(a, b, rtol=1e-11, atol=1e-12)
 
 
-def test_what_a_gradient_could_read_has_no_bytes_where_there_is_none() -> None:
+def test_values_for_the_backward_pass_need_no_memory_without_one() -> None:
     h, x = ngd.placeholder("h", (64,)), ngd.placeholder("x", (1000, 64))
     w = ngd.placeholder("w", (64, 64))
     last, _ = ops.scan(lambda c, p: (ops.tanh(c @ w + p), None), h, x)
     assert ngd.compile([h, x, w], [last]).memory()["private"] < 8192
     gradients = ngd.grad(ops.sum(last), [w])
     trained = ngd.compile([h, x, w], [last, *gradients]).memory()["private"]
-    assert 3 * 256_000 <= trained < 3.1 * 256_000  # the carries, the products, the adjoints
+    assert 3 * 256_000 <= trained < 3.1 * 256_000  # carries, matmuls and adjoints
 
 
-def test_a_program_is_as_large_for_many_rounds() -> None:
+def test_the_size_of_a_program_does_not_depend_on_the_length() -> None:
     def lines(length: int) -> int:
         x, w = ngd.placeholder("x", (length, 3)), ngd.placeholder("w", (3, 3))
         last, made = ops.scan(
@@ -345,7 +349,7 @@ def test_a_program_is_as_large_for_many_rounds() -> None:
     assert lines(100) == lines(4000)
 
 
-def test_what_no_round_changes_is_computed_once() -> None:
+def test_values_that_no_iteration_changes_are_computed_once() -> None:
     x, w = ngd.placeholder("x", (50, 3)), ngd.placeholder("w", (3, 3))
     last, _ = ops.scan(
         lambda c, p: (c + p @ ops.exp(w), None), ngd.constant(np.zeros(3, np.float32)), x
@@ -365,13 +369,13 @@ def test_a_loop_reads_and_updates_variables(device: str) -> None:
     assert step()[0].tolist() == [16.0**4, 81.0**4]
 
 
-def test_loops_and_choices_stand_in_each_other(device: str, rng: np.random.Generator) -> None:
+def test_loops_and_branches_may_be_nested(device: str, rng: np.random.Generator) -> None:
     arrays = {"x": rng.normal(size=(4, 3, 2)), "w": rng.normal(size=(2,))}
     x, w = nodes(**arrays)
 
     def inner(c: Node, p: Node) -> tuple[Node, None]:
-        turned = ops.cond(ops.sum(p) > 0, lambda v: v * w, lambda v: v - w, p)
-        return c + turned, None
+        chosen = ops.cond(ops.sum(p) > 0, lambda v: v * w, lambda v: v - w, p)
+        return c + chosen, None
 
     def outer(c: Node, p: Node) -> tuple[Node, Node]:
         total, _ = ops.scan(inner, c, p)
@@ -396,8 +400,8 @@ def test_loops_and_choices_stand_in_each_other(device: str, rng: np.random.Gener
 
 
 @pytest.mark.parametrize("chosen", [True, False])
-def test_a_choice_and_its_gradient(device: str, chosen: bool) -> None:
-    """Only what is chosen counts: the other branch would make NaN."""
+def test_a_branch_and_its_gradient_are_correct(device: str, chosen: bool) -> None:
+    """Only the branch that is taken counts. The other one would compute NaN."""
     p, x, y = (
         ngd.placeholder("p", (), "bool"),
         ngd.placeholder("x", (3,), "float64"),
@@ -419,7 +423,7 @@ def test_a_choice_and_its_gradient(device: str, chosen: bool) -> None:
         assert dy.tolist() == [0.0] * 3
 
 
-def test_only_what_is_chosen_runs() -> None:
+def test_only_the_branch_that_is_taken_runs() -> None:
     p, x = ngd.placeholder("p", (), "bool"), ngd.placeholder("x", (2,))
     big = ngd.variable("big", np.ones((2, 2), np.float32))
     y = ops.cond(p, lambda: ops.exp(x @ big), lambda: x)
@@ -435,15 +439,15 @@ def test_copies_compute_the_same(rng: np.random.Generator) -> None:
     last, made = ops.scan(lambda c, p: (c * 0.5 + p, c), np.zeros(2), x)
     rows = rng.normal(size=(4, 2))
     wanted = ngd.compile([x], [last, made])(rows)
-    for twin in (copy.deepcopy, lambda thing: pickle.loads(pickle.dumps(thing))):
-        inputs, outputs = twin(([x], [last, made]))
+    for make_copy in (copy.deepcopy, lambda thing: pickle.loads(pickle.dumps(thing))):
+        inputs, outputs = make_copy(([x], [last, made]))
         got = ngd.compile(inputs, outputs)(rows)
         assert [g.tolist() for g in got] == [w.tolist() for w in wanted]
         loss = ops.sum(outputs[0])
         assert ngd.compile(inputs, [ngd.grad(loss, inputs[0])])(rows)[0].shape == (4, 2)
 
 
-def test_bodies_count_in_what_a_step_computes() -> None:
+def test_the_fingerprint_of_a_step_depends_on_loop_bodies() -> None:
     x = ngd.placeholder("x", (4, 2))
 
     def number(body: Callable[[Node, Node], Node]) -> int:
@@ -470,15 +474,15 @@ def sum_over_ranks(x: ngd.Node) -> ngd.Node:
 
 
 @pytest.mark.parametrize("device", ["CPU", "INTERPRETER", "NULL"])
-def test_a_branch_with_a_collective_is_chosen_by_what_is_equal_on_all_ranks(device: str) -> None:
-    y, told = ngd.placeholder("y", (2,)), ngd.placeholder("told", (), "bool", uniform=True)
+def test_a_branch_with_a_collective_needs_a_uniform_condition(device: str) -> None:
+    y, uniform_flag = ngd.placeholder("y", (2,)), ngd.placeholder("told", (), "bool", uniform=True)
     unequal = r"cond \(made at .*\): expected branches .*; got all_reduce \(made at .*\)"
 
     def chosen(predicate: ngd.Node) -> ngd.Node:
         made: ngd.Node = ops.cond(predicate, lambda: sum_over_ranks(y), lambda: y)
         return made
 
-    def after_rounds(carry: ngd.Node) -> ngd.Node:
+    def after_iterations(carry: ngd.Node) -> ngd.Node:
         def body(carry: ngd.Node, part: ngd.Node) -> tuple[ngd.Node, None]:
             return ops.where(chosen(carry)[0] > 0, ops.logical_not(carry), carry), None
 
@@ -492,26 +496,26 @@ def test_a_branch_with_a_collective_is_chosen_by_what_is_equal_on_all_ranks(devi
         last, _ = ops.scan(body, [first, second, y], length=3)
         return last[2]
 
-    mine = ops.sum(y) > 0
-    for refused in (
-        chosen(mine),
+    varying_flag = ops.sum(y) > 0
+    for bad_node in (
+        chosen(varying_flag),
         chosen(ops.equal(ops.own_rank(), 0)),
-        after_rounds(told),  # in the second round
-        becomes_unequal(told, mine),  # in the second round
-        ops.cond(told, lambda: chosen(mine), lambda: y),
+        after_iterations(uniform_flag),  # in the second iteration
+        becomes_unequal(uniform_flag, varying_flag),  # in the second iteration
+        ops.cond(uniform_flag, lambda: chosen(varying_flag), lambda: y),
     ):
         with pytest.raises(CompileError, match=unequal):
-            ngd.compile([y, told], [refused], device=device)
+            ngd.compile([y, uniform_flag], [bad_node], device=device)
     for fine in (
-        chosen(told),
-        chosen(ops.all_reduce(mine, op="max")),
-        becomes_unequal(told, ops.logical_not(told)),
-        ops.cond(mine, lambda: ops.cond(told, lambda: y, lambda: -y), lambda: y),
+        chosen(uniform_flag),
+        chosen(ops.all_reduce(varying_flag, op="max")),
+        becomes_unequal(uniform_flag, ops.logical_not(uniform_flag)),
+        ops.cond(varying_flag, lambda: ops.cond(uniform_flag, lambda: y, lambda: -y), lambda: y),
     ):
-        ngd.compile([y, told], [fine], device=device, group=ngd.comm.world.alone())
+        ngd.compile([y, uniform_flag], [fine], device=device, group=ngd.comm.world.alone())
 
 
-def test_the_gradient_of_a_loop_makes_what_is_asked_for_alone() -> None:
+def test_the_gradient_of_a_loop_carries_only_what_it_needs() -> None:
     x, w, h = ngd.placeholder("x", (4, 2)), ngd.placeholder("w", (2,)), ngd.placeholder("h", (2,))
 
     def body(carry: list[Node], part: Node) -> tuple[list[Node], None]:
@@ -527,8 +531,8 @@ def test_the_gradient_of_a_loop_makes_what_is_asked_for_alone() -> None:
         loops = [n for n in made if n.op.kernel.control_flow]
         return max(n.attrs["carries"] for n in loops if n.attrs["reverse"])
 
-    assert carried(w) == 2  # the adjoint of the first, and the sum for w
-    assert carried(h) == 2  # the adjoints of both
+    assert carried(w) == 2  # the adjoint of the first carry, and the sum for w
+    assert carried(h) == 2  # the adjoints of both carries
 
 
 @pytest.mark.parametrize("count", [3, 100])
@@ -541,7 +545,7 @@ def test_a_constant_that_a_body_reads_has_a_gradient(count: int, device: str) ->
     npt.assert_allclose(step()[0], 2 * 3.0 * np.arange(2.0 * count).reshape(2, count).sum(0))
 
 
-def test_small_constants_are_computed_with_in_the_bodies_kernels() -> None:
+def test_small_constants_are_part_of_the_kernels_of_a_body() -> None:
     x = ngd.placeholder("x", (4, 2))
     last, _ = ops.scan(lambda a, p: (a * 0.5 + p, None), ops.zeros(2, "float32"), x)
     text = str(ngd.compile([x], [last], device="CPU"))
@@ -549,7 +553,7 @@ def test_small_constants_are_computed_with_in_the_bodies_kernels() -> None:
     assert " scan(%0, %1) " in text
 
 
-def test_messages_between_two_ranks_are_refused_inside() -> None:
+def test_send_and_receive_are_rejected_in_loops_and_branches() -> None:
     x = ngd.placeholder("x", (2,))
     with pytest.raises(CompileError, match=r"send \(made at .*\): expected no messages"):
         ops.scan(lambda c, p: (c + ops.send(c, 1), None), x, length=3)
@@ -559,7 +563,7 @@ def test_messages_between_two_ranks_are_refused_inside() -> None:
         ops.cond(ops.sum(x) > 0, lambda: ops.recv(1, shape=(2,), dtype="float32"), lambda: x)
 
 
-def test_a_collective_of_what_stands_outside_is_no_part_of_a_loop() -> None:
+def test_a_collective_of_an_invariant_value_is_moved_out_of_the_loop() -> None:
     x, y = ngd.placeholder("x", (4, 2)), ngd.placeholder("y", (2,))
     start = ngd.constant(np.zeros(2, np.float32))
     moving, _ = ops.scan(lambda c, p: (sum_over_ranks(c + p), None), start, x)
@@ -632,21 +636,21 @@ BAD: dict[str, tuple[type[Exception], str, Callable[[], Any]]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_bodies_are_refused_in_clear_words(case: str) -> None:
+def test_bad_bodies_raise_errors(case: str) -> None:
     error, words, call = BAD[case]
     with pytest.raises(error, match=words):
         call()
 
 
-def test_a_value_of_a_body_is_nothing_outside() -> None:
-    kept: list[Node] = []
+def test_a_value_of_a_body_cannot_be_used_outside() -> None:
+    nodes: list[Node] = []
 
     def body(c: Node, p: Node) -> tuple[Node, None]:
-        kept.append(c + p)
-        return kept[0], None
+        nodes.append(c + p)
+        return nodes[0], None
 
     ops.scan(body, np.zeros(2, np.float32), X)
     with pytest.raises(
         CompileError, match=r"inputs: expected placeholder .*; got inputs without it"
     ):
-        ngd.compile([], kept)
+        ngd.compile([], nodes)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loops and choices that are made of scan and cond."""
+"""Tests of loops and branches that are built from scan and cond."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ X = np.array([1.0, 2.0])
 
 
 @DEVICES
-def test_fori_loop(device: str) -> None:
+def test_fori_loop_equals_numpy(device: str) -> None:
     def f(x: Any) -> Any:
         return ops.fori_loop(2, 5, lambda i, c: (c[0] * x, c[1] + i), (x, np.int64(0)))
 
@@ -31,7 +31,7 @@ def test_fori_loop(device: str) -> None:
 
 
 @DEVICES
-def test_while_loop(device: str) -> None:
+def test_while_loop_equals_numpy(device: str) -> None:
     def f(x: Any) -> Any:
         return ops.while_loop(lambda c: ops.sum(c) < 20, lambda c: c * x, x, max_iterations=10)
 
@@ -47,7 +47,7 @@ def test_while_loop(device: str) -> None:
 
 
 @DEVICES
-def test_map(device: str) -> None:
+def test_map_equals_numpy(device: str) -> None:
     x = np.arange(6.0).reshape(3, 2)
     found = ngd.function(
         lambda x, y: ops.map(lambda s: {"sum": s[0] + s[1], "square": s[0] ** 2}, (x, y)),
@@ -59,7 +59,7 @@ def test_map(device: str) -> None:
 
 @DEVICES
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
-def test_switch(device: str, count: int) -> None:
+def test_switch_clamps_its_index(device: str, count: int) -> None:
     def f(i: Any, x: Any) -> Any:
         return ops.switch(i, [lambda x, k=k: x * (k + 1) for k in range(count)], x)
 
@@ -71,7 +71,7 @@ def test_switch(device: str, count: int) -> None:
         npt.assert_allclose(slope(np.int32(i), X), [factor] * 2)
 
 
-def test_errors() -> None:
+def test_bad_arguments_raise_errors() -> None:
     with pytest.raises(TypeError, match=r"fori_loop: expected ints .* ops.while_loop repeats"):
         ops.fori_loop(0, ops.as_node(3), lambda i, c: c, X)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"^switch: expected at least one branch"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gradient of a weight that all iterations of a loop multiply by is one product after it."""
+"""Tests of weights that all iterations multiply by: the gradient is one matmul after the loop."""
 
 from __future__ import annotations
 
@@ -68,31 +68,31 @@ def operands(*row: int) -> tuple[list[Node], list[np.ndarray[Any, Any]]]:
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("row", [(2,), ()], ids=["matrix", "vector"])
 @pytest.mark.parametrize("name", [*ONLY_MULTIPLIED, "also scaled"])
-def test_gradients_are_those_of_an_unrolled_loop(
+def test_gradients_equal_those_of_an_unrolled_loop(
     name: str, row: tuple[int, ...], reverse: bool, device: str
 ) -> None:
-    """First and second gradients."""
+    """Compare first and second gradients."""
     body = ONLY_MULTIPLIED.get(name, also_scaled)
     given, arrays = operands(*row)
-    found = []
+    gradients = []
     for loss_of in (looped, unrolled):
         first = ngd.grad(loss_of(body, *given, reverse), given)
         second = ngd.grad(ops.sum(ops.sin(first[2])), given)
-        found.append(ngd.compile(given, [*first, *second], device=device)(*arrays))
-    for of_loop, wanted in zip(*found, strict=True):
+        gradients.append(ngd.compile(given, [*first, *second], device=device)(*arrays))
+    for of_loop, wanted in zip(*gradients, strict=True):
         npt.assert_allclose(of_loop, wanted, 1e-10, 1e-11)
 
 
 @pytest.mark.parametrize("name", [*ONLY_MULTIPLIED, "also scaled"])
-def test_the_loop_carries_no_sum(name: str) -> None:
+def test_the_loop_carries_no_sum_of_weight_gradients(name: str) -> None:
     body = ONLY_MULTIPLIED.get(name, also_scaled)
     given, _ = operands(2)
     (gradient,) = ngd.grad(looped(body, *given, reverse=False), [given[2]])
     assert sums_of_weights(gradient) == (name == "also scaled")
 
 
-def test_an_outer_loop_does_not_keep_what_an_inner_loop_stacks() -> None:
-    """Loops are nested to keep less than the values of all iterations of both."""
+def test_an_outer_loop_does_not_store_the_values_of_an_inner_loop() -> None:
+    """Users nest loops to store fewer values than all iterations of both loops have."""
     chunks, w = ngd.placeholder("x", (7, LENGTH, 2, 3)), ngd.placeholder("w", (3, 3))
     body = ONLY_MULTIPLIED["once"]
 

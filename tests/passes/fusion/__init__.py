@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of fused kernels."""
+"""The tests of fused kernels."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elementwise ops in kernels of several results: which share one, and that the bits stay."""
+"""Tests of elementwise kernels with several results: which ops share one, and equal bits."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ NO_TARGET: Any = None
 
 
 def kernels(step: Any) -> list[tuple[int, int, int]]:
-    """Of each elementwise kernel of a program: how many results, inputs and instructions."""
+    """Return the numbers of results, inputs and statements of each elementwise kernel."""
     found = re.findall(r"\d+: (.*) = elementwise\((.*)\) .* program=\"(.*)\"", str(step))
     return [(r.count("%"), i.count("%"), p.count(";") + 1) for r, i, p in found]
 
 
 def instructions(step: Any) -> list[str]:
-    """What a program runs."""
+    """Return the kernels of a program's instructions."""
     return re.findall(r"^  \d+: (?:.* = )?(.*?)\(", str(step), re.MULTILINE)
 
 
-def apart(compile_step: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The step with one instruction a kernel."""
+def compile_unfused(compile_step: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return the step with one statement per elementwise kernel."""
     with monkeypatch.context() as patch:
         patch.setattr(elementwise, "MAX_INSTRUCTIONS", 1)
         step = compile_step()
@@ -46,7 +46,7 @@ def apart(compile_step: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> A
 
 
 class Optimizer:
-    """One variable, its state, and what it becomes from a gradient; the same in NumPy."""
+    """A variable, its state, and its updates, in a graph and in NumPy."""
 
     shape = (33, 70)
 
@@ -76,7 +76,7 @@ class Momentum(Optimizer):
 
 
 class Decayed(Optimizer):
-    """Nesterov's momentum, with weight decay: what decays is read twice."""
+    """Nesterov momentum with weight decay. Two statements read the decayed gradient."""
 
     def updates(self) -> dict[Any, Node]:
         self.v = self.state("v")
@@ -94,7 +94,7 @@ class Decayed(Optimizer):
 
 
 class Adam(Optimizer):
-    """Kingma and Ba 2015, algorithm 1, without the correction of the bias."""
+    """Kingma and Ba 2015, algorithm 1, without bias correction."""
 
     def updates(self) -> dict[Any, Node]:
         self.m, self.s = self.state("m"), self.state("s")
@@ -122,8 +122,8 @@ def test_an_update_is_one_instruction(
     assert instructions(step) == ["elementwise"]
     results = 3 if kind is Adam else 2
     assert kernels(step)[0][:2] == (results, results + 1)
-    assert re.search(r"private 0 bytes", str(step))  # every result is written in its variable
-    slow = apart(lambda: ngd.compile([other.g], [], updates=others), monkeypatch)
+    assert re.search(r"private 0 bytes", str(step))  # every result is written into its variable
+    slow = compile_unfused(lambda: ngd.compile([other.g], [], updates=others), monkeypatch)
     for gradient in one.gradients:
         step(gradient)
         slow(gradient)
@@ -134,12 +134,12 @@ def test_an_update_is_one_instruction(
 
 
 class Pair:
-    """A group as far as compilation looks at it."""
+    """A stand-in for a group, with the attributes that the compiler reads."""
 
     rank, size = 0, 2
 
 
-def test_updates_behind_an_all_reduce_are_written_in_place() -> None:
+def test_updates_after_an_all_reduce_are_written_in_place() -> None:
     group: Any = Pair()
     optimizers = [Adam(), Adam()]
     updates: dict[Any, Node] = {}
@@ -159,8 +159,8 @@ def test_updates_behind_an_all_reduce_are_written_in_place() -> None:
     assert max(waits) < found.index("elementwise")
 
 
-def test_a_collective_does_not_wait_for_what_a_later_one_needs() -> None:
-    """Two values of one gradient: one is sent first, the other after a product."""
+def test_a_collective_does_not_wait_for_operands_of_a_later_one() -> None:
+    """Two values use one gradient. One is sent first, and the other after a matmul."""
     group: Any = Pair()
     x, y = ngd.placeholder("x", (4, 4)), ngd.placeholder("y", (4, 4))
     first = ops.all_reduce(x * y, op="sum")
@@ -170,7 +170,7 @@ def test_a_collective_does_not_wait_for_what_a_later_one_needs() -> None:
     assert instructions(text)[:2] == ["elementwise", "start all_reduce"]
 
 
-def test_what_is_wanted_much_later_is_made_later() -> None:
+def test_a_value_that_is_read_late_is_computed_late() -> None:
     x = ngd.placeholder("x", (4, 4))
     y = ops.tanh(x)
     hidden = ops.exp(y @ y) @ y
@@ -181,7 +181,7 @@ def test_what_is_wanted_much_later_is_made_later() -> None:
     assert kernels(step) == [(1, 1, 1), (1, 1, 1), (2, 1, 3)]
 
 
-def test_siblings_share_what_they_read() -> None:
+def test_ops_that_read_the_same_values_share_a_kernel() -> None:
     x, y = ngd.placeholder("x", (40, 50)), ngd.placeholder("y", (40, 50))
     outputs = [ops.exp(x) * y, x - y, ops.sqrt(x)]
     step = ngd.compile([x, y], outputs)
@@ -191,8 +191,8 @@ def test_siblings_share_what_they_read() -> None:
         npt.assert_allclose(found, wanted, rtol=1e-6)
 
 
-def test_strangers_do_not() -> None:
-    """Of two updates, a learning rate is all that they share."""
+def test_ops_that_read_different_values_share_no_kernel() -> None:
+    """The two updates share only the learning rate."""
     lr = ngd.placeholder("lr", (), uniform=True)
     given = [ngd.placeholder(f"g{i}", (7, 3)) for i in range(2)]
     variables = [ngd.variable(f"v{i}", np.zeros((7, 3), np.float32)) for i in range(2)]
@@ -200,7 +200,7 @@ def test_strangers_do_not() -> None:
     assert kernels(ngd.compile([lr, *given], [], updates)) == [(1, 3, 2), (1, 3, 2)]
 
 
-def test_a_broadcast_may_be_a_result() -> None:
+def test_a_broadcast_may_be_the_result_of_a_kernel() -> None:
     x, y = ngd.placeholder("x", (3,)), ngd.placeholder("y", (2, 3))
     wide = ops.broadcast_to(x, (2, 3))
     step = ngd.compile([x, y], [wide, wide + y])
@@ -210,7 +210,7 @@ def test_a_broadcast_may_be_a_result() -> None:
     npt.assert_array_equal(found[1], [a + 1, a + 1])
 
 
-def test_limits_hold() -> None:
+def test_kernels_keep_within_their_limits() -> None:
     x = ngd.placeholder("x", (5,))
     many = [x + float(i) for i in range(1, 3 * MAX_INSTRUCTIONS)]
     step = ngd.compile([x], many)
@@ -233,7 +233,7 @@ BINARY = (ops.add, ops.subtract, ops.multiply, ops.maximum)
 
 
 def random_graph(seed: int) -> tuple[list[Node], list[Node], dict[Any, Node]]:
-    """Elementwise ops of several shapes and dtypes among products and sums, read here and there."""
+    """Return a random graph of elementwise ops of several shapes and dtypes, matmuls and sums."""
     rng = random.Random(seed)
     inputs = [
         ngd.placeholder(f"x{i}", rng.choice(SHAPES), rng.choice(["float32", "float32", "bfloat16"]))
@@ -272,7 +272,7 @@ def random_graph(seed: int) -> tuple[list[Node], list[Node], dict[Any, Node]]:
 
 
 def run_twice(step: Any, inputs: Sequence[Node], updates: dict[Any, Node]) -> list[bytes]:
-    """All that two calls return and leave in the variables, which are set back after them."""
+    """Return the results of two calls and the final variables, and restore the variables."""
     rng = np.random.default_rng(2)
     before = {v: v.numpy() for v in updates}
     found = []
@@ -286,7 +286,9 @@ def run_twice(step: Any, inputs: Sequence[Node], updates: dict[Any, Node]) -> li
 
 
 @pytest.mark.parametrize("first", range(0, 240, 40))
-def test_random_graphs_keep_their_bits(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_graphs_have_the_bits_of_unfused_kernels(
+    first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("NGD_CHECK", "1")
     several = 0
     for seed in range(first, first + 40):
@@ -295,13 +297,13 @@ def test_random_graphs_keep_their_bits(first: int, monkeypatch: pytest.MonkeyPat
         several += sum(results > 1 for results, *_ in kernels(fused))
         wanted = run_twice(fused, inputs, updates)
         del fused
-        plain = apart(lambda: ngd.compile(inputs, outputs, updates), monkeypatch)  # noqa: B023
+        plain = compile_unfused(lambda: ngd.compile(inputs, outputs, updates), monkeypatch)  # noqa: B023
         assert run_twice(plain, inputs, updates) == wanted, f"seed {seed}"
     assert several > 40
 
 
 def order_of(graph: Graph) -> list[Node]:
-    """Every application after its inputs, by asking for each alone: in a circle there is none."""
+    """Return an order in which each op is after its inputs. A graph with a cycle has none."""
     done: set[Node] = set()
     order: list[Node] = []
 
@@ -319,7 +321,7 @@ def order_of(graph: Graph) -> list[Node]:
     return order
 
 
-def test_random_graphs_have_no_circles_and_lose_nothing() -> None:
+def test_random_graphs_have_no_cycles_and_keep_all_ops() -> None:
     for seed in range(400):
         inputs, outputs, _ = random_graph(seed)
         graph = simplify(Graph(tuple(inputs), tuple(outputs)), NO_TARGET, CompileOptions())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bodies of fused kernels: what passes do to them, against texts written by hand."""
+"""Tests of kernel bodies: the edits of passes, compared with texts written by hand."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ SUM_OF_PRODUCT = KernelBody(
 )
 
 
-def test_a_body_has_the_text_that_the_kernel_parses() -> None:
+def test_a_body_is_printed_as_the_kernel_parses_it() -> None:
     assert SUM_OF_PRODUCT.text == "multiply:f32 i0 #0.5;add:f32 t0 i1;exp:f32 t0"
     assert Statement("where", "i64", (Input(0), Literal(3), Value(12))).__str__() == (
         "where:i64 i0 #3 t12"
     )
 
 
-def test_statements_are_put_before_a_body() -> None:
+def test_statements_can_be_added_before_a_body() -> None:
     body = SUM_OF_PRODUCT.prepend([Statement("copy", "f32", (Input(1),))], {Input(1): Value(0)})
     assert body.text == "copy:f32 i1;multiply:f32 i0 #0.5;add:f32 t1 t0;exp:f32 t1"
     assert body.stored == (2, 3)
 
 
-def test_inputs_in_sixteen_bits_are_widened_first() -> None:
+def test_16_bit_inputs_are_converted_first() -> None:
     body = SUM_OF_PRODUCT.cast_inputs([1, 0], bfloat16)
     assert body.text == (
         "cast:bf16>f32 i1;cast:bf16>f32 i0;multiply:f32 t1 #0.5;add:f32 t2 t0;exp:f32 t2"
@@ -52,13 +52,13 @@ def test_inputs_in_sixteen_bits_are_widened_first() -> None:
 
 
 @pytest.mark.parametrize(("keeps_wide", "stored"), [(False, (3, 2)), (True, (1, 2, 3))])
-def test_a_result_is_stored_in_sixteen_bits(keeps_wide: bool, stored: tuple[int, ...]) -> None:
+def test_a_result_can_be_stored_in_16_bits(keeps_wide: bool, stored: tuple[int, ...]) -> None:
     body = SUM_OF_PRODUCT.cast_result(0, bfloat16, keeps_wide=keeps_wide)
     assert body.text == SUM_OF_PRODUCT.text + ";cast:f32>bf16 t1"
     assert body.stored == stored
 
 
-def test_statements_that_nothing_reads_are_left_out() -> None:
+def test_statements_that_are_not_read_are_removed() -> None:
     body = SUM_OF_PRODUCT.keep_results([1])
     assert body.text == "multiply:f32 i0 #0.5;exp:f32 t0"
     assert body.stored == (1,)
@@ -82,7 +82,7 @@ def test_reduced_statements_are_kept_and_renumbered() -> None:
     }
 
 
-def test_the_name_of_the_kernel_follows_from_the_body() -> None:
+def test_the_body_decides_the_name_of_the_kernel() -> None:
     reductions = Reductions((4, 8), (1,), (2,), ("sum",))
     products = Products((1,), (4, 8), (("transpose_a", True),))
     assert kernel_name(SUM_OF_PRODUCT) == "elementwise"
@@ -93,6 +93,6 @@ def test_the_name_of_the_kernel_follows_from_the_body() -> None:
     assert with_product.lowered["products"] == (1,)
 
 
-def test_an_input_and_a_value_of_one_number_differ() -> None:
+def test_an_input_and_a_value_with_the_same_number_differ() -> None:
     one = Statement("exp", "f32", (Input(0),))
     assert one != Statement("exp", "f32", (Value(0),))

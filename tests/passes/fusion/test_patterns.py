@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The matcher of the fusion rules, and each rule: what it makes equals what it replaces."""
+"""Tests of the pattern matcher and of each fusion rule: fused kernels equal separate ones."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from ngd.passes.fusion.patterns import Pattern
 RNG = np.random.default_rng(5)
 
 
-def made(*shapes: tuple[int, ...], dtype: str = "float32") -> list[Node]:
-    """A placeholder of each shape."""
+def placeholders(*shapes: tuple[int, ...], dtype: str = "float32") -> list[Node]:
+    """Return a placeholder of each shape."""
     return [ngd.placeholder(f"x{i}", shape, dtype) for i, shape in enumerate(shapes)]
 
 
 def kernels(inputs: list[Node], outputs: list[Node]) -> list[str]:
-    """The CPU's instructions, by the names of their kernels; and that they compute the graph."""
+    """Return the kernels of a graph on the CPU, after a comparison with the INTERPRETER."""
     step = ngd.compile(inputs, outputs, device="CPU")
     arrays = [RNG.uniform(-1, 1, x.shape).astype(x.dtype) for x in inputs]
     expected = ngd.compile(inputs, outputs, device="INTERPRETER")(*arrays)
@@ -47,15 +47,15 @@ def kernels(inputs: list[Node], outputs: list[Node]) -> list[str]:
         (lambda a, b, c: ops.relu(a @ b), True),
     ],
 )
-def test_what_follows_a_product_goes_into_its_kernel(
+def test_a_bias_and_a_relu_are_fused_into_the_matmul(
     build: Callable[..., Node], post: bool, dtype: str
 ) -> None:
-    inputs = made((3, 4), (4, 5), (5,), dtype=dtype)
+    inputs = placeholders((3, 4), (4, 5), (5,), dtype=dtype)
     result = build(*inputs)
     (only,) = kernels(inputs, [result])
     assert only.startswith("matmul(")
     assert ('post=("relu")' in only) == post
-    assert (only.split(")")[0].count(",") == 2) == any(i is inputs[2] for i in all_of(result))
+    assert (only.split(")")[0].count(",") == 2) == any(i is inputs[2] for i in all_nodes(result))
 
 
 POSTS: dict[str, Callable[[Node], Node]] = {
@@ -71,8 +71,8 @@ needs_onednn = pytest.mark.skipif(
 @needs_onednn
 @pytest.mark.parametrize("post", POSTS)
 @pytest.mark.parametrize("bias", [False, True])
-def test_activations_go_into_the_kernel_of_a_product(post: str, bias: bool) -> None:
-    a, b, c = made((7, 5), (5, 33), (33,))
+def test_activations_are_fused_into_the_matmul(post: str, bias: bool) -> None:
+    a, b, c = placeholders((7, 5), (5, 33), (33,))
     product = a @ b + c if bias else a @ b
     (only,) = kernels([a, b, c], [POSTS[post](product)])
     assert f'post=("{post}")' in only
@@ -89,55 +89,53 @@ def test_activations_go_into_the_kernel_of_a_product(post: str, bias: bool) -> N
         (lambda a, b, c, d: ops.gelu(a @ b) + d, '("gelu","add")'),
     ],
 )
-def test_a_residual_sum_goes_into_the_kernel_of_a_product(
-    build: Callable[..., Node], posts: str
-) -> None:
-    given = made((7, 5), (5, 33), (33,), (7, 33))
+def test_a_residual_sum_is_fused_into_the_matmul(build: Callable[..., Node], posts: str) -> None:
+    given = placeholders((7, 5), (5, 33), (33,), (7, 33))
     (only,) = kernels(given, [build(*given)])
     assert f"post={posts}" in only
 
 
 @needs_onednn
-def test_residual_sums_of_rows_of_batches_and_of_products() -> None:
-    x, w, y = made((2, 3, 4), (4, 4), (2, 3, 4))
-    trained = ops.sum(ops.square(y + x @ w))
-    names = kernels([x, w, y], [trained, *ngd.grad(trained, [x, w, y])])
+def test_residual_sums_are_fused_once_per_matmul() -> None:
+    x, w, y = placeholders((2, 3, 4), (4, 4), (2, 3, 4))
+    loss = ops.sum(ops.square(y + x @ w))
+    names = kernels([x, w, y], [loss, *ngd.grad(loss, [x, w, y])])
     assert str(names).count('post=("add")') == 1
-    a, b = made((5, 4), (4, 4))
-    names = kernels([a, b], [a @ b + (a * 2) @ b])  # the second takes the first
+    a, b = placeholders((5, 4), (4, 4))
+    names = kernels([a, b], [a @ b + (a * 2) @ b])  # the second matmul adds the first
     assert str(names).count("matmul(") == 2
     assert str(names).count('post=("add")') == 1
-    names = kernels([a, b], [(a @ b + a) + ops.exp(a)])  # one is all
+    names = kernels([a, b], [(a @ b + a) + ops.exp(a)])  # a matmul adds one operand
     assert str(names).count('post=("add")') == 1
 
 
-def test_what_is_no_residual_stays_apart() -> None:
-    a, b, row, wide = made((5, 4), (4, 4), (1, 4), (3, 5, 4))
+def test_other_sums_are_not_fused_into_the_matmul() -> None:
+    a, b, row, wide = placeholders((5, 4), (4, 4), (1, 4), (3, 5, 4))
     for result in (a @ b + wide, a @ b + row * 2, a @ b + ops.broadcast_to(row, (5, 4))):
         assert '"add"' not in str(kernels([a, b, row, wide], [result]))
 
 
 @needs_onednn
-def test_an_activation_behind_rows_of_a_batch_goes_into_the_kernel() -> None:
-    x, w = made((2, 3, 4), (4, 5))
+def test_an_activation_of_a_batched_matmul_is_fused() -> None:
+    x, w = placeholders((2, 3, 4), (4, 5))
     product, total = kernels([x, w], [ops.sum(ops.gelu(x @ w))])
     assert 'post=("gelu")' in product
     assert total.startswith("reduce(")
 
 
-def test_a_product_of_other_dtypes_leaves_the_activation_apart() -> None:
-    inputs = made((3, 4), (4, 5), dtype="float64")
+def test_activations_of_other_dtypes_are_not_fused() -> None:
+    inputs = placeholders((3, 4), (4, 5), dtype="float64")
     assert "post" not in str(kernels(inputs, [ops.gelu(inputs[0] @ inputs[1])]))
 
 
 @pytest.mark.parametrize("post", POSTS)
-def test_a_step_that_trains_keeps_what_the_gradient_reads(post: str) -> None:
-    a, b = made((7, 5), (5, 3))
+def test_a_training_step_stores_what_the_gradient_reads(post: str) -> None:
+    a, b = placeholders((7, 5), (5, 3))
     loss = ops.sum(POSTS[post](a @ b))
     names = kernels([a, b], [loss, ngd.grad(loss, b)])
     assert "post" not in str(names)
     assert str(names).count("matmul(") == 2
-    again = POSTS[post](a @ b)  # the same once more, which no gradient reads
+    again = POSTS[post](a @ b)  # the same value again, which no gradient reads
     assert str(kernels([a, b], [again, ngd.grad(loss, b)])).count("matmul(") == 2
 
 
@@ -151,10 +149,10 @@ SHAPES = [
 @needs_onednn
 @pytest.mark.parametrize(("x", "w", "groups"), SHAPES)
 @pytest.mark.parametrize("post", [None, *POSTS])
-def test_what_follows_a_convolution_goes_into_its_kernel(
+def test_a_bias_and_an_activation_are_fused_into_the_convolution(
     x: tuple[int, ...], w: tuple[int, ...], groups: int, post: str | None
 ) -> None:
-    data, weights, bias = made(x, w, w[:1])
+    data, weights, bias = placeholders(x, w, w[:1])
     y = ops.conv(data, weights, bias, padding=1, groups=groups)
     names = kernels([data, weights, bias], [POSTS[post](y) if post else y])
     (conv,) = [line for line in names if line.startswith("conv(")]
@@ -164,8 +162,8 @@ def test_what_follows_a_convolution_goes_into_its_kernel(
 
 
 @needs_onednn
-def test_a_convolution_that_is_trained_has_its_bias_in_its_kernel_and_no_more() -> None:
-    data, weights, bias = given = made((2, 4, 9, 8), (6, 4, 3, 3), (6,))
+def test_a_convolution_in_training_fuses_only_its_bias() -> None:
+    data, weights, bias = given = placeholders((2, 4, 9, 8), (6, 4, 3, 3), (6,))
     loss = ops.sum(ops.silu(ops.conv(data, weights, bias)))
     names = kernels(given, [loss, *ngd.grad(loss, given)])
     (conv,) = [line for line in names if line.startswith("conv(")]
@@ -173,16 +171,16 @@ def test_a_convolution_that_is_trained_has_its_bias_in_its_kernel_and_no_more() 
     assert "post" not in conv
 
 
-def test_what_is_no_bias_of_channels_stays_apart() -> None:
-    data, weights, rows = made((2, 4, 9, 8), (6, 4, 3, 3), (7, 1))
+def test_other_sums_are_not_fused_into_the_convolution() -> None:
+    data, weights, rows = placeholders((2, 4, 9, 8), (6, 4, 3, 3), (7, 1))
     assert "elementwise(" in str(kernels([data, weights, rows], [ops.conv(data, weights) + rows]))
 
 
 @pytest.mark.parametrize(("x", "w", "groups"), SHAPES)
-def test_a_convolution_with_bias_and_posts_means_what_they_mean_apart(
+def test_a_convolution_with_bias_and_activation_equals_separate_kernels(
     x: tuple[int, ...], w: tuple[int, ...], groups: int
 ) -> None:
-    inputs = made(x, w, w[:1], dtype="float64")
+    inputs = placeholders(x, w, w[:1], dtype="float64")
     plain = ops.conv(*inputs[:2], stride=2, groups=groups)
     attrs = plain.attrs | {"post": ("gelu", "silu")}
     apart = ops.silu(ops.gelu(ops.conv(*inputs, stride=2, groups=groups)))
@@ -199,10 +197,10 @@ def test_a_convolution_with_bias_and_posts_means_what_they_mean_apart(
     "posts", [("relu",), ("gelu", "relu"), ("silu", "gelu_tanh"), ("add",), ("gelu", "add", "relu")]
 )
 @pytest.mark.parametrize("bias", [False, True])
-def test_a_product_with_post_operations_means_what_they_mean_apart(
+def test_a_matmul_with_post_operations_equals_separate_kernels(
     posts: tuple[str, ...], bias: bool
 ) -> None:
-    a, b, c, d = made((4, 3), (3, 5), (5,), (4, 5), dtype="float64")
+    a, b, c, d = placeholders((4, 3), (3, 5), (5,), (4, 5), dtype="float64")
     apart = a @ b + c if bias else a @ b
     for name in posts:
         apart = (POSTS | {"relu": ops.relu, "add": lambda x: x + d})[name](apart)
@@ -218,8 +216,8 @@ def test_a_product_with_post_operations_means_what_they_mean_apart(
 @needs_onednn
 @pytest.mark.parametrize("post", ["relu", *POSTS])
 @pytest.mark.parametrize("simd", ["avx512_core", "avx2", "sse41"])
-def test_what_is_not_finite_does_not_become_finite_in_silence(post: str, simd: str) -> None:
-    """NaN stays NaN, and what makes NaN does; oneDNN chooses its code once in a process."""
+def test_nan_and_infinity_stay_in_fused_kernels(post: str, simd: str) -> None:
+    """A separate process is used, because oneDNN chooses its code once per process."""
     call = [sys.executable, "-c", NOT_FINITE.format(post=post)]
     subprocess.run(call, check=True, timeout=120, env=os.environ | {"ONEDNN_MAX_CPU_ISA": simd})
 
@@ -244,38 +242,38 @@ assert not np.isfinite(found[~finite]).any(), found[0]
 """
 
 
-def all_of(node: Node) -> list[Node]:
-    return [node, *(found for operand in node.inputs for found in all_of(operand))]
+def all_nodes(node: Node) -> list[Node]:
+    return [node, *(found for operand in node.inputs for found in all_nodes(operand))]
 
 
 @pytest.mark.parametrize(
     "build",
     [
         lambda a, b, c: [ops.relu(a @ b + c), a @ b],  # read twice
-        lambda a, b, c: [ops.relu(a @ b) + c],  # the bias would come too late
-        lambda a, b, c: [a @ b + ops.reshape(c, (5, 1))],  # no bias of a row
-        lambda a, b, c: [ops.tanh(a @ b)],  # no post-operation
+        lambda a, b, c: [ops.relu(a @ b) + c],  # the bias is added too late
+        lambda a, b, c: [a @ b + ops.reshape(c, (5, 1))],  # not one bias per column
+        lambda a, b, c: [ops.tanh(a @ b)],  # not a post-operation
     ],
 )
-def test_what_does_not_fit_stays_apart(build: Callable[..., list[Node]]) -> None:
-    inputs = made((5, 4), (4, 5), (5,))
+def test_graphs_that_do_not_match_are_not_fused(build: Callable[..., list[Node]]) -> None:
+    inputs = placeholders((5, 4), (4, 5), (5,))
     assert any("elementwise(" in line for line in kernels(inputs, build(*inputs)))
 
 
-def test_two_bytes_are_rounded_by_each_op() -> None:
-    inputs = made((5, 4), (4, 5), (5,), dtype="float16")
+def test_each_op_of_a_fused_kernel_rounds_16_bit_floats() -> None:
+    inputs = placeholders((5, 4), (4, 5), (5,), dtype="float16")
     step = ngd.compile(inputs, [ops.relu(inputs[0] @ inputs[1] + inputs[2])], device="CPU")
     assert "post" not in str(step)
     assert "elementwise" in str(step)
 
 
 def found(pattern: Pattern, node: Node) -> list[dict[str, Any]]:
-    counts = dict.fromkeys(all_of(node), 1)
+    counts = dict.fromkeys(all_nodes(node), 1)
     return [dict(match) for match in pattern.matches(node, counts)]
 
 
-def test_a_pattern_finds_operands_by_trait_and_name() -> None:
-    a, b = made((2, 2), (2, 2))
+def test_a_pattern_matches_operands_by_trait_and_name() -> None:
+    a, b = placeholders((2, 2), (2, 2))
     product, vector = a @ b, ops.sum(a, axis=0)
     total = vector + product
     heavy = Pattern("heavy", lambda op: op.is_heavy)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products that elementwise kernels take: which, and that the numbers stay."""
+"""Tests of matmuls inside elementwise kernels: which are fused, and equal values."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ RNG = np.random.default_rng(0)
 
 
 def kinds(step: Any) -> Counter[str]:
-    """How often a program runs what."""
+    """Return how often a program runs each kernel."""
     return Counter(re.findall(r"^  \d+: (?:.* = )?(.*?)\(", str(step), re.MULTILINE))
 
 
-def apart(make: Callable[[], Any]) -> Any:
-    """What is made where no kernel takes a product."""
+def without_fused_matmuls(make: Callable[[], Any]) -> Any:
+    """Return what `make` builds without the fusion of matmuls."""
     patch = pytest.MonkeyPatch()
     left = tuple(p for p in pipeline.FUSION if p is not fuse_products)
     patch.setattr(pipeline, "FUSION", left)
@@ -46,8 +46,8 @@ RULES: dict[str, Callable[[], Any]] = {
 }
 
 
-def trained(shape: tuple[int, int, int], dtype: str, rule: str, device: str = "CPU") -> Any:
-    """A layer's weights and step; a matrix of targets makes the gradient of many signs."""
+def make_step(shape: tuple[int, int, int], dtype: str, rule: str, device: str = "CPU") -> Any:
+    """Return a weight and its training step. The targets give gradients of both signs."""
     samples, rows, columns = shape
     w = ngd.variable("w", np.random.default_rng(1).normal(size=(rows, columns)).astype(dtype))
     x, t = (ngd.placeholder(n, (samples, m), dtype) for n, m in (("x", rows), ("t", columns)))
@@ -75,42 +75,42 @@ def values(shape: tuple[int, int, int], dtype: str, w: Any, step: Any) -> Any:
     st.sampled_from(["float32", "float64"]),
     st.sampled_from([*RULES]),
 )
-def test_the_numbers_are_those_of_kernel_after_kernel(
+def test_fused_kernels_equal_separate_kernels(
     shape: tuple[int, int, int], dtype: str, rule: str
 ) -> None:
-    found = values(shape, dtype, *trained(shape, dtype, rule))
-    wanted = values(shape, dtype, *apart(lambda: trained(shape, dtype, rule)))
-    if dtype == "float64":  # one product multiplies all
+    found = values(shape, dtype, *make_step(shape, dtype, rule))
+    wanted = values(shape, dtype, *without_fused_matmuls(lambda: make_step(shape, dtype, rule)))
+    if dtype == "float64":  # one GEMM computes both
         assert found.tobytes() == wanted.tobytes()
     else:
         npt.assert_allclose(found, wanted, rtol=2e-4, atol=2e-4)
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_it_is_what_the_references_compute(rule: str) -> None:
+def test_fused_kernels_equal_the_references(rule: str) -> None:
     shape = (16, 65, 101)
-    w, step = trained(shape, "float64", rule)
+    w, step = make_step(shape, "float64", rule)
     assert kinds(step)["elementwise_product"] == 1
-    wanted = values(shape, "float64", *trained(shape, "float64", rule, "INTERPRETER"))
+    wanted = values(shape, "float64", *make_step(shape, "float64", rule, "INTERPRETER"))
     npt.assert_allclose(values(shape, "float64", w, step), wanted, rtol=1e-11, atol=1e-11)
 
 
-def test_a_gradient_that_goes_into_the_update_has_no_bytes() -> None:
+def test_a_gradient_that_is_fused_into_the_update_needs_no_memory() -> None:
     shape = (16, 400, 500)
-    _, step = trained(shape, "float32", "adam")
-    _, whole = apart(lambda: trained(shape, "float32", "adam"))
+    _, step = make_step(shape, "float32", "adam")
+    _, whole = without_fused_matmuls(lambda: make_step(shape, "float32", "adam"))
     assert whole.memory()["private"] - step.memory()["private"] >= 4 * 400 * 500 * 3 // 4
     assert step.cost().flops == whole.cost().flops
     assert step.cost().bytes <= whole.cost().bytes - 2 * 4 * 400 * 500
 
 
-def test_many_samples_are_multiplied_as_before() -> None:
-    assert kinds(trained((300, 200, 200), "float32", "sgd")[1])["elementwise_product"] == 0
-    assert kinds(trained((257, 2000, 2000), "float32", "sgd")[1])["elementwise_product"] == 0
-    assert kinds(trained((100, 200, 200), "float32", "sgd")[1])["elementwise_product"] == 1
+def test_gradients_of_many_samples_are_not_fused() -> None:
+    assert kinds(make_step((300, 200, 200), "float32", "sgd")[1])["elementwise_product"] == 0
+    assert kinds(make_step((257, 2000, 2000), "float32", "sgd")[1])["elementwise_product"] == 0
+    assert kinds(make_step((100, 200, 200), "float32", "sgd")[1])["elementwise_product"] == 1
 
 
-def test_deep_products_are_left_to_their_own_kernel() -> None:
+def test_deep_matmuls_are_not_fused() -> None:
     for dtype in ("float32", "float64"):
         x, y = (ngd.placeholder(n, (300, m), dtype) for n, m in (("x", 800), ("y", 900)))
         z = ngd.placeholder("z", (800, 900), dtype)
@@ -122,7 +122,7 @@ def test_deep_products_are_left_to_their_own_kernel() -> None:
         npt.assert_allclose(step(*given_values)[0], a.T @ b + c, rtol=1e-4, atol=1e-4)
 
 
-def test_a_gradient_that_others_read_is_stored() -> None:
+def test_a_gradient_with_other_readers_is_stored() -> None:
     w = ngd.variable("w", np.ones((30, 20), np.float32))
     x = ngd.placeholder("x", (4, 30))
     gradient = ngd.grad(ops.sum((x @ w) ** 2), w)
@@ -135,7 +135,7 @@ def test_a_gradient_that_others_read_is_stored() -> None:
         npt.assert_allclose(w.numpy(), wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_a_kernel_takes_products_of_one_shape_and_adds_them() -> None:
+def test_a_kernel_adds_matmuls_of_one_shape() -> None:
     pairs = [
         [ngd.placeholder(f"{n}{i}", (5, m)) for n, m in (("a", 40), ("b", 30))] for i in range(4)
     ]
@@ -150,7 +150,7 @@ def test_a_kernel_takes_products_of_one_shape_and_adds_them() -> None:
     npt.assert_allclose(step(*given_values)[0], wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_a_kernel_takes_four_products_at_most() -> None:
+def test_a_kernel_contains_at_most_four_matmuls() -> None:
     pairs = [
         [ngd.placeholder(f"{n}{i}", (5, m)) for n, m in (("a", 40), ("b", 30))] for i in range(5)
     ]
@@ -165,7 +165,7 @@ def test_a_kernel_takes_four_products_at_most() -> None:
     npt.assert_allclose(step(*given_values)[0], wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_terms_are_added_as_ranks_are() -> None:
+def test_terms_are_added_in_the_order_of_ranks() -> None:
     terms = [ngd.constant(np.float32(v)) for v in (1e8, 1, -1e8, 1, 3)]
     (found,) = ngd.compile([], [sum_in_order(terms, ops.add)])()
     one, far = np.float32(1), np.float32(1e8)
@@ -173,7 +173,7 @@ def test_terms_are_added_as_ranks_are() -> None:
 
 
 def test_a_nan_reaches_the_weights() -> None:
-    w, step = trained((8, 33, 50), "float32", "sgd")
+    w, step = make_step((8, 33, 50), "float32", "sgd")
     assert kinds(step)["elementwise_product"] == 1
     x, t = np.ones((8, 33), np.float32), np.ones((8, 50), np.float32)
     x[3, 7] = np.nan

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reductions in elementwise kernels: which join, that the bits stay, and what sums share."""
+"""Tests of reductions in elementwise kernels: which are fused, equal bits, and shared sums."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ Graph = Callable[[Any], list[Any]]
 
 
 def kinds(step: Any) -> Counter[str]:
-    """How often a program runs what."""
+    """Return how often a program runs each kernel."""
     return Counter(re.findall(r"^  \d+: (?:.* = )?(.*?)\(", str(step), re.MULTILINE))
 
 
 def without(*left_out: Any) -> pytest.MonkeyPatch:
-    """Compile without some passes, until it is undone."""
+    """Remove some passes during a block."""
     patch = pytest.MonkeyPatch()
     patch.setattr(pipeline, "FUSION", tuple(p for p in pipeline.FUSION if p not in left_out))
     return patch
 
 
-def compiled(shape: tuple[int, ...], dtype: Any, graph: Graph) -> Any:
+def compile_outputs(shape: tuple[int, ...], dtype: Any, graph: Graph) -> Any:
     x = ngd.placeholder("x", shape, dtype)
     return ngd.compile([x], graph(x))
 
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...], Any, Graph]:
-    """A shape, axes, a dtype, and what is computed and reduced."""
+    """Draw a shape, axes, a dtype, and functions to compute and reduce."""
     shape = tuple(draw(st.lists(st.sampled_from([1, 2, 3, 7, 33, 130]), min_size=1, max_size=4)))
     shape = shape[: next((i for i in range(1, 5) if np.prod(shape[:i]) > 40000), 4)]
     axes = tuple(draw(st.lists(st.sampled_from(range(len(shape))), unique=True, min_size=1)))
@@ -65,12 +65,12 @@ def cases(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...], Any, Graph
 
 @settings(max_examples=60, deadline=None)
 @given(cases())
-def test_the_bits_are_those_of_kernel_after_kernel(case: Any) -> None:
+def test_fused_reductions_have_the_bits_of_separate_kernels(case: Any) -> None:
     shape, _, dtype, graph = case
-    step = compiled(shape, dtype, graph)
+    step = compile_outputs(shape, dtype, graph)
     patch = without(fuse_reductions, share_sums)
     try:
-        apart = compiled(shape, dtype, graph)
+        apart = compile_outputs(shape, dtype, graph)
     finally:
         patch.undo()
     assert kinds(apart)["elementwise_reduce"] == 0
@@ -80,8 +80,8 @@ def test_the_bits_are_those_of_kernel_after_kernel(case: Any) -> None:
         assert found.tobytes() == expected.tobytes()
 
 
-def test_one_kernel_takes_all_reductions_over_the_same_axes() -> None:
-    step = compiled((64, 40), np.float32, lambda x: [
+def test_reductions_over_the_same_axes_share_one_kernel() -> None:
+    step = compile_outputs((64, 40), np.float32, lambda x: [
         ops.sum(ops.abs(x), 0), ops.max(x * x, 0), ops.mean(x, 0), ops.sum(ops.exp(x), 1)
     ])  # fmt: skip
     assert kinds(step) == {"elementwise_reduce": 1, "reduce": 1}
@@ -91,32 +91,32 @@ def test_one_kernel_takes_all_reductions_over_the_same_axes() -> None:
         npt.assert_allclose(found, value, rtol=1e-5, atol=1e-5)
 
 
-def test_what_only_reductions_read_is_not_stored() -> None:
+def test_values_that_only_reductions_read_are_not_stored() -> None:
     def graph(x: Any) -> list[Any]:
         return [ops.sum(ops.tanh(x * 3)), ops.max(ops.tanh(x * 3))]
 
     shape = (1000, 1000)
-    step = compiled(shape, np.float32, graph)
+    step = compile_outputs(shape, np.float32, graph)
     assert step.memory()["private"] < 1 << 16
     patch = without(fuse_reductions)
     try:
-        assert compiled(shape, np.float32, graph).memory()["private"] >= 4_000_000
+        assert compile_outputs(shape, np.float32, graph).memory()["private"] >= 4_000_000
     finally:
         patch.undo()
 
 
-def test_a_reduction_that_the_kernel_waits_for_stays_outside() -> None:
+def test_a_reduction_that_the_kernel_reads_is_not_fused() -> None:
     def graph(x: Any) -> list[Any]:
         return [x - ops.mean(x, 1, keepdims=True), ops.max(x, 1)]
 
     x = np.random.default_rng(0).normal(size=(9, 33))
-    step = compiled(x.shape, np.float64, graph)
+    step = compile_outputs(x.shape, np.float64, graph)
     assert kinds(step)["reduce"] == 2
     for found, value in zip(step(x), (x - x.mean(1, keepdims=True), x.max(1)), strict=True):
         npt.assert_allclose(found, value, rtol=1e-12)
 
 
-def test_a_factor_leaves_a_sum_that_is_there_anyway() -> None:
+def test_a_factor_is_moved_out_of_a_sum_that_exists_anyway() -> None:
     rng = np.random.default_rng(0)
     w, x = rng.normal(size=5), rng.normal(size=(4, 5, 3))
 
@@ -139,7 +139,7 @@ def test_a_factor_leaves_a_sum_that_is_there_anyway() -> None:
 
 
 def check(inputs: dict[str, Any], graph: Callable[..., list[Any]], rtol: float = 1e-12) -> Any:
-    """Run a graph of ops, which takes NumPy's arrays too, beside NumPy in float64; the step."""
+    """Run a function of ops on nodes, and on arrays in NumPy in float64. Return the step."""
     nodes = [ngd.placeholder(name, x.shape, x.dtype) for name, x in inputs.items()]
     step = ngd.compile(nodes, graph(ops, *nodes))
     for found, wanted in zip(step(*inputs.values()), graph(np, *inputs.values()), strict=True):
@@ -147,19 +147,26 @@ def check(inputs: dict[str, Any], graph: Callable[..., list[Any]], rtol: float =
     return step
 
 
-def some(*shape: int) -> Any:
+def random_array(*shape: int) -> Any:
     return np.random.default_rng(sum(shape)).normal(size=shape)
 
 
 @pytest.mark.parametrize("shape", [(3, 3), (40, 3), (1, 3)])
-def test_axes_count_from_the_front_and_factors_align_at_the_back(shape: tuple[int, ...]) -> None:
-    inputs = {"a": some(*shape), "c": some(2, 1, 1), "w": some(3)}
+def test_axes_are_counted_from_the_front_and_factors_align_at_the_end(
+    shape: tuple[int, ...],
+) -> None:
+    inputs = {"a": random_array(*shape), "c": random_array(2, 1, 1), "w": random_array(3)}
     check(inputs, lambda np, a, c, w: [np.sum(a, 1), np.sum(a * c, 1), np.mean(a * w * c, 2)])
     check(inputs, lambda np, a, c, w: [np.sum(a * w, 0), np.sum(a * w * c, (0, 1)), np.sum(a, 0)])
 
 
-def test_sums_of_factors_alone_have_as_many_terms_as_their_axes() -> None:
-    inputs = {"a": some(1, 3), "b": some(4, 1), "c": some(9, 1), "w": some(1, 3)}
+def test_sums_of_broadcast_factors_count_all_elements() -> None:
+    inputs = {
+        "a": random_array(1, 3),
+        "b": random_array(4, 1),
+        "c": random_array(9, 1),
+        "w": random_array(1, 3),
+    }
 
     def graph(np: Any, a: Any, b: Any, c: Any, w: Any) -> list[Any]:
         wide = [np.broadcast_to(a, (n, 3)) for n in (4, 9)]
@@ -173,7 +180,7 @@ class Pair:
 
 
 def starts(inputs: list[Any], outputs: list[Any]) -> list[str]:
-    """The reductions of a program's collectives, in the order in which they start."""
+    """Return the reductions of a program's collectives, in the order of their starts."""
     group: Any = Pair()
     text = str(ngd.compile(inputs, outputs, device="NULL", group=group))
     return re.findall(r" start all_reduce.*? op=\"?(\w+)", text.replace("reduce_op", " op"))
@@ -181,7 +188,7 @@ def starts(inputs: list[Any], outputs: list[Any]) -> list[str]:
 
 @pytest.mark.parametrize("rows", [1, 8])
 def test_a_collective_does_not_wait_for_another_one(rows: int) -> None:
-    """Whatever a kernel accepts of the shapes that a rank has."""
+    """The kernel is accepted for the shapes of any rank."""
     p, w = ngd.placeholder("p", (rows, 3)), ngd.placeholder("w", (rows, 1))
     m, q = ngd.placeholder("m", (4, 5)), ngd.placeholder("q", (5, 3))
     x = p
@@ -194,7 +201,7 @@ def test_a_collective_does_not_wait_for_another_one(rows: int) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 8])
-def test_a_sum_of_what_another_sum_has_made_is_made_once(rows: int) -> None:
+def test_a_sum_of_the_result_of_another_sum_is_computed_once(rows: int) -> None:
     a, w, b, v, y = (
         ngd.placeholder(name, shape)
         for name, shape in zip("awbvy", ((rows, 3), (3,), (rows, 3), (3,), (rows, 3)), strict=True)
@@ -206,7 +213,7 @@ def test_a_sum_of_what_another_sum_has_made_is_made_once(rows: int) -> None:
     assert starts([a, w, b, v, y], sums) == ["sum"]
 
 
-def test_an_update_stays_in_place_beside_a_sum_of_its_variable() -> None:
+def test_an_update_stays_in_place_with_a_sum_of_its_variable() -> None:
     w = ngd.variable("w", np.ones((300, 300), np.float32))
     step = ngd.compile([], [ops.sum(w)], {w: w * 0.5 + 1})
     assert step.memory()["private"] == 0
@@ -216,14 +223,14 @@ def test_an_update_stays_in_place_beside_a_sum_of_its_variable() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
-def test_factors_stay_in_sums_of_two_bytes(dtype: Any) -> None:
-    # sum(x) is beyond float16's largest number, sum(x / 1000) is not.
-    step = compiled((100,), dtype, lambda x: [ops.sum(x), ops.sum(x * dtype(1e-3))])
+def test_factors_stay_in_sums_of_16_bit_floats(dtype: Any) -> None:
+    # sum(x) exceeds the largest float16, sum(x / 1000) does not.
+    step = compile_outputs((100,), dtype, lambda x: [ops.sum(x), ops.sum(x * dtype(1e-3))])
     found = step(np.full(100, 1000, dtype))[1]
     npt.assert_allclose(found.astype(np.float64), 100, rtol=1e-2)
 
 
-def test_the_backward_pass_of_a_batch_norm_reads_its_operands_once() -> None:
+def test_the_backward_pass_of_batch_norm_reads_its_operands_once() -> None:
     x = ngd.placeholder("x", (8, 6, 5, 5))
     t = ngd.placeholder("t", x.shape)
     w, b = ngd.placeholder("w", (6,)), ngd.placeholder("b", (6,))
@@ -234,4 +241,4 @@ def test_the_backward_pass_of_a_batch_norm_reads_its_operands_once() -> None:
     stored = re.search(r"(.*) = elementwise_reduce.*reductions=\((.*?)\)", str(step))
     assert stored is not None
     assert stored[2].count(",") == 3
-    assert stored[1].count("%") == 2 + 4  # the value and dy where it passed relu; the sums
+    assert stored[1].count("%") == 2 + 4  # the value and dy after the relu, and the sums

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of sharded weight updates, on several ranks."""
+"""The tests of sharded weight updates, on several ranks."""

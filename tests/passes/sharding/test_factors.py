@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of few samples, which the ranks of a host sum from all ranks' factors."""
+"""Tests of gradient factors, which the ranks of a host exchange instead of gradients."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ pytestmark = harness.needs_ranks
 several = pytest.mark.parametrize("ranks", [2, 3, 4])
 
 SIZES = (96, 384, 192, 72)
-"""Of layers, so that parts of each of the three matrices are whole rows for 2, 3 and 4 ranks."""
+"""The widths of layers. The shards of each matrix are whole rows for 2, 3 and 4 ranks."""
 
 LARGE_BIASES = {"float32": 0, "float64": 1}
-"""How many of them are cut, and no products."""
+"""The number of biases that are sharded. They have no gradient factors."""
 
 OPTIMIZERS: dict[str, Any] = {
     "sgd": lambda clip: optim.SGD(0.1, clip_norm=clip),
@@ -36,7 +36,7 @@ OPTIMIZERS: dict[str, Any] = {
 def trained(
     rule: str, samples: int, dtype: str, shard: str, clip: float | None = None
 ) -> tuple[dict[str, Any], Counter[str]]:
-    """All variables after some steps, and how often a step starts which collective."""
+    """Return all variables after some steps, and the number of starts per kind of collective."""
     random = np.random.default_rng(3)
     x, t = (ngd.placeholder(n, (samples, m), dtype) for n, m in (("x", SIZES[0]), ("t", SIZES[-1])))
     parameters, y = [], x
@@ -68,12 +68,12 @@ def same_bits(dtype: str) -> None:
 
 @several
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_the_bits_are_those_of_reduced_gradients(ranks: int, dtype: str) -> None:
+def test_gradient_factors_give_the_bits_of_reduced_gradients(ranks: int, dtype: str) -> None:
     run_in_world(same_bits, "shm", ranks, dtype=dtype)
 
 
 def norms() -> None:
-    """What reads a gradient beside its update finds it stored, and the same."""
+    """Compute norms of the gradients too. They need stored gradients, and have equal values."""
     for rule, clip in (("sgd", 0.1), ("lars", None)):
         wanted, _ = trained(rule, 4, "float64", "none", clip)
         found, started = trained(rule, 4, "float64", "host", clip)
@@ -83,12 +83,12 @@ def norms() -> None:
 
 
 @several
-def test_norms_of_such_gradients(ranks: int) -> None:
+def test_norms_of_gradients_that_are_exchanged_as_factors(ranks: int) -> None:
     run_in_world(norms, "shm", ranks)
 
 
 def samples_differ() -> None:
-    """A rank with fewer samples has other factors: then gradients are reduced, on all ranks."""
+    """Give one rank fewer samples. Then all ranks reduce the gradients."""
     rank = ngd.init().rank
     wanted, _ = trained("sgd", 4 + rank, "float64", "none")
     found, started = trained("sgd", 4 + rank, "float64", "host")
@@ -99,12 +99,12 @@ def samples_differ() -> None:
 
 
 @several
-def test_ranks_of_different_samples(ranks: int) -> None:
+def test_gradients_of_uneven_shards_are_reduced(ranks: int) -> None:
     run_in_world(samples_differ, "shm", ranks)
 
 
 def samples_of_constants() -> None:
-    """Where samples are no inputs, ranks differ in them all the same."""
+    """Use samples that are constants, and that differ between the ranks."""
     rank = ngd.init().rank
     x = ngd.constant(np.random.default_rng(rank).normal(size=(4 + 4 * rank, 96)))
     results = []
@@ -118,12 +118,12 @@ def samples_of_constants() -> None:
     assert results[0].tobytes() == results[1].tobytes()
 
 
-def test_samples_that_are_constants() -> None:
+def test_samples_may_be_constants() -> None:
     run_in_world(samples_of_constants, "shm", 2)
 
 
 def a_step_that_fails() -> None:
-    """What ranks have told each other of a step that is not made counts for no other one."""
+    """Build a step that fails. Its exchange of facts must not affect later steps."""
     rank = ngd.init().rank
     for samples, limit in ((4, 16), (4 + rank, None)):
         w, x = ngd.variable("w", np.ones((96, 384))), ngd.placeholder("x", (samples, 96), "float64")
@@ -136,12 +136,12 @@ def a_step_that_fails() -> None:
     assert "all_to_all" not in str(step)
 
 
-def test_after_a_step_that_fails() -> None:
+def test_a_step_that_fails_does_not_affect_the_next_one() -> None:
     run_in_world(a_step_that_fails, "shm", 2)
 
 
 def where_it_pays() -> None:
-    """Factors that a kernel would not take, since they have more bytes than the part, stay."""
+    """Check that factors are not exchanged if they have more bytes than the shard."""
     for samples, exchanged in ((8, 1), (64, 0)):
         w, x = (
             ngd.variable("w", np.ones((512, 512), np.float32)),
@@ -153,7 +153,7 @@ def where_it_pays() -> None:
         assert program.count("elementwise_product(") == exchanged
 
 
-def test_a_kernel_takes_what_is_exchanged() -> None:
+def test_kernels_read_the_exchanged_factors() -> None:
     run_in_world(where_it_pays, "shm", 4)
 
 
@@ -162,12 +162,12 @@ def many_samples() -> None:
     assert started["all_to_all"] == 0
 
 
-def test_many_samples_are_reduced() -> None:
+def test_gradients_of_many_samples_are_reduced() -> None:
     run_in_world(many_samples, "shm", 2)
 
 
 def two_bytes() -> None:
-    """Products of two-byte floats have no such kernel."""
+    """16-bit floats have no kernel that multiplies inside the update."""
     x = ngd.placeholder("x", (4, 96))
     w = ngd.variable("w", np.ones((96, 384), np.float32))
     updates = optim.SGD(0.1).minimize(ops.mean((x @ w) ** 2), [w])
@@ -175,5 +175,5 @@ def two_bytes() -> None:
     assert "all_to_all" not in str(step)
 
 
-def test_two_bytes_are_reduced() -> None:
+def test_gradients_in_16_bits_are_reduced() -> None:
     run_in_world(two_bytes, "shm", 2)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What updates need of whole gradients: one rank of a host computes it for the others."""
+"""Tests of Muon's matmuls, which one rank per host computes for the other ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = harness.needs_ranks
 several = pytest.mark.parametrize("ranks", [2, 3, 4])
 
 SIZES = (48, 80, 112, 96, 64)
-"""Of layers: four matrices, whose products take 13 to 80 million operations."""
+"""The widths of layers: four matrices, whose matmuls take 13 to 80 million operations."""
 
 
 def trained(
@@ -30,7 +30,7 @@ def trained(
     dtype: str = "float32",
     **how: Any,
 ) -> tuple[dict[str, Any], Counter[str], int]:
-    """All variables after some steps; how often a step starts which collective; its products."""
+    """Return the variables after some steps, the starts per collective, and the matmuls."""
     random = np.random.default_rng(3)
     x, t = (ngd.placeholder(n, (4, m), dtype) for n, m in (("x", sizes[0]), ("t", sizes[-1])))
     parameters, y = [], x
@@ -48,13 +48,13 @@ def trained(
 
 
 def same_bits(how: dict[str, Any]) -> None:
-    """Beside a step in which every rank computes all."""
+    """Compare with a step in which every rank computes everything."""
     _, _, forward_and_backward = trained(**how)
     wanted, _, alone = trained(rule=optim.Muon, **how)
     found, started, mine = trained(rule=optim.Muon, shard="host", **how)
     assert started["broadcast"] == 4, started
     owned = int(ngd.all_reduce(np.array(mine - forward_and_backward), op="sum"))
-    assert owned == alone - forward_and_backward  # each product on one rank
+    assert owned == alone - forward_and_backward  # each matmul on one rank
     assert mine < alone
     for name, value in wanted.items():
         assert found[name].tobytes() == value.tobytes(), name
@@ -66,7 +66,7 @@ def same_bits(how: dict[str, Any]) -> None:
     [{}, {"dtype": "float64"}, {"precision": "bfloat16"}],
     ids=["float32", "float64", "bfloat16"],
 )
-def test_the_bits_are_those_of_all_on_every_rank(ranks: int, how: dict[str, Any]) -> None:
+def test_owners_give_the_bits_of_a_step_without_owners(ranks: int, how: dict[str, Any]) -> None:
     run_in_world(same_bits, "shm", ranks, how=how)
 
 
@@ -81,12 +81,12 @@ def on_two_hosts(per_host: int, shard: str) -> None:
 
 @harness.needs_mpi
 @pytest.mark.parametrize("shard", ["host", "world"])
-def test_owners_on_two_hosts(shard: str) -> None:
+def test_owners_on_two_hosts_give_the_same_bits(shard: str) -> None:
     run(on_two_hosts, 2, 2, shard=shard)
 
 
 def norms() -> None:
-    """Gradients are clipped by the norm of all, which their slices make."""
+    """Clip the gradients by the global norm, which is computed from shards."""
 
     def clipped(rate: float) -> optim.Muon:
         return optim.Muon(rate, clip_norm=1e-3)
@@ -99,12 +99,12 @@ def norms() -> None:
 
 
 @several
-def test_clipped_gradients(ranks: int) -> None:
+def test_clipped_gradients_give_the_same_bits(ranks: int) -> None:
     run_in_world(norms, "shm", ranks)
 
 
 def little_work() -> None:
-    """What takes less time than a broadcast is computed by all."""
+    """Matmuls that take less time than a broadcast are computed on all ranks."""
     sizes = (32, 32, 40)
     wanted, _, _ = trained(sizes, optim.Muon)
     found, started, _ = trained(sizes, optim.Muon, shard="host")
@@ -113,7 +113,7 @@ def little_work() -> None:
         assert found[name].tobytes() == value.tobytes(), name
 
 
-def test_small_matrices() -> None:
+def test_small_matrices_are_computed_on_all_ranks() -> None:
     run_in_world(little_work, "shm", 2)
 
 
@@ -122,7 +122,7 @@ def norm(*nodes: Any) -> Any:
 
 
 def what_else_reads(shape: str, w: Any, x: Any, g: Any, h: Any) -> tuple[Any, Any, list[Any]]:
-    """What w and v go down by, and outputs; g and h are their gradients."""
+    """Return the updates of w and v, and outputs. g and h are their gradients."""
     square = g @ g.T / 16
     cube = square @ (g @ g.T / 16 + square) / 16
     scaled = h / norm(h)
@@ -143,7 +143,7 @@ def what_else_reads(shape: str, w: Any, x: Any, g: Any, h: Any) -> tuple[Any, An
 
 
 def step_of(shape: str, shard: str) -> tuple[list[Any], Counter[str]]:
-    """Both weights and the outputs after some steps; how often a step starts which collective."""
+    """Return both weights and the outputs after some steps, and the starts per collective."""
     random, own = (np.random.default_rng(seed) for seed in (5, 6 + ngd.init().rank))
     w, v = (ngd.variable(n, random.normal(size=(128, 128)).astype(np.float32)) for n in "wv")
     start, x = w.numpy(), ngd.placeholder("x", (128, 128))
@@ -158,7 +158,7 @@ def step_of(shape: str, shard: str) -> tuple[list[Any], Counter[str]]:
 
 
 def other_readers(shape: str, broadcasts: int) -> None:
-    """A chain ends behind all that reads its products, and before what the ranks reduce."""
+    """A chain ends after all readers of its matmuls, and before collectives that read it."""
     alone, _ = step_of(shape, "none")
     shared, started = step_of(shape, "host")
     assert started["broadcast"] == broadcasts, started
@@ -183,5 +183,7 @@ def other_readers(shape: str, broadcasts: int) -> None:
         ("sent by hand", 1),
     ],
 )
-def test_what_else_reads_a_chain(ranks: int, shape: str, broadcasts: int) -> None:
+def test_other_readers_of_a_chain_get_the_same_values(
+    ranks: int, shape: str, broadcasts: int
+) -> None:
     run_in_world(other_readers, "shm", ranks, shape=shape, broadcasts=broadcasts)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Updates in slices, of random steps: the programs of all ranks have the same collectives.
+"""Tests that the programs of all ranks have the same collectives, for random sharded updates.
 
-Each rank cuts the graph for itself, and the owner of a chain keeps products that the others drop.
-The passes run here for all ranks in one process; none of them communicates.
+Each rank shards the graph separately, and the owner of a chain keeps matmuls that the other
+ranks drop. This test runs the passes for all ranks in one process, without communication.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from ngd.passes.simplification import simplify
 from tests.support.fake_group import FakeGroup
 
 N = 32
-"""Rows and columns of all matrices."""
+"""The rows and columns of all matrices."""
 LAYOUTS = ((1, 2, False), (1, 3, False), (2, 2, False), (2, 2, True), (2, 1, True))
-"""Hosts, ranks of each, and whether moments are kept once over all hosts."""
+"""The number of hosts, the ranks per host, and if moments are kept once over all hosts."""
 
 
 @dataclass
 class Rank:
-    """A passes.Target, as far as these passes ask."""
+    """A passes.Target, with the methods that these passes call."""
 
     sharing: Sharing
 
@@ -60,7 +60,7 @@ def rank_of(rank: int, hosts: int, per_host: int, apart: bool) -> Any:
 
 
 def random_step(seed: int) -> Graph:
-    """Updates of some weights by what is made of their gradients, with collectives in between."""
+    """Return updates computed from gradients, with collectives between the ops."""
     draw = random.Random(seed)
     zeros = np.zeros((N, N), np.float32)
     weights = [ngd.variable(f"w{i}", zeros) for i in range(draw.randint(1, 4))]
@@ -101,7 +101,7 @@ def random_step(seed: int) -> Graph:
 
 
 def cut(graph: Graph, target: Any) -> Graph:
-    """What a rank makes of a step."""
+    """Return the graph of a rank after sharding."""
     options, sharing = CompileOptions(shard="host"), target.sharing
     equal = Equal(graph, sharing.group, lambda variable: False)
     shared = shareable_variables(graph, equal, sharing.partition.parts, set())
@@ -111,7 +111,7 @@ def cut(graph: Graph, target: Any) -> Graph:
 
 
 def collectives(graph: Graph) -> list[tuple[Any, ...]]:
-    """All of them, in their order, and what ranks compare of them."""
+    """Return the collectives of a graph in their order, with the properties that ranks compare."""
     nodes = sorted((n for n in graph.nodes if n.op.order is not None), key=order_of)
     kept = ("root", "reduce_op", "counts")
     return [
@@ -121,7 +121,7 @@ def collectives(graph: Graph) -> list[tuple[Any, ...]]:
 
 
 def expect_causal(graph: Graph) -> None:
-    """Every collective comes after those that it depends on, and has a place of its own."""
+    """Check that every collective is after its operands, and that the sort keys are different."""
     first = Order(-1)
     latest: dict[Node, Order] = {}
     places = set()

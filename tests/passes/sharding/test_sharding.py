@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights once a host: the same training as with a copy a rank, and what goes wrong in it."""
+"""Tests of shard="host": the same training as with one copy per rank, and failures."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ELEMENTWISE = ("sgd", "momentum", "adamw")
 
 
 class Net:
-    """Two layers, of sizes that no number of ranks divides."""
+    """A network of two layers, with sizes that no number of ranks divides."""
 
     def __init__(self, dtype: Any = np.float32, seed: int = 1) -> None:
         random = np.random.default_rng(seed)
@@ -56,7 +56,7 @@ class Net:
 def trained(
     rule: str, clip: float | None, shard: str, dtype: Any, steps: int = 12
 ) -> tuple[list[Any], dict[str, Any], dict[str, int]]:
-    """Losses, all variables, and the memory of a step."""
+    """Return the losses, all variables, and the memory of the step."""
     net = Net(dtype)
     updates = OPTIMIZERS[rule](clip).minimize(net.loss, list(net.parameters.values()))
     step = ngd.compile([net.x, net.t], [net.loss], updates, shard=shard)
@@ -66,7 +66,7 @@ def trained(
 
 
 def same_training(rules: list[str], clip: float | None, dtype: str) -> None:
-    """A copy a host or one a rank: the same bits, but for those of a norm."""
+    """Compare one copy per host with one copy per rank: equal bits, except for norms."""
     for rule in rules:
         plain, variables, _ = trained(rule, clip, "none", np.dtype(dtype))
         losses, shared, memory = trained(rule, clip, "host", np.dtype(dtype))
@@ -85,16 +85,16 @@ def same_training(rules: list[str], clip: float | None, dtype: str) -> None:
 
 @several
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_the_training_is_the_same(ranks: int, dtype: str) -> None:
+def test_a_shared_copy_trains_like_private_copies(ranks: int, dtype: str) -> None:
     run_in_world(same_training, "shm", ranks, rules=list(OPTIMIZERS), clip=None, dtype=dtype)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_norms_of_all_gradients(ranks: int) -> None:
+def test_norms_of_sharded_gradients_train_alike(ranks: int) -> None:
     run_in_world(same_training, "shm", ranks, rules=list(OPTIMIZERS), clip=0.5, dtype="float32")
 
 
-def test_cuts() -> None:
+def test_shard_bounds_cover_the_variable() -> None:
     for ranks in (1, 2, 3, 5, 64):
         for count in (64 * ranks, 64 * ranks + 1, 1000 * ranks + 7, 12_345_678):
             at = shard_bounds(count, ranks)
@@ -109,7 +109,7 @@ def test_cuts() -> None:
 
 
 def gradients_are_reduced_once() -> None:
-    """What only updates read is not all-reduced, and the norm of all goes with one collective."""
+    """Check that gradients of sharded updates are not all-reduced, and that norms share one."""
     net = Net()
     for rule, clip, totals in (("adamw", None, 0), ("adamw", 1.0, 1), ("lamb", 1.0, 2)):
         updates = OPTIMIZERS[rule](clip).minimize(net.loss, list(net.parameters.values()))
@@ -120,7 +120,7 @@ def gradients_are_reduced_once() -> None:
             if "= start " in line
         ]
         assert starts.count("reduce_scatter") == 2
-        assert starts.count("all_reduce") == 2 + totals  # of the biases, and of norms
+        assert starts.count("all_reduce") == 2 + totals  # of the biases and of norms
         assert starts.count("barrier") == 2
 
 
@@ -129,7 +129,7 @@ def test_gradients_are_reduced_once() -> None:
 
 
 def other_programs_see_it() -> None:
-    """Steps that read a shared variable, made before and after; values read and assigned."""
+    """Read a shared variable in steps built before and after, and read and assign its value."""
     world = ngd.init()
     net = Net()
     before = ngd.compile([net.x], [net.y])
@@ -155,12 +155,12 @@ def other_programs_see_it() -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_other_programs_see_it(ranks: int) -> None:
+def test_other_steps_read_and_write_shared_variables(ranks: int) -> None:
     run_in_world(other_programs_see_it, "shm", ranks)
 
 
 def reads_of_old_values() -> None:
-    """A step gives old values, copies one variable into another, swaps two; each meets the old."""
+    """Return old values, copy a variable into another, and swap two. All read old values."""
     world = ngd.init()
     n = 5000
     a, b, c = (ngd.variable(name, np.full(n, i, np.float32)) for i, name in enumerate("abc"))
@@ -182,12 +182,12 @@ def reads_of_old_values() -> None:
 
 
 @several
-def test_reads_of_old_values(ranks: int) -> None:
+def test_updates_read_old_values_of_shared_variables(ranks: int) -> None:
     run_in_world(reads_of_old_values, "shm", ranks)
 
 
 def moving_averages() -> None:
-    """A step without gradients that updates shared variables is one of all ranks."""
+    """Update shared variables in a step without gradients, on all ranks."""
     world = ngd.init()
     n = 3001
     w, average = (ngd.variable(k, np.zeros(n, np.float32)) for k in ("w", "average"))
@@ -204,12 +204,12 @@ def moving_averages() -> None:
 
 
 @several
-def test_moving_averages(ranks: int) -> None:
+def test_moving_averages_of_shared_variables(ranks: int) -> None:
     run_in_world(moving_averages, "shm", ranks)
 
 
 def what_is_not_shared() -> None:
-    """Small variables, and those whose next values are a rank's own, stay as they are."""
+    """Small variables, and variables whose next values differ by rank, are not shared."""
     world = ngd.init()
     small, own, both = (
         ngd.variable(k, np.zeros(n)) for k, n in (("small", 100), ("own", 5000), ("both", 5000))
@@ -226,7 +226,7 @@ def what_is_not_shared() -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_what_is_not_shared(ranks: int) -> None:
+def test_small_and_varying_variables_are_not_shared(ranks: int) -> None:
     if ranks > 1:
         run_in_world(what_is_not_shared, "shm", ranks)
     else:
@@ -234,7 +234,7 @@ def test_what_is_not_shared(ranks: int) -> None:
 
 
 def refusals() -> None:
-    """What would let ranks write one variable in two ways is refused, and names both steps."""
+    """Steps that would write a shared variable in another way are rejected, with both names."""
     world = ngd.init()
     w = ngd.variable("w", np.zeros(5000, np.float32))
     x = ngd.placeholder("x", (5000,))
@@ -272,12 +272,12 @@ def refusals() -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_refusals(ranks: int) -> None:
+def test_conflicting_steps_are_rejected(ranks: int) -> None:
     run_in_world(refusals, "shm", ranks)
 
 
 def what_is_not_equal() -> None:
-    """What differs between the ranks is not shared, however it comes to."""
+    """Variables that differ between the ranks are not shared, whatever the reason."""
     world = ngd.init()
     n, rank, size = 4000, world.rank, world.size
     x = ngd.placeholder("x", (n,))
@@ -297,7 +297,7 @@ def what_is_not_equal() -> None:
 
     own = ngd.variable("own", np.zeros(3, np.float32))
     check(lambda w: {w: w + mean + own[0], own: own + x[:3] * (1.0 + rank)}, 1, differs="own")
-    # By what another step has written.
+    # By the value that another step has written.
     check(lambda w: {w: w + mean + own[0]}, 2 + rank, differs="w")
     check(lambda w: {w: w + mean + ops.cast(ops.own_rank(), "float32")}, 1 + rank, differs="w")
     half = world.split(rank % 2)
@@ -307,12 +307,12 @@ def what_is_not_equal() -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_what_is_not_equal(ranks: int) -> None:
+def test_variables_with_different_values_are_not_shared(ranks: int) -> None:
     run_in_world(what_is_not_equal, "shm", ranks)
 
 
 def what_is_kept_equal() -> None:
-    """A small variable that shared ones are computed of is assigned alike, and by no own value."""
+    """A small variable that shared ones depend on must be assigned equal values on all ranks."""
     world = ngd.init()
     rate = ngd.variable("rate", np.float32(1))
     w, x = ngd.variable("w", np.zeros(4000, np.float32)), ngd.placeholder("x", (4000,))
@@ -332,12 +332,12 @@ def what_is_kept_equal() -> None:
     np.testing.assert_array_equal(w.numpy(), 9)
 
 
-def test_what_is_kept_equal() -> None:
+def test_variables_that_shared_ones_depend_on_stay_equal() -> None:
     run_in_world(what_is_kept_equal, "shm", 2)
 
 
 def micro_batches() -> None:
-    """A sum of gradients is a rank's own, though one of two steps sets it back to zeros."""
+    """A sum of gradients differs by rank, even if another step resets it to zeros."""
     world = ngd.init()
     for first in ("accumulate", "update"):
         results = []
@@ -363,12 +363,12 @@ def micro_batches() -> None:
             np.testing.assert_array_equal(once, plain)
 
 
-def test_micro_batches() -> None:
+def test_sums_of_micro_batches_are_not_shared() -> None:
     run_in_world(micro_batches, "shm", 2)
 
 
 def threads_meanwhile() -> None:
-    """While a step is compiled its variables are held; nobody reads memory that is going."""
+    """Check that no thread reads a variable while it moves into shared memory."""
     world = ngd.init()
     n = 500_000
     w, x = ngd.variable("w", np.ones(n, np.float32)), ngd.placeholder("x", (n,))
@@ -410,12 +410,12 @@ def threads_meanwhile() -> None:
     assert seen == {1.0}
 
 
-def test_threads_meanwhile() -> None:
+def test_threads_read_complete_values_during_the_first_build() -> None:
     harness.run(threads_meanwhile, 2)
 
 
 def interrupted_assignment() -> None:
-    """Ctrl-C on a rank that waits in assign: what it reads then does not change any more."""
+    """Interrupt a rank that waits in assign. The value that it reads then does not change."""
     world = ngd.init()
     n = 5_000_000
     w, x = ngd.variable("w", np.ones(n, np.float32)), ngd.placeholder("x", (n,))
@@ -433,12 +433,12 @@ def interrupted_assignment() -> None:
         np.testing.assert_array_equal(w.numpy(), 1)
 
 
-def test_an_interrupted_assignment() -> None:
+def test_an_interrupted_assignment_leaves_a_stable_value() -> None:
     harness.run(interrupted_assignment, 2)
 
 
 def warned_before_the_ranks_agree() -> None:
-    """A warning that is an error is raised before the ranks communicate."""
+    """A warning that is raised as an error is raised before the ranks communicate."""
     rank = ngd.init().rank
     weights = ngd.variable("weights", np.ones((128, 128), np.float32))
     mean_input = ngd.variable("mean_input", np.float32(0))
@@ -456,16 +456,16 @@ def warned_before_the_ranks_agree() -> None:
             compile_for(4)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ngd.errors.VaryingVariableWarning)
-        batch = 4 + 2 * rank  # of rank 0 as before, of rank 1 another one
+        batch = 4 + 2 * rank  # the old batch on rank 0, and another one on rank 1
         assert np.isfinite(compile_for(batch)(np.ones((batch, 128), np.float32))[0])
 
 
-def test_a_warning_comes_before_the_ranks_agree() -> None:
+def test_a_warning_raised_as_an_error_precedes_communication() -> None:
     harness.run(warned_before_the_ranks_agree, 2)
 
 
 def in_a_child() -> None:
-    """A forked child is refused what its parent may be writing."""
+    """A forked child cannot read variables that its parent may be writing."""
     ngd.init()
     w, step = adding(5000)
     step(np.ones(5000, np.float32))
@@ -480,12 +480,12 @@ def in_a_child() -> None:
     np.testing.assert_array_equal(w.numpy(), 1)
 
 
-def test_in_a_child() -> None:
+def test_a_forked_child_cannot_read_shared_variables() -> None:
     harness.run(in_a_child, 2)
 
 
 def after_shutdown() -> None:
-    """Where the group is closed a rank has its values for itself, and shares them anew."""
+    """After the group is closed, each rank has private values, and may share them again."""
     world = ngd.init()
     w = ngd.variable("w", np.zeros(5000, np.float32))
     x = ngd.placeholder("x", (5000,))
@@ -500,7 +500,7 @@ def after_shutdown() -> None:
     np.testing.assert_array_equal(reader()[0], size)
     plain()
     np.testing.assert_array_equal(w.numpy(), 2 * size)
-    w.assign(np.full(5000, rank, np.float32))  # now each rank its own
+    w.assign(np.full(5000, rank, np.float32))  # different values on each rank
     np.testing.assert_array_equal(reader()[0], rank)
     ngd.init()
     ngd.broadcast_variables([w], root=size - 1)
@@ -511,12 +511,12 @@ def after_shutdown() -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_after_shutdown(ranks: int) -> None:
+def test_after_shutdown_each_rank_has_private_values(ranks: int) -> None:
     harness.run(after_shutdown, ranks)
 
 
 def with_other_options() -> None:
-    """In two bytes, and within a limit of memory: the bits of a copy a rank."""
+    """Use bfloat16, and a memory limit. The bits are those of one copy per rank."""
     world = ngd.init()
     for how in ({"precision": "bfloat16"}, {"memory_limit": 10**6}):
         results = []
@@ -532,12 +532,12 @@ def with_other_options() -> None:
             np.testing.assert_array_equal(results[1][name], value, err_msg=f"{how} {name}")
 
 
-def test_with_other_options() -> None:
+def test_sharding_works_with_other_options() -> None:
     run_in_world(with_other_options, "shm", 2)
 
 
 def without_common_memory() -> None:
-    """Over MPI alone the ranks keep a copy each, and train alike."""
+    """Over MPI only, each rank keeps a copy, with equal results."""
     losses, shared, memory = trained("adamw", 1.0, "host", np.float32)
     assert memory["sharded"] == 0
     plain, variables, _ = trained("adamw", 1.0, "none", np.float32)
@@ -547,12 +547,12 @@ def without_common_memory() -> None:
 
 
 @harness.needs_mpi
-def test_without_common_memory() -> None:
+def test_ranks_without_shared_memory_keep_copies() -> None:
     run_in_world(without_common_memory, "mpi", 2)
 
 
 def on_the_interpreter() -> None:
-    """The other device keeps a copy a rank, and comes to the same."""
+    """On the INTERPRETER, each rank keeps a copy, with equal results."""
     net, results = Net(np.float64), []
     for device in ("CPU", "INTERPRETER"):
         net = Net(np.float64)
@@ -567,18 +567,18 @@ def on_the_interpreter() -> None:
         np.testing.assert_allclose(results[1][name], value, rtol=1e-11, atol=1e-13)
 
 
-def test_on_the_interpreter() -> None:
+def test_the_interpreter_keeps_copies() -> None:
     run_in_world(on_the_interpreter, "shm", 2)
 
 
 def adding(n: int) -> tuple[ngd.Variable, Any]:
-    """A variable of n elements that a step adds 1 to."""
+    """Return a variable of n elements, and a step that adds 1 to it."""
     w, x = ngd.variable("w", np.zeros(n, np.float32)), ngd.placeholder("x", (n,))
     return w, ngd.compile([x], [], {w: w + ops.all_reduce(x, op="mean")}, shard="host")
 
 
 def loses_a_rank() -> None:
-    """Rank 1 dies between two steps: nothing is half written, and the others know it."""
+    """Let rank 1 die between two steps. No variable is half written, and rank 0 is notified."""
     world = ngd.init()
     w, step = adding(100_000)
     ones = np.ones(100_000, np.float32)
@@ -602,7 +602,7 @@ def test_a_rank_dies_between_two_steps(ranks: int) -> None:
 
 
 def trains_until_a_death() -> str:
-    """Whatever a rank reads after the death of another one is what a whole number of steps made."""
+    """Read the variable after the death of a rank: it has the value of whole steps."""
     world = ngd.init()
     w, step = adding(100_000)
     ones, done = np.ones(100_000, np.float32), 0
@@ -628,7 +628,7 @@ def trains_until_a_death() -> str:
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.long)])
-def test_a_rank_is_killed_at_any_time(ranks: int) -> None:
+def test_a_rank_may_be_killed_at_any_time(ranks: int) -> None:
     for turn in range(4):
         with Job(trains_until_a_death, ranks) as job:
             job.wait_for(0, "ready")
@@ -640,11 +640,11 @@ def test_a_rank_is_killed_at_any_time(ranks: int) -> None:
 
 
 def fails_while_others_write() -> None:
-    """A rank fails behind the first meeting: the others' variables are poisoned, its own too."""
+    """Let a rank fail after the first collective. The variables are poisoned on all ranks."""
     world = ngd.init()
     n = 100_000
     w, x = ngd.variable("w", np.zeros(n, np.float32)), ngd.placeholder("x", (n,))
-    # NGD_CHECK_FINITE lets rank 0 fail in the update: its slice alone becomes infinite.
+    # NGD_CHECK_FINITE lets rank 0 fail in its update, because only its shard becomes infinite.
     grown = (w + 1e38) + ops.all_reduce(x, op="mean")
     step = ngd.compile([x], [], {w: grown}, shard="host")
     given = np.zeros(n, np.float32)
@@ -664,5 +664,5 @@ def fails_while_others_write() -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_a_rank_fails_while_others_write(ranks: int) -> None:
+def test_a_rank_that_fails_during_the_update_poisons_the_variables(ranks: int) -> None:
     harness.run(fails_while_others_write, ranks, env={"NGD_CHECK_FINITE": "1"})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights once a host, and moments once in all, on several hosts: the training stays the same."""
+"""Tests of sharded weight updates on several hosts: the training does not change."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ both = pytest.mark.parametrize("shard", ["host", "world"])
 
 
 def on_hosts(per_host: int) -> ngd.Group:
-    """The world, of so many ranks a host: by NGD_HOST."""
+    """Return a world with several ranks per host, by NGD_HOST."""
     os.environ["NGD_HOST"] = f"host-{int(harness.own_rank()) // per_host}"
     return ngd.init()
 
 
 def run(program: Any, hosts: int, per_host: int, **arguments: Any) -> list[harness.Outcome]:
-    """A program that is told how many ranks a host has."""
+    """Run a program that gets the number of ranks per host."""
     arguments |= {"per_host": per_host}
     return harness.run(program, hosts * per_host, arguments=arguments, launcher="mpirun")
 
@@ -42,7 +42,7 @@ def run(program: Any, hosts: int, per_host: int, **arguments: Any) -> list[harne
 def same_training(
     per_host: int, shard: str, rules: list[str], clip: float | None, dtype: str
 ) -> None:
-    """Against a copy a rank: the same bits, but for those of a norm."""
+    """Compare with one copy per rank: equal bits, except for norms."""
     if per_host:
         on_hosts(per_host)
     world = ngd.init()
@@ -68,20 +68,20 @@ def same_training(
 @both
 @pytest.mark.parametrize("per_host", [1, 2])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_the_training_is_the_same(per_host: int, shard: str, dtype: str) -> None:
+def test_sharded_updates_train_like_private_copies(per_host: int, shard: str, dtype: str) -> None:
     run(same_training, 2, per_host, shard=shard, rules=list(OPTIMIZERS), clip=None, dtype=dtype)
 
 
 @both
 @pytest.mark.parametrize(("hosts", "per_host"), [(2, 2), (3, 1)])
-def test_norms_of_all_gradients(hosts: int, per_host: int, shard: str) -> None:
+def test_norms_of_sharded_gradients_train_alike(hosts: int, per_host: int, shard: str) -> None:
     rules = list(OPTIMIZERS)
     run(same_training, hosts, per_host, shard=shard, rules=rules, clip=0.5, dtype="float32")
 
 
 @both
 @pytest.mark.usefixtures("permitted")
-def test_on_hosts_of_their_own(shard: str) -> None:
+def test_ranks_on_separate_hosts_train_alike(shard: str) -> None:
     arguments = {"per_host": 0, "shard": shard, "rules": ["adamw"], "clip": None}
     arguments["dtype"] = "float32"
     with Hosts(2) as hosts:
@@ -89,31 +89,31 @@ def test_on_hosts_of_their_own(shard: str) -> None:
 
 
 def collectives_of(step: Any) -> list[str]:
-    """The kinds that a step starts, in its order."""
+    """Return the kinds of the collectives of a step, in order."""
     lines = [line for line in str(step).splitlines() if "= start " in line]
     return [line.split("= start ")[1].split("(")[0].split()[0] for line in lines]
 
 
 def what_goes_between_hosts(per_host: int, shard: str) -> None:
-    """A gradient is reduced to a slice in a host, then among counterparts."""
+    """A gradient is reduced to a shard in a host, and then among counterparts."""
     on_hosts(per_host)
     net = Net()
     updates = optim.AdamW(1e-2, clip_norm=1.0).minimize(net.loss, list(net.parameters.values()))
     kinds = collectives_of(ngd.compile([net.x, net.t], [net.loss], updates, shard=shard))
     between = 2 if shard == "world" else 0
     assert kinds.count("reduce_scatter") == 2 + between
-    assert kinds.count("all_reduce") == 2 + 1 + 2 - between  # of the biases, and of the norm
+    assert kinds.count("all_reduce") == 2 + 1 + 2 - between  # of the biases and of the norm
     assert kinds.count("all_gather") == between
-    assert kinds.count("barrier") == 3  # of all, and of the host; of the host
+    assert kinds.count("barrier") == 3  # of all ranks, and twice of the host
 
 
 @both
-def test_what_goes_between_hosts(shard: str) -> None:
+def test_only_shards_are_sent_between_hosts(shard: str) -> None:
     run(what_goes_between_hosts, 2, 2, shard=shard)
 
 
 def other_layouts(per_host: int, names: list[str]) -> None:
-    """Ranks that are not in equal blocks keep a copy each."""
+    """Ranks that are not in equal blocks keep one copy each."""
     os.environ["NGD_HOST"] = names[int(harness.own_rank())]
     for shard in ("host", "world"):
         plain, variables, _ = trained("adamw", None, "none", np.float32)
@@ -124,7 +124,7 @@ def other_layouts(per_host: int, names: list[str]) -> None:
 
 
 @pytest.mark.parametrize("names", ["abb", "abab", "aabbb"])
-def test_other_layouts(names: str) -> None:
+def test_ranks_in_other_layouts_keep_copies(names: str) -> None:
     harness.run(
         other_layouts,
         len(names),
@@ -134,7 +134,7 @@ def test_other_layouts(names: str) -> None:
 
 
 def averaging(shard: str, n: int = 5000) -> tuple[ngd.Variable, ngd.Variable, Any]:
-    """A weight and its moment, and the step that updates both: w += m, m += mean(x)."""
+    """Return a weight and its moment, and the step of both: w += m, m += mean(x)."""
     w, m = (ngd.variable(name, np.zeros(n, np.float32)) for name in "wm")
     x = ngd.placeholder("x", (n,))
     next_m = m + ops.all_reduce(x, op="mean")
@@ -142,7 +142,7 @@ def averaging(shard: str, n: int = 5000) -> tuple[ngd.Variable, ngd.Variable, An
 
 
 def reads_and_assignments(per_host: int) -> None:
-    """What is kept once over all hosts: read and assigned by all ranks, refused to other steps."""
+    """Read and assign a moment that is kept once over all hosts. Other steps may not use it."""
     world = on_hosts(per_host)
     n = 5000
     w, m, step = averaging("world", n)
@@ -176,7 +176,7 @@ def reads_and_assignments(per_host: int) -> None:
 
 
 def compiled_before(per_host: int) -> None:
-    """A step that reads all of a moment, compiled before it is kept once over all hosts."""
+    """Read a whole moment in a step that was built before the moment was divided."""
     on_hosts(per_host)
     w, m = (ngd.variable(name, np.zeros(5000, np.float32)) for name in "wm")
     x = ngd.placeholder("x", (5000,))
@@ -193,7 +193,7 @@ def compiled_before(per_host: int) -> None:
 
 
 def after_shutdown(per_host: int) -> None:
-    """The parts of others are gone with the group; a value is assigned by a rank alone then."""
+    """The shards of other hosts are lost with the group. A rank then assigns a value privately."""
     on_hosts(per_host)
     w, m, step = averaging("world")
     ones = np.ones(5000, np.float32)
@@ -213,12 +213,14 @@ def after_shutdown(per_host: int) -> None:
 
 @pytest.mark.parametrize("program", [reads_and_assignments, compiled_before, after_shutdown])
 @pytest.mark.parametrize("per_host", [1, 2])
-def test_what_is_kept_once_over_all_hosts(program: Any, per_host: int) -> None:
+def test_moments_kept_once_over_all_hosts_can_be_read_and_assigned(
+    program: Any, per_host: int
+) -> None:
     run(program, 2, per_host)
 
 
 def saves(per_host: int, folder: str, shard: str) -> list[float]:
-    """Train, save, train on; or load what was saved, and train on."""
+    """Train, save and train again, or load and train."""
     world = on_hosts(per_host)
     net = Net()
     optimizer = optim.AdamW(1e-2)
@@ -240,8 +242,8 @@ def saves(per_host: int, folder: str, shard: str) -> list[float]:
     return [float(step(*net.batch(random))[0]) for _ in range(3)]
 
 
-def test_checkpoints(tmp_path: Path) -> None:
-    """The file is the same, whichever rank has saved it; any number of hosts goes on from it."""
+def test_checkpoints_do_not_depend_on_the_number_of_hosts(tmp_path: Path) -> None:
+    """The file is the same on each rank, and any number of hosts can load it."""
     losses = [
         run(saves, 4 // per_host, per_host, folder=str(tmp_path / folder), shard=shard)[0].value
         for folder, shard, per_host in (("a", "none", 2), ("b", "world", 2), ("b", "world", 1))
@@ -252,19 +254,19 @@ def test_checkpoints(tmp_path: Path) -> None:
 
 
 def last_words(error: dict[str, Any], *variables: ngd.Variable) -> dict[str, Any]:
-    """What a rank saw, and what its variables hold: their first element, or why not."""
+    """Return the error of a rank, and the first element of each variable or its error."""
     held = []
     for variable in variables:
         try:
             held.append(float(variable.numpy()[0]))
         except ngd.errors.Error as refused:
             held.append(type(refused).__name__)
-    atexit.register(time.sleep, 20)  # over MPI the first one to exit ends the others
+    atexit.register(time.sleep, 20)  # over MPI, the first rank to exit ends the other ranks
     return {**error, "held": held}
 
 
 def fails_in_the_update(per_host: int, shard: str) -> dict[str, Any]:
-    """The first slice becomes infinite, which NGD_CHECK_FINITE takes for a failure."""
+    """The first shard becomes infinite, which NGD_CHECK_FINITE reports as a failure."""
     os.environ["NGD_CHECK_FINITE"] = "1"
     on_hosts(per_host)
     n = 100_000
@@ -279,14 +281,14 @@ def fails_in_the_update(per_host: int, shard: str) -> dict[str, Any]:
             step(given)
 
     words = last_words(caught(train), w)
-    w.assign(given)  # this rank's own from here on
+    w.assign(given)  # private to this rank from this point on
     np.testing.assert_array_equal(w.numpy(), given)
     return words
 
 
 @both
-def test_a_rank_fails_in_the_update(shard: str) -> None:
-    """It, and who has the same slice on another host, fail by themselves; the others hear of it."""
+def test_a_rank_that_fails_in_the_update_is_reported_on_all_ranks(shard: str) -> None:
+    """The rank and its counterpart fail with their own errors. The other ranks are notified."""
     arguments = {"per_host": 2, "shard": shard}
     with Job(fails_in_the_update, 4, arguments=arguments, launcher="mpirun") as job:
         words = job.values([0, 1, 2, 3])
@@ -294,12 +296,13 @@ def test_a_rank_fails_in_the_update(shard: str) -> None:
     for rank, said in enumerate(words):
         assert said["error"] == ("NotFiniteError" if rank in mine else "RemoteRankError"), words
         assert "NGD_CHECK_FINITE" in said["message"], words
-        whole = shard == "world" and rank > 1  # its own host had written all: the others' are lost
+        # Its host had written all shards, and those of the other host are lost.
+        whole = shard == "world" and rank > 1
         assert said["held"] == ["GroupClosedError" if whole else "PoisonedVariableError"], words
 
 
 def trains_until_a_death(per_host: int, shard: str) -> dict[str, Any]:
-    """Whatever a rank reads then is what a whole number of steps made."""
+    """Read the variables after a death: they have values of whole steps."""
     on_hosts(per_host)
     w, m, step = averaging(shard, 100_000)
     ones, done = np.ones(100_000, np.float32), 0
@@ -318,8 +321,8 @@ def trains_until_a_death(per_host: int, shard: str) -> dict[str, Any]:
 
 @both
 @pytest.mark.parametrize("turn", range(2))
-def test_a_rank_is_killed_on_one_of_the_hosts(shard: str, turn: int) -> None:
-    """Whoever lives hears of it at once, also who waits for the dead one."""
+def test_a_rank_may_be_killed_on_one_of_the_hosts(shard: str, turn: int) -> None:
+    """All living ranks are notified, including those that wait for the dead rank."""
     arguments = {"per_host": 2, "shard": shard}
     assert harness.MPIRUN is not None
     launcher = [harness.MPIRUN, "--oversubscribe", "--enable-recovery", "-np", "4"]
@@ -341,7 +344,7 @@ def test_a_rank_is_killed_on_one_of_the_hosts(shard: str, turn: int) -> None:
 
 
 def reads_alone(per_host: int) -> dict[str, Any]:
-    """Rank 0 looks at a moment while the others take the next step."""
+    """Let rank 0 read a moment while the other ranks take the next step."""
     world = on_hosts(per_host)
     _, m, step = averaging("world")
     step(np.ones(5000, np.float32))
@@ -350,7 +353,7 @@ def reads_alone(per_host: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("per_host", [1, 2])
-def test_who_reads_alone(per_host: int) -> None:
+def test_a_rank_that_reads_a_divided_moment_alone_gets_an_error(per_host: int) -> None:
     ranks = 2 * per_host
     arguments = {"per_host": per_host}
     with Job(reads_alone, ranks, arguments=arguments, launcher="mpirun") as job:
