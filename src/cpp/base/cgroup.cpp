@@ -21,8 +21,9 @@ bool has_controller(std::string_view list, std::string_view controller) {
   }
 }
 
-// cgroup v2 has quota and period in one file: "max 100000" or "150000 100000". v1 has two files;
-// a quota of -1 means no quota.
+// Return the number of cores that the CPU quota of a cgroup allows, quota / period, or 0 without a
+// quota. cgroup v2 has both numbers in one file, such as "150000 100000"; the quota "max" means no
+// quota. cgroup v1 has two files; the quota -1 means no quota.
 double quota_of(const Cgroup& cgroup) {
   const auto divide = [](std::string_view quota, std::string_view period) {
     const auto used = parse_number<double>(quota), length = parse_number<double>(period);

@@ -19,9 +19,9 @@ int whole_number(const char* name, int fallback, int min_value, int max_value,
 inline double timeout_seconds() { return std::min(number("NGD_TIMEOUT", 300.0), 1e9); }
 // "auto", "flat" or "ring"
 inline std::string all_reduce_algorithm() { return text("NGD_ALLREDUCE", "auto"); }
-// The NUMA node of this rank. Reductions first combine the ranks of a NUMA node. -1 = they do not
-// distinguish NUMA nodes.
-inline constexpr int kOwnNumaNode = -2;  // the NUMA node of the cores that this rank may use
+// The NUMA node of this rank, or -1 if NGD_NUMA_NODE is not set. Reductions first combine the ranks
+// of one NUMA node. With -1, they do not distinguish NUMA nodes.
+inline constexpr int kOwnNumaNode = -2;  // "auto": the node of the cores that this rank may use
 inline int numa_node() {
   if (text("NGD_NUMA_NODE", "") == "auto") return kOwnNumaNode;
   return whole_number("NGD_NUMA_NODE", -1, 0, 1023, "auto or ");

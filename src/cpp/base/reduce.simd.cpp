@@ -114,7 +114,7 @@ void tree(const void* const* s, int n, std::size_t offset, T* out, std::size_t c
   }
 }
 
-// The same for 16-bit floats, which `widen_block` converts to float32.
+// The same as `tree` for 16-bit floats, which `widen_block` converts to float32. `out` has float32.
 template <class Op>
 void tree_of_halves(const void* const* s, int n, std::size_t offset, Widen widen_block, float* out,
                     std::size_t count) {
@@ -171,14 +171,17 @@ double sum_of(const Term& term, int first, int n) {
   return sum_of(term, first, left) + sum_of(term, first + left, n - left);
 }
 
-// Return the quotient of an element whose sum has overflowed, or has an infinite or NaN term.
+// Return sum / divisor for an element whose float sum overflows, or has an infinite or NaN term.
+// The terms are summed again in float64. Terms that are float64 already are first scaled down by a
+// power of two, so that their sum does not overflow.
 template <class Term>
 double quotient_of(const Term& term, int n, double divisor, bool is_float64) {
   const double scale = is_float64 ? 1.0 / std::bit_ceil(static_cast<unsigned>(n)) : 1.0;
   const auto scaled = [&](int i) { return term(i) * scale; };
   const double scaled_quotient = sum_of(scaled, 0, n) / divisor;
   const double quotient = scaled_quotient / scale;
-  // A mean cannot exceed the largest term. If it is infinite here, the cause is a rounding.
+  // A mean cannot exceed the largest term. If the mean is infinite although its scaled value is
+  // finite, the cause is a rounding, and the mean is the largest double.
   if (divisor >= n && is_finite(scaled_quotient) && !is_finite(quotient))
     return std::copysign(std::numeric_limits<double>::max(), quotient);
   return quotient;
