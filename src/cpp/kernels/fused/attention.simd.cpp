@@ -168,7 +168,7 @@ struct Loops {
     }
   }
 
-  // Return the exponential of vector_math.hpp, but 0 if the result would be subnormal.
+  // Return the exponential, as vector_math.hpp computes it, but 0 if it would be subnormal.
   NGD_INLINE Vector exponential_or_zero(Vector x) {
     if constexpr (std::is_same_v<T, float>) {
       using Bits = typename VectorOf<std::int32_t, kVectorBytes>::type;
