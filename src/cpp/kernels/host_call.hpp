@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls of Python functions inside a step (ngd.call_host). The Cython layer sets the callback once.
+// Calls of Python functions inside a step (ngd.call_host). ngd's Cython code sets the callback
+// below, once per process.
 #pragma once
 
 #include <cstddef>

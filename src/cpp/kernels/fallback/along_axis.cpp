@@ -14,8 +14,9 @@ namespace {
 
 constexpr std::int64_t kGrainWork = 1 << 14;  // the minimum of elements per thread
 
-// Both kernels. The tensor is [outer, length, inner], and the selection and the indices are [outer,
-// count, inner]. A line is the elements along the middle axis.
+// take_along_axis and add_along_axis. The tensor is seen as [outer, length, inner], and the indices
+// and the selected elements as [outer, count, inner]. The indices select along the middle axis. A
+// line is the elements along the middle axis.
 class AlongAxis final : public Kernel {
  public:
   explicit AlongAxis(const KernelQuery& query)
@@ -60,7 +61,8 @@ class AlongAxis final : public Kernel {
   }
 
  private:
-  // Return an index. As in NumPy, a negative index counts from the end.
+  // Return index number i as a number >= 0. As in NumPy, a negative index counts from the end of
+  // the axis.
   std::int64_t index(const KernelArgs& args, std::int64_t i) const {
     const std::int64_t index = index_at(index_dtype_, args.inputs[1], i);
     return index < 0 ? index + length_ : index;

@@ -82,8 +82,9 @@ bool less(T a, T b) {
   return a < b || (b != b && a == a);
 }
 
-// Store the k largest or smallest elements of a row, and their indices, unless the pointer is null.
-// `positions` is memory for all indices of the row. Only the first k of them are sorted by value.
+// Store the k largest or smallest elements of a row in `values`, and their indices in `indices`. A
+// result whose pointer is null is not stored. `positions` is scratch memory for the indices of all
+// elements of the row; only the first k of them are sorted by value.
 template <class T>
 void select_top_k(const T* x, std::int64_t length, std::int64_t k, bool is_largest,
                   std::int64_t* positions, T* values, std::int64_t* indices) {

@@ -18,7 +18,7 @@ class StridedCopy {
   StridedCopy(const Shape& shape, const Shape& source_strides, const Shape& target_strides,
               std::size_t item);
 
-  // Copy. Both pointers point to the element whose indices are 0.
+  // Copy all elements. `source` and `target` point to the elements whose indices are all 0.
   void run(const void* source, void* target) const;
 
  private:

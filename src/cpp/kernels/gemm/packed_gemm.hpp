@@ -52,7 +52,8 @@ class PackedGemm {
   }
 
  private:
-  // Return the number of the matrix that product i reads from an operand with these batch axes.
+  // Return the number of the matrix of an operand that product i reads. `batch` is the lengths of
+  // the operand's batch axes; the operand broadcasts along axes of length 1.
   std::int64_t matrix_of(std::int64_t i, const Shape& batch) const {
     std::int64_t index = 0, stride = 1;
     for (std::size_t axis = batch.size(); axis-- > 0;) {
@@ -63,7 +64,7 @@ class PackedGemm {
     return index;
   }
 
-  // Compute some rows and columns of product i.
+  // Compute a range of the rows and columns of product i, block by block.
   void multiply_product(std::int64_t i, Range rows, Range columns, const T* a, const T* b,
                         const T* bias, T* out, T* scratch) const {
     const MatmulShape& s = shape_;

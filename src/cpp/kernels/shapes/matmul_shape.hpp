@@ -32,7 +32,7 @@ struct MatmulShape {
 
   std::string refusal;  // empty: this is a matmul
 
-  // A single product, without batch axes.
+  // The shape of a single product, without batch axes.
   MatmulShape(std::int64_t rows, std::int64_t columns, std::int64_t depth, bool transposed_a,
               bool transposed_b)
       : m(rows), n(columns), k(depth), transpose_a(transposed_a), transpose_b(transposed_b) {}
