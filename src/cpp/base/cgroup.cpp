@@ -44,7 +44,7 @@ void visit_enclosing_cgroups(std::string_view controller,
                              const std::function<void(const Cgroup&)>& visit,
                              const CgroupFiles& files) {
   std::ifstream membership(files.membership);
-  for (std::string line; std::getline(membership, line);) {  // "4:cpu,cpuacct:/path"
+  for (std::string line; std::getline(membership, line);) {  // such as "4:cpu,cpuacct:/path"
     const auto first = line.find(':'), second = line.find(':', first + 1);
     if (second == std::string::npos) continue;
     const std::string_view controllers(line.data() + first + 1, second - first - 1);

@@ -2,15 +2,16 @@
 // The loops of base/reduce.hpp. The compiler vectorizes them.
 //
 // The range is divided into blocks that fit the first-level cache. Each block is reduced by the
-// canonical tree. A leaf of the tree combines two to four sources in registers. More sources are
-// divided into a left subtree (the largest power of two below n) and a right subtree. Each subtree
-// is reduced to a block of its own, and the two blocks are combined. 16-bit floats are widened to
-// float32 block by block, and narrowed once at the end.
+// canonical tree over the n sources. A leaf of the tree combines two to four sources in registers.
+// More sources are divided into a left subtree (the largest power of two below n) and a right
+// subtree. Each subtree is reduced to a block of its own, and the two blocks are combined. 16-bit
+// floats are widened to float32 block by block, and narrowed once at the end.
 //
 // A sum can overflow although its quotient does not. The division finds elements whose sum is
 // infinite or NaN, at no extra cost. It does not write these elements, because the destination may
-// be one of the sources. They are then summed again in float64. Terms that are float64 already are
-// scaled by a power of two. All other elements have the same bits as without this second pass.
+// be one of the sources. These elements are then summed again in float64. If the sources are
+// float64 already, their elements are first scaled by a power of two. All other elements have the
+// same bits as without this second pass.
 #include "base/reduce.hpp"
 
 #include <bit>
@@ -163,7 +164,7 @@ bool divide(const T* sums, const T* fallback, T* out, std::size_t count, double 
   return has_overflow == 0;
 }
 
-// Return the sum of n terms by the canonical tree, in float64.
+// Return the sum of term(i), for n values of i from `first` on, by the canonical tree, in float64.
 template <class Term>
 double sum_of(const Term& term, int first, int n) {
   if (n == 1) return term(first);
@@ -224,7 +225,7 @@ void store(const Range& range, const void* result, std::size_t offset, std::size
   }
 }
 
-// Sum floats, and divide the sums.
+// Sum floats by the canonical tree, and divide the sums by range.divisor.
 template <class T>
 void run_divided(const Range& range) {
   alignas(64) T sums[kBlock];

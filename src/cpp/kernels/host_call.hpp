@@ -9,7 +9,7 @@
 
 namespace ngd::kernels {
 
-// The memory of one operand or result of a host function.
+// The memory of one operand or result of a Python function.
 struct HostBuffer {
   void* data;  // null for an output that no instruction reads
   std::size_t bytes;

@@ -88,7 +88,7 @@ KernelTable cpu_table();
 
 std::string onednn_version();  // "" in a build without oneDNN
 
-// The result of find().
+// The result of find(): a row of the table, and its offer.
 struct Found {
   const KernelRow* row = nullptr;  // null: all rows refused, and offer.refusal has their reasons
   Offer offer;

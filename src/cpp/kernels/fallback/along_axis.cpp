@@ -34,7 +34,7 @@ class AlongAxis final : public Kernel {
     for (std::size_t a = axis + 1; a < tensor.size(); ++a) inner_ *= tensor[a];
   }
 
-  // Scratch memory for the float32 sums of 16-bit floats.
+  // Return the bytes of scratch memory: add_along_axis adds 16-bit floats in float32.
   std::size_t scratch_bytes() const override {
     const std::int64_t sums = is_add_ && is_half(dtype_) ? outer_ * length_ * inner_ : 0;
     return static_cast<std::size_t>(sums) * sizeof(float);

@@ -116,7 +116,7 @@ class TopK final : public Kernel {
                                        std::max<std::int64_t>(max_pieces, 1));
   }
 
-  // Scratch memory for the indices of one row per thread.
+  // Return the bytes of scratch memory, for the indices of one row per thread.
   std::size_t scratch_bytes() const override {
     return static_cast<std::size_t>(pieces_ * length_) * sizeof(std::int64_t);
   }

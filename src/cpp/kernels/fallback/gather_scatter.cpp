@@ -80,7 +80,7 @@ class ScatterAdd final : public Kernel {
   explicit ScatterAdd(const KernelQuery& query)
       : axes_(query, query.outputs[0].shape), dtype_(query.outputs[0].dtype) {}
 
-  // Scratch memory for the float32 sums of 16-bit floats.
+  // Return the bytes of scratch memory: 16-bit floats are added in float32.
   std::size_t scratch_bytes() const override {
     const std::int64_t sums = is_half(dtype_) ? axes_.outer * axes_.length * axes_.inner : 0;
     return static_cast<std::size_t>(sums) * sizeof(float);
@@ -184,7 +184,7 @@ class OneHot final : public Kernel {
             for (std::int64_t row = begin; row < end; ++row) {
               const Index index = static_cast<const Index*>(args.inputs[0])[row];
               // As an unsigned number, a negative index is larger than depth_, so one comparison
-              // excludes both an index that is negative and one that is too large.
+              // excludes both negative and too large indices.
               if (static_cast<std::uint64_t>(index) < static_cast<std::uint64_t>(depth_))
                 out[row * depth_ + static_cast<std::int64_t>(index)] = one;
             }

@@ -110,7 +110,8 @@ class MomentsKernel final : public Kernel {
     const Geometry& g = geometry_;
     const auto* x = static_cast<const std::byte*>(args.inputs[0]);
     const std::int64_t columns = g.by_rows ? 1 : g.columns_of(task / g.chunks);
-    constexpr std::int64_t kBuffer = kRowBlock * kMaxColumns;  // whole blocks of `loops_`
+    // A multiple of the blocks whose sums the loops compute, so that no block is divided.
+    constexpr std::int64_t kBuffer = kRowBlock * kMaxColumns;
     alignas(64) T widened[kBuffer];
     const std::int64_t max_length = g.by_rows ? kBuffer : kRowBlock;
     for_segments(g, task, [&](std::int64_t offset, std::int64_t length) {

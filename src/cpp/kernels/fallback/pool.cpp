@@ -228,7 +228,7 @@ class AvgPool final : public Kernel {
 
   const PoolShape& shape() const { return shape_; }
 
-  // Scratch memory for the float32 sums of a gradient of 16-bit floats.
+  // Return the bytes of scratch memory: avg_pool_grad adds 16-bit floats in float32.
   std::size_t scratch_bytes() const override {
     const std::int64_t sums = is_gradient_ && is_half(shape_.data.dtype) ? shape_.data.count() : 0;
     return static_cast<std::size_t>(sums) * sizeof(float);

@@ -37,9 +37,9 @@ void copy_run(const T* source, std::int64_t source_stride, T* target, std::int64
     for (std::int64_t i = 0; i < count; ++i) target[i * target_stride] = source[i * source_stride];
 }
 
-// Transpose a block whose sides are at most a cache line, via a buffer, so that each line is read
-// or written as a whole. If strides are powers of two, the lines of a block evict each other from
-// the cache.
+// Transpose a block whose sides are at most a cache line long. The block is copied via a buffer, so
+// that each cache line is read or written as a whole. Without the buffer, if strides are powers of
+// two, the cache lines of a block evict each other from the cache.
 template <class T>
 void transpose_block(const T* source, std::int64_t source_stride, T* target,
                      std::int64_t target_stride, std::int64_t dense, std::int64_t strided) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A copy of a box of elements, with different strides for source and target. transpose, slice,
-// pad_slice and concat use it.
+// A copy of all elements of an array, with different strides for source and target. transpose,
+// slice, pad_slice and concat use it.
 #pragma once
 
 #include <cstddef>

@@ -75,7 +75,8 @@ struct Problem {
     key_blocks = divide_up(keys, kKeyBlock);
   }
 
-  // Return the number of keys that any query before `end` sees.
+  // Return the number of keys that at least one query before `end` sees: in causal attention at
+  // most `end` keys, and otherwise all keys.
   std::int64_t num_visible_keys(std::int64_t end) const {
     return causal ? std::min(keys, end) : keys;
   }
@@ -106,8 +107,8 @@ struct Problem {
 // equal work.
 std::int64_t zigzag(std::int64_t i, std::int64_t n) { return i % 2 == 0 ? i / 2 : n - 1 - i / 2; }
 
-// The mask, which is added to the scores. It has strides along [..., heads, queries, keys], which
-// are 0 for axes that broadcast.
+// The mask, which is added to the scores. It has strides along [..., heads, queries, keys]. The
+// stride along an axis that broadcasts is 0.
 class Mask {
  public:
   Mask() = default;
@@ -140,7 +141,8 @@ class Mask {
     return offset;
   }
 
-  // Return true if a query sees any of the first `keys` keys.
+  // Return true if a query sees at least one of the first `keys` keys, that is a key whose mask is
+  // not -inf.
   template <class T>
   bool sees_any(const void* mask, std::int64_t head, std::int64_t query, std::int64_t keys) const {
     const std::int64_t first = begin(head) + query * row_;

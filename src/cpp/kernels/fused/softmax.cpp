@@ -83,7 +83,8 @@ class Stage {
   T* result_rows(void* tensor, std::int64_t row, T* buffer) const {
     return is_direct() ? static_cast<T*>(tensor) + row * rows_.length : buffer;
   }
-  // Store rows from result_rows() in the tensor, if they are not there already.
+  // Store rows of the result in the tensor, if result_rows() returned `buffer` and not the tensor's
+  // memory.
   void write_rows(const T* buffer, std::int64_t row, std::int64_t rows, void* tensor) const {
     if (is_direct()) return;
     if (is_dense_half()) {
@@ -156,7 +157,8 @@ void for_blocks(const Rows& rows, void* scratch, Body&& body) {
   });
 }
 
-// Call the visitor with the type in which the dtype is computed.
+// Call the visitor with the type in which the dtype is computed: f64 for f64, and f32 for other
+// floats.
 template <class Visitor>
 decltype(auto) visit_computed(DType dtype, Visitor&& visitor) {
   if (dtype == DType::F64) return visitor.template operator()<double>();

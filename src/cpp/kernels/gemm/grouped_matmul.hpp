@@ -23,7 +23,7 @@
 
 namespace ngd::kernels {
 
-// The range of rows of each group, read from the operand `offsets`.
+// The range of rows of each group. The operand `offsets` contains the end of each range.
 class RowGroups {
  public:
   RowGroups(const TensorType& offsets, std::int64_t rows)

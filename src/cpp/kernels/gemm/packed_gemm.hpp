@@ -25,8 +25,8 @@ class PackedGemm {
 
   std::int64_t scratch_elements() const { return blocking_.scratch_elements(); }
 
-  // Return the scratch that is enough for a product of this shape and for those with a smaller m or
-  // k.
+  // Return the number of scratch elements that is enough for a product of this shape, and for
+  // products with a smaller m or k.
   static std::int64_t max_scratch_elements(const MatmulShape& largest, const Machine& machine) {
     const GemmTile<T>& tile = tile_of<T>(machine.simd);
     const std::int64_t parts = num_parts_for(largest.m * largest.n * largest.k, machine.threads);

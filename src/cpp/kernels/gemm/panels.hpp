@@ -78,7 +78,8 @@ class Panels {
     return {panels, tile_.rows * depth, tile_.rows};
   }
 
-  // Compute a block, panel by panel of B, and tile by tile.
+  // Compute a block of C. Its panels of B are processed one after the other, and in each panel its
+  // tiles.
   template <class Sink>
   void multiply(const Block<T>& block, Sink& sink) const {
     const bool is_last = block.depth.end >= depth_;

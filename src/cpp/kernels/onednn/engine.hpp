@@ -42,12 +42,13 @@ class ThreadScope {
 };
 
 // The primitives of a kernel, which are built for a number of threads and run on them. A `Plan`
-// describes them without their code. It has a constructor that takes a query, and scratch_bytes().
-// `Primitives` has a constructor that takes a plan and generates the code, and run(args, scratch).
+// describes the primitives without their code. `Plan` has a constructor that takes a query, and
+// scratch_bytes(). `Primitives` has a constructor that takes a plan and generates the code, and
+// run(args, scratch).
 //
 // Plans and primitives are constructed inside of a ThreadScope. oneDNN keeps primitives in a cache,
 // by their descriptors and by the number of threads that OpenMP has when they are constructed.
-// Without the scope, it could return a primitive that starts several threads when one thread is
+// Without the scope, oneDNN could return a primitive that starts several threads when one thread is
 // required.
 template <class Plan, class Primitives>
 class Threaded {

@@ -20,7 +20,7 @@ using dnnl::memory;
 
 constexpr std::int64_t kReluGrain = 1 << 16;  // the minimum of elements per thread
 
-// Return the descriptor of [batch..., rows, columns], which is dense in memory.
+// Return oneDNN's descriptor of an array [batch..., rows, columns] that is dense in memory.
 memory::desc describe(const Shape& batch, std::int64_t rows, std::int64_t columns, bool transposed,
                       memory::data_type type) {
   memory::dims dims(batch.begin(), batch.end());
@@ -50,8 +50,8 @@ void merge_batch(MatmulShape& shape) {
       batch_b.push_back(b);
     }
   }
-  // If B is a single matrix, the batch becomes rows: [batch, m, k] @ [k, n] has the elements of
-  // [batch * m, k] @ [k, n].
+  // If B is a single matrix, the batch axes of A are merged with its rows: [batch, m, k] @ [k, n]
+  // has the same elements as [batch * m, k] @ [k, n].
   if (batch.size() == 1 && batch_b[0] == 1 && !shape.transpose_a) {
     shape.m *= batch[0];
     batch.clear(), batch_a.clear(), batch_b.clear();

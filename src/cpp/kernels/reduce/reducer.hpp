@@ -39,7 +39,7 @@ struct Reducer {
 };
 
 // Return the number of rows per tile, for tiles of `columns` columns and at most `elements`
-// elements. It divides kRowBlock, so that no tile has parts of two blocks of rows.
+// elements. The number divides kRowBlock, so that no tile has parts of two blocks of rows.
 inline std::int64_t rows_of_a_tile(std::int64_t elements, std::int64_t columns) {
   std::int64_t rows = kRowBlock;
   while (rows > 1 && rows * columns > elements) rows /= 2;

@@ -175,7 +175,8 @@ class TileConv {
     });
   }
 
-  // In each phase, transform many tiles. Then each thread computes some groups of columns.
+  // In each phase, all threads transform the data of many tiles. Then each thread computes some
+  // groups of columns for these tiles.
   void run_by_columns(const float* data, const float* kernels, const float* bias, float* out,
                       float* scratch) const {
     float* workspaces = scratch + data_elements(phase_tiles_);
@@ -302,7 +303,8 @@ class WeightGradient {
   }
 
  private:
-  // Each thread computes some tiles, in sums of its own.
+  // Each thread transforms some tiles, and adds their products to sums of its own. Then the sums of
+  // the threads are added.
   void run_by_tiles(const float* data, const float* dy, float* weights, float* scratch) const {
     float* values = scratch + tiling_.pieces * pairs_ * sums_elements();
     device::for_pieces(tiling_.pieces, [&](std::int64_t piece) {
