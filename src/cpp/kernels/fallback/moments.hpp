@@ -11,13 +11,13 @@
 namespace ngd::kernels::fallback {
 
 struct MomentLoops {
-  // Add the differences of `count` dense elements from *shift to *sum, and the squares of the
-  // differences to *square.
+  // For each of `count` dense elements, add the difference element - *shift to *sum, and the square
+  // of the difference to *square.
   void (*row)(const void* elements, std::int64_t count, const void* shift, double* sum,
               double* square);
-  // For each column j < width, add the differences of the column's elements in `rows` rows from
-  // shifts[j] to sums[j], and the squares of the differences to squares[j]. `stride` is the number
-  // of elements from one row to the next.
+  // For each column j < width and each of `rows` rows, add the difference element - shifts[j] to
+  // sums[j], and the square of the difference to squares[j]. `stride` is the number of elements
+  // from one row to the next.
   void (*columns)(const void* elements, std::int64_t rows, std::int64_t stride, std::int64_t width,
                   const void* shifts, double* sums, double* squares);
 };

@@ -78,8 +78,8 @@ StridedCopy::StridedCopy(const Shape& shape, const Shape& source_strides,
   for (const Axis& axis : outer_) outer_count_ *= axis.length;
 }
 
-// Drop axes of length 1, and merge neighbouring axes over which source and target each have one
-// stride.
+// Drop axes of length 1. Merge neighbouring axes if both the source and the target can step over
+// them with one stride.
 void StridedCopy::merge_axes(const Shape& shape, const Shape& source_strides,
                              const Shape& target_strides) {
   for (std::size_t a = 0; a < shape.size(); ++a) {

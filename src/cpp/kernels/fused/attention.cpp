@@ -231,8 +231,8 @@ class Attention {
   Dense<U> key_rows(U* tensor, std::int64_t unit, std::int64_t key, std::int64_t width) const {
     return problem_.rows(tensor, unit, problem_.groups, problem_.keys, key, width);
   }
-  // Return dense rows, for repeated reads. Rows with a larger stride are copied, because they would
-  // compete for few sets of the first-level cache.
+  // Return `count` dense rows, for repeated reads. Rows with a larger stride than `width` are
+  // copied to `space`, because they would compete for few sets of the first-level cache.
   static Dense<const T> dense_copy(Dense<const T> rows, std::int64_t count, std::int64_t width,
                                    T* space) {
     if (rows.stride == width) return rows;

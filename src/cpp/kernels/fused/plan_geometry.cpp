@@ -45,8 +45,8 @@ void add_axis(Plan& plan, std::int64_t length, const std::vector<std::int64_t>& 
   }
 }
 
-// Drop axes of length 1. Merge neighbouring axes over which every input has one stride. A reduced
-// axis is never merged with a kept one.
+// Drop axes of length 1. Merge neighbouring axes if every input can step over them with one stride.
+// A reduced axis is never merged with a kept one.
 void merge_axes(Plan& plan, const KernelQuery& query, const Shape& body_shape) {
   const std::vector<bool> is_reduced = reduced_axes(query, body_shape.size());
   const std::vector<std::int64_t>& flat = query.attrs.integers("input_strides");

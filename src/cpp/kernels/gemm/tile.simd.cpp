@@ -159,7 +159,8 @@ NGD_INLINE void store_tile(const TileWork<T>& work, const Vector<T> (&sums)[kRow
   }
 }
 
-// Compute a tile of `vectors` vectors of columns. strided: for multiply_strided.
+// Compute a tile of `vectors` vectors of columns. If `strided`, compute it as multiply_strided
+// does, and otherwise as multiply does.
 template <class T, int vectors, bool strided>
 void multiply_tile(const TileWork<T>& work) {
   const std::int64_t next = strided ? work.a_panel : 1;  // elements from a row of A to the next row

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The shapes of a convolution, or of one of its two gradients. All implementations read them here.
+// The shapes of a convolution, or of one of its two gradients. All implementations of convolutions
+// read their shapes by this struct.
 #pragma once
 
 #include <algorithm>

@@ -110,7 +110,8 @@ class TileConv {
         columns_(tiling_.result.channels),
         tiles_per_thread_(tiling_.tiles / tiling_.pieces),
         // The threads divide the tiles if the transformed kernels fit three quarters of the shared
-        // cache.
+        // cache, and there are enough tiles, or too few columns, for all threads. Otherwise, the
+        // threads divide the columns.
         divides_tiles_(
             kPlanes * depth_ * columns_ * 4 <= machine.shared_cache_bytes / 4 * 3 &&
             (tiles_per_thread_ >= 2 * tile_.rows || columns_ / tile_.lanes < tiling_.pieces)),
@@ -281,8 +282,9 @@ class WeightGradient {
         pairs_(in_.count * out_.count) {
     const std::int64_t per_tile = kPlanes * (s.in + s.out) * 4,
                        tiles_per_thread = tiling_.tiles / tiling_.pieces;
-    // The threads divide the tiles if all their sums fit a quarter of the shared cache. Each thread
-    // then has sums of its own, which are added at the end.
+    // The threads divide the tiles if the sums of all threads fit a quarter of the shared cache, and
+    // there are enough tiles per thread. Each thread then has sums of its own, which are added at
+    // the end.
     divides_tiles_ = pairs_ * sums_elements() * 4 <= machine.shared_cache_bytes / 4 &&
                      tiles_per_thread >= kMinSumTiles;
     const std::int64_t num_sharing = divides_tiles_ ? 1 : tiling_.pieces;
