@@ -69,7 +69,8 @@ template <class... Parts>
   throw Error(kind, concat(std::forward<Parts>(parts)...));
 }
 
-// Throw an error that is about these ranks.
+// Throw an error of this kind that is about these ranks. The other arguments are joined to the
+// message.
 template <class... Parts>
 [[noreturn]] void fail_of(std::vector<int> ranks, ErrorKind kind, Parts&&... parts) {
   throw Error(kind, concat(std::forward<Parts>(parts)...), std::move(ranks));

@@ -42,7 +42,7 @@ void for_range(std::int64_t count, std::int64_t grain, Body&& body) {
     return;
   }
 #pragma omp parallel num_threads(threads)
-  // If OpenMP gives fewer threads than it was asked for (OMP_DYNAMIC), a thread takes several
+  // If OpenMP gives fewer threads than there are shares (OMP_DYNAMIC), a thread computes several
   // shares.
   for (std::int64_t part = omp_get_thread_num(); part < parts; part += omp_get_num_threads()) {
     const Range own = share(count, 1, part, parts);

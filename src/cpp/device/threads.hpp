@@ -9,7 +9,8 @@ namespace ngd::device {
 // lower if the system can start only fewer threads. It is 1 in a forked child, where libgomp hangs
 // with more. Throws Init if NGD_THREADS is not a number, or exceeds what the system can start.
 int thread_count();
-// The number of cores that the affinity mask and the quotas of enclosing cgroups allow.
+// Return the number of cores that the affinity mask of this process, and the CPU quotas of the
+// cgroups that enclose it, allow.
 int available_cores() noexcept;
 // Set the number of threads of this rank, if ranks share the available cores. Call it from a thread
 // that runs kernels. Throws the errors of thread_count().

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// cumsum: the sum of each element and all elements before it along an axis, or, in reverse, all
-// elements after it.
+// cumsum: for each element, the sum of this element and all elements before it along an axis. With
+// the attribute `reverse`, the sum of this element and all elements after it.
 #include <algorithm>
 #include <type_traits>
 

@@ -64,7 +64,7 @@ struct OutputPlan {
   std::size_t item;
 };
 
-// An immediate of the body. Its slot is filled with the value.
+// An immediate (a constant in the text) of the body. Its slot is filled with the value.
 struct Constant {
   int slot;
   std::size_t item;

@@ -282,7 +282,7 @@ class WeightGradient {
         pairs_(in_.count * out_.count) {
     const std::int64_t per_tile = kPlanes * (s.in + s.out) * 4,
                        tiles_per_thread = tiling_.tiles / tiling_.pieces;
-    // The threads divide the tiles if the sums of all threads fit a quarter of the shared cache, and
+    // The threads divide the tiles if the sums of all threads fit a quarter of the shared cache and
     // there are enough tiles per thread. Each thread then has sums of its own, which are added at
     // the end.
     divides_tiles_ = pairs_ * sums_elements() * 4 <= machine.shared_cache_bytes / 4 &&
