@@ -19,8 +19,8 @@ class Attrs {
   Attrs() = default;
   Attrs(Attrs&&) noexcept = default;
   Attrs& operator=(Attrs&&) noexcept = default;
-  // Copies the values, not the variants: if memory runs out while a variant is copied, libstdc++ 12
-  // destroys a text or list that was never constructed.
+  // Copies the value in each std::variant, not the std::variant itself: if memory runs out while a
+  // variant is copied, libstdc++ 12 destroys a string or vector that was never constructed.
   Attrs(const Attrs& other) {
     for (const auto& [name, attr] : other.values_)
       std::visit([&, &key = name](const auto& value) { set(key, value); }, attr);
@@ -35,7 +35,8 @@ class Attrs {
   double number(const std::string& name) const;  // also accepts an integer up to 2^53
   const std::string& text(const std::string& name) const;
   const std::vector<std::int64_t>& integers(const std::string& name) const;
-  // These also accept an empty list of integers: the type of an empty list is integer.
+  // numbers() and texts() also accept an empty list of integers, because an empty list has the type
+  // of a list of integers.
   std::vector<double> numbers(const std::string& name) const;
   std::vector<std::string> texts(const std::string& name) const;
   const std::map<std::string, Attr>& all() const noexcept { return values_; }

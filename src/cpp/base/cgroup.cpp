@@ -21,8 +21,9 @@ bool has_controller(std::string_view list, std::string_view controller) {
   }
 }
 
-// cgroup v2 has quota and period in one file: "max 100000" or "150000 100000". v1 has two files;
-// a quota of -1 means no quota.
+// Return the number of cores that the CPU quota of a cgroup allows, quota / period, or 0 without a
+// quota. cgroup v2 has both numbers in one file, such as "150000 100000"; the quota "max" means no
+// quota. cgroup v1 has two files; the quota -1 means no quota.
 double quota_of(const Cgroup& cgroup) {
   const auto divide = [](std::string_view quota, std::string_view period) {
     const auto used = parse_number<double>(quota), length = parse_number<double>(period);
@@ -43,7 +44,7 @@ void visit_enclosing_cgroups(std::string_view controller,
                              const std::function<void(const Cgroup&)>& visit,
                              const CgroupFiles& files) {
   std::ifstream membership(files.membership);
-  for (std::string line; std::getline(membership, line);) {  // "4:cpu,cpuacct:/path"
+  for (std::string line; std::getline(membership, line);) {  // such as "4:cpu,cpuacct:/path"
     const auto first = line.find(':'), second = line.find(':', first + 1);
     if (second == std::string::npos) continue;
     const std::string_view controllers(line.data() + first + 1, second - first - 1);

@@ -21,10 +21,11 @@ struct CgroupFiles {
   std::string mount = "/sys/fs/cgroup";
 };
 
-// Call `visit` with the cgroup of this process in the hierarchy of `controller` ("cpu", "memory")
-// and with each cgroup that encloses it, innermost first. In a container, the process may see
-// another root than /proc/self/cgroup names. Then the inner folders do not exist, and the last
-// cgroup, the root, is the container's.
+// Call `visit` with the cgroup of this process in the hierarchy of `controller` ("cpu", "memory"),
+// and then with each cgroup that encloses it, innermost first. In a container, the paths in
+// /proc/self/cgroup may begin at another root than the hierarchy that the process sees. The folders
+// of the inner cgroups then do not exist, and the root, which is visited last, is the cgroup of the
+// container.
 void visit_enclosing_cgroups(std::string_view controller,
                              const std::function<void(const Cgroup&)>& visit,
                              const CgroupFiles& files = {});

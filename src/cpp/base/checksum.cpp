@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The loop is that of XXH3 (Y. Collet, https://github.com/Cyan4973/xxHash). The data is divided
-// into blocks of 16 stripes, and a stripe has 8 words of 64 bits. Word i of every stripe belongs to
-// lane i, which has an accumulator. The loop adds two terms to it: the product of the halves of the
-// word xor a key, and the word with its halves exchanged. XXH3 adds the second term to the
-// neighbour's accumulator. After each block, the accumulators are scrambled. The compiler
-// vectorizes the loop. With SSE2 and a prefetch it reaches the speed of memory, so this file is
-// compiled for the baseline only.
+// The main loop follows that of XXH3 (Y. Collet, https://github.com/Cyan4973/xxHash). The data is
+// divided into blocks of 16 stripes, and a stripe has 8 words of 64 bits. There are 8 accumulators
+// (`lanes`): accumulator i sums over word i of every stripe. For each word, the loop adds two
+// terms: the product of the two 32-bit halves of (word xor key), and the word with its two halves
+// exchanged. XXH3 adds its second term to the accumulator next to this one instead. After each
+// block, the accumulators are scrambled. The compiler vectorizes the loop. With SSE2 and a
+// prefetch, the loop reaches the speed of memory, so this file is compiled for the baseline only.
 #include "base/checksum.hpp"
 
 #include <algorithm>

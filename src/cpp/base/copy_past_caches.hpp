@@ -3,9 +3,9 @@
 //
 // A normal store first reads the cache line of its target into the cache, and evicts other data. A
 // non-temporal store writes to memory directly. This saves the read, and keeps the caches for other
-// data. But the next reader of the copy reads it from memory, so it pays only for copies that are
-// larger than the caches. CPUs may reorder non-temporal stores, so finish_past_caches() must follow
-// them before another thread or process is notified.
+// data. But the next reader of the copy reads it from memory, so non-temporal stores are faster
+// only for copies that are larger than the caches. CPUs may reorder non-temporal stores, so
+// finish_past_caches() must follow them before another thread or process is notified.
 #pragma once
 
 #include <cstddef>

@@ -13,7 +13,7 @@ namespace {
 
 using State = std::array<std::uint32_t, 8>;
 
-// FIPS 180-4, section 4.2.2: the cube roots of the first 64 primes.
+// The constants of FIPS 180-4, section 4.2.2: bits of the cube roots of the first 64 primes.
 constexpr std::array<std::uint32_t, 64> kRound = {
     0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
     0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
@@ -24,7 +24,8 @@ constexpr std::array<std::uint32_t, 64> kRound = {
     0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
     0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
 
-// FIPS 180-4, section 6.2.2, with its names.
+// Add one block of 64 bytes to the hash. The computation, with its names, is that of FIPS 180-4,
+// section 6.2.2.
 void add_block(State& hash, const unsigned char* block) {
   std::array<std::uint32_t, 64> w{};
   for (std::size_t t = 0; t < 16; ++t)

@@ -13,7 +13,7 @@ struct Row {
   std::size_t size;
 };
 
-// In the order of the enumeration.
+// The names of the dtypes, and the bytes per element, in the order of the enumerators of DType.
 constexpr Row kRows[kDTypeCount] = {
     {"bool", "bool", 1},   {"int8", "i8", 1},     {"int16", "i16", 2},     {"int32", "i32", 4},
     {"int64", "i64", 8},   {"uint8", "u8", 1},    {"uint16", "u16", 2},    {"uint32", "u32", 4},

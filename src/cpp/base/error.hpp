@@ -32,8 +32,8 @@ enum class ErrorKind {
   DType,        // ngd.errors.DTypeError: a dtype that an operation does not accept
 };
 
-// Return true for a failure of the group, for which every rank raises this kind. Any other failure
-// belongs to one rank, and the other ranks raise RemoteRank.
+// Return true if every rank of the group raises an error of this kind. For any other kind, only the
+// rank that failed raises the error, and the other ranks raise RemoteRank.
 constexpr bool is_between_ranks(ErrorKind kind) noexcept {
   return kind == ErrorKind::CollectiveMismatch || kind == ErrorKind::CollectiveTimeout ||
          kind == ErrorKind::RankLost;
@@ -69,21 +69,23 @@ template <class... Parts>
   throw Error(kind, concat(std::forward<Parts>(parts)...));
 }
 
-// Throw an error that is about these ranks.
+// Throw an error of this kind that is about these ranks. The other arguments are joined to the
+// message.
 template <class... Parts>
 [[noreturn]] void fail_of(std::vector<int> ranks, ErrorKind kind, Parts&&... parts) {
   throw Error(kind, concat(std::forward<Parts>(parts)...), std::move(ranks));
 }
 
-// The facts of an exception, for other ranks. Text and ranks belong to the exception.
+// The kind, text and ranks of an exception, which are sent to other ranks. The exception owns the
+// text and the ranks, so this view must not outlive it.
 struct FailureView {
   ErrorKind kind = ErrorKind::Internal;
   std::string_view text;
   std::span<const int> ranks;
 };
 
-// Return the facts of the exception that is handled now. Must be called in a handler. Allocates no
-// memory.
+// Return the kind, text and ranks of the exception that is being handled. Call this only in a catch
+// block. It allocates no memory.
 FailureView failure_in_flight() noexcept;
 
 // Return call(). If it throws, call notify(FailureView), and rethrow the exception.
@@ -97,8 +99,8 @@ decltype(auto) notify_on_failure(Call&& call, Notify&& notify) {
   }
 }
 
-// Throw Internal unless the condition holds: an invariant of ngd itself is broken. The other
-// arguments are the parts of the message.
+// Throw Internal if the condition is false: then an invariant of ngd itself is broken. The
+// arguments after the condition are joined to the message.
 template <class... Parts>
 void check(bool condition, Parts&&... parts) {
   if (!condition) [[unlikely]]

@@ -27,7 +27,8 @@ enum class Combine : std::uint8_t { Sum, Min, Max, Prod };
 void reduce(Combine combine, DType dtype, const void* const* sources, int n, void* destination,
             std::size_t count, double divisor = 1.0);
 
-// The same as reduce(), with `m` copies of the result. A destination may be one of the sources.
+// The same as reduce(), except that the result is stored in each of the `m` arrays `destinations`.
+// A destination may be one of the sources.
 void reduce_to_many(Combine combine, DType dtype, const void* const* sources, int n,
                     void* const* destinations, int m, std::size_t count, double divisor = 1.0);
 

@@ -2,15 +2,16 @@
 // The loops of base/reduce.hpp. The compiler vectorizes them.
 //
 // The range is divided into blocks that fit the first-level cache. Each block is reduced by the
-// canonical tree. A leaf of the tree combines two to four sources in registers. More sources are
-// divided into a left subtree (the largest power of two below n) and a right subtree. Each subtree
-// is reduced to a block of its own, and the two blocks are combined. 16-bit floats are widened to
-// float32 block by block, and narrowed once at the end.
+// canonical tree over the n sources. A leaf of the tree combines two to four sources in registers.
+// More sources are divided into a left subtree (the largest power of two below n) and a right
+// subtree. Each subtree is reduced to a block of its own, and the two blocks are combined. 16-bit
+// floats are widened to float32 block by block, and narrowed once at the end.
 //
 // A sum can overflow although its quotient does not. The division finds elements whose sum is
 // infinite or NaN, at no extra cost. It does not write these elements, because the destination may
-// be one of the sources. They are then summed again in float64. Terms that are float64 already are
-// scaled by a power of two. All other elements have the same bits as without this second pass.
+// be one of the sources. These elements are then summed again in float64. If the sources are
+// float64 already, their elements are first scaled by a power of two. All other elements have the
+// same bits as without this second pass.
 #include "base/reduce.hpp"
 
 #include <bit>
@@ -114,7 +115,7 @@ void tree(const void* const* s, int n, std::size_t offset, T* out, std::size_t c
   }
 }
 
-// The same for 16-bit floats, which `widen_block` converts to float32.
+// The same as `tree` for 16-bit floats, which `widen_block` converts to float32. `out` has float32.
 template <class Op>
 void tree_of_halves(const void* const* s, int n, std::size_t offset, Widen widen_block, float* out,
                     std::size_t count) {
@@ -163,7 +164,7 @@ bool divide(const T* sums, const T* fallback, T* out, std::size_t count, double 
   return has_overflow == 0;
 }
 
-// Return the sum of n terms by the canonical tree, in float64.
+// Return the sum of term(i), for n values of i from `first` on, by the canonical tree, in float64.
 template <class Term>
 double sum_of(const Term& term, int first, int n) {
   if (n == 1) return term(first);
@@ -171,14 +172,17 @@ double sum_of(const Term& term, int first, int n) {
   return sum_of(term, first, left) + sum_of(term, first + left, n - left);
 }
 
-// Return the quotient of an element whose sum has overflowed, or has an infinite or NaN term.
+// Return sum / divisor for an element whose float sum overflows, or has an infinite or NaN term.
+// The terms are summed again in float64. Terms that are float64 already are first scaled down by a
+// power of two, so that their sum does not overflow.
 template <class Term>
 double quotient_of(const Term& term, int n, double divisor, bool is_float64) {
   const double scale = is_float64 ? 1.0 / std::bit_ceil(static_cast<unsigned>(n)) : 1.0;
   const auto scaled = [&](int i) { return term(i) * scale; };
   const double scaled_quotient = sum_of(scaled, 0, n) / divisor;
   const double quotient = scaled_quotient / scale;
-  // A mean cannot exceed the largest term. If it is infinite here, the cause is a rounding.
+  // A mean cannot exceed the largest term. If the mean is infinite although its scaled value is
+  // finite, the cause is a rounding, and the mean is the largest double.
   if (divisor >= n && is_finite(scaled_quotient) && !is_finite(quotient))
     return std::copysign(std::numeric_limits<double>::max(), quotient);
   return quotient;
@@ -221,7 +225,7 @@ void store(const Range& range, const void* result, std::size_t offset, std::size
   }
 }
 
-// Sum floats, and divide the sums.
+// Sum floats by the canonical tree, and divide the sums by range.divisor.
 template <class T>
 void run_divided(const Range& range) {
   alignas(64) T sums[kBlock];

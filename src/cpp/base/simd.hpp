@@ -27,9 +27,10 @@ SimdLevel level_of(std::span<const std::string_view> cpu_features);
 // Return the highest level that this CPU can run, that the build contains, and that NGD_SIMD
 // allows.
 SimdLevel simd_level() noexcept;
-std::string_view name_of(SimdLevel level) noexcept;  // "baseline", or the name in the level's row
+std::string_view name_of(SimdLevel level) noexcept;  // "baseline", or a name in simd_levels.inc
 
-// The rows of the levels that the build contains.
+// NGD_BUILT_SIMD_LEVELS(ROW, ...) expands ROW for each level of simd_levels.inc that the build
+// contains.
 #if defined(NGD_HAVE_X86_LEVELS)
 #define NGD_BUILT_SIMD_LEVELS(ROW, ...) NGD_SIMD_LEVELS(ROW, , __VA_ARGS__)
 #else

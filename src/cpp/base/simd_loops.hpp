@@ -16,9 +16,9 @@
 #define NGD_UNROLL _Pragma("GCC unroll 16")
 #endif
 
-// The bytes of a vector register. Sums that must stay in registers are vectors of this size,
-// because compilers keep larger vectors in memory. They also keep arrays of vectors in memory that
-// are copied as a whole.
+// The size of a vector register, in bytes. Sums that must stay in registers are vectors of this
+// size, because compilers keep larger vectors in memory. Compilers also keep an array of vectors in
+// memory if the array is copied as a whole.
 #if defined(__AVX512F__)
 #define NGD_REGISTER_BYTES 64
 #elif defined(__AVX2__)

@@ -30,8 +30,9 @@ using namespace xla_ffi;
 
 namespace {
 
-// Groups and call sites to which calls refer. The object is never destroyed: threads of XLA and of
-// this file may make a call while the process ends.
+// The groups and call sites of XLA's calls. A call names its group by the index in `groups`, and
+// has a pointer to the text of its call site in `sites`. The object is never destroyed, because
+// threads of XLA and of this file may make a call while the process ends.
 struct Registry {
   std::mutex guard;
   std::vector<comm::Communicator*> groups;
@@ -42,7 +43,7 @@ Registry& registry() {
   return all;
 }
 
-// Return a copy of the text of a call site that exists until the process ends.
+// Return a copy of the text of a call site. The copy exists until the process ends.
 const char* intern(std::string_view site) {
   const std::scoped_lock lock(registry().guard);
   return registry().sites.emplace(site).first->c_str();
@@ -93,7 +94,8 @@ std::uint64_t elements(const XLA_FFI_Buffer& buffer) {
   return count;
 }
 
-// A call. XLA keeps the memory of the pointers until the call is complete.
+// One call by XLA: the collective to run, and the buffers. XLA keeps the memory of the pointers
+// until the call is complete.
 struct Request {
   comm::Communicator* group = nullptr;
   comm::Collective collective;
@@ -128,7 +130,8 @@ void read_attributes(const XLA_FFI_Attrs& attrs, Request& request) {
   }
 }
 
-// Read a call. The group is read first, so that its ranks can be notified if the rest is wrong.
+// Read XLA's call frame into `request`. The attributes are read first, because they name the group:
+// its ranks can then be notified of an error in the rest.
 void read(const XLA_FFI_CallFrame& call, Request& request) {
   read_attributes(call.attrs, request);
   if (call.args.size != 2 || call.rets.size != 2)
@@ -162,9 +165,10 @@ void run(const Request& request) {
     std::memcpy(request.next_token.data, request.token.data, sizeof(std::int32_t));
 }
 
-// Notify the group of a failure, or all groups if the call names none. A rank that fails before its
-// collective has begun has left the common sequence of calls: its next call would be matched with
-// this call of the other ranks. A group that has failed already does not change.
+// Notify the ranks of the call's group of a failure, or the ranks of all groups if the call names
+// no group. After a failure before its collective begins, a rank must not use the group again: the
+// other ranks would match the rank's next collective with this one. A group that has failed already
+// does not change.
 void notify_group(const Request& request, const char* message) noexcept {
   if (request.group != nullptr) return request.group->abort(message);
   const std::scoped_lock lock(registry().guard);
@@ -176,8 +180,9 @@ XLA_FFI_Error* error_of(const XLA_FFI_Api& api, const char* message) {
   return api.XLA_FFI_Error_Create(&args);
 }
 
-// A thread that runs asynchronous calls in their order. In a program, each call takes the token of
-// the previous one. The thread and this object exist until the process ends.
+// A thread that runs asynchronous calls in the order in which XLA makes them. XLA makes the calls
+// of one program in order, because each call takes the token of the previous one. The thread and
+// this object exist until the process ends.
 class Background {
  public:
   static Background& get() {
@@ -191,8 +196,8 @@ class Background {
     XLA_FFI_Future* future;
   };
 
-  // Take the only call of the list. Allocates no memory, because the call's future must be
-  // completed.
+  // Append `call`, a list of exactly one call, to the calls of the thread. This cannot fail and
+  // allocates no memory, because the call's future exists already and must be completed.
   void add(std::list<Pending>&& call) noexcept {
     {
       const std::scoped_lock lock(guard_);
@@ -243,9 +248,10 @@ class Background {
   std::list<Pending> calls_;
 };
 
-// Run a call on the background thread, and set its future. Return false if this XLA has no futures,
-// or in a forked child, which has no background thread. All steps that may fail come before the
-// future is created, because XLA waits for a future even if the call returns an error.
+// Append a call to the background thread, and set the future that the thread completes. Return
+// false if this XLA has no futures, or in a forked child, which has no background thread. All steps
+// that may fail come before the future is created, because XLA waits for a future even if the call
+// returns an error.
 bool run_in_background(const Request& request, XLA_FFI_CallFrame& call) {
   const XLA_FFI_Api& api = *call.api;
   if (!has_futures(api) || request.group->in_child()) return false;
@@ -259,8 +265,8 @@ bool run_in_background(const Request& request, XLA_FFI_CallFrame& call) {
   return true;
 }
 
-// If XLA only asks for the version of the handler, store it and return true. XLA asks at
-// registration.
+// If XLA only asks for the interface version of the handler, store the version in the call frame
+// and return true. Otherwise, return false. XLA asks when the handler is registered.
 bool answer_metadata(const XLA_FFI_CallFrame& call) {
   for (XLA_FFI_Extension_Base* each = call.extension_start; each != nullptr; each = each->next)
     if (each->type == XLA_FFI_Extension_Metadata) {

@@ -38,7 +38,8 @@ struct XLA_FFI_Api_Version {
   int minor_version;
 };
 
-// Later members are left out, because the handler does not set them.
+// The version and the traits of a handler, which XLA asks for. The header has more members after
+// these. They are left out, because the handler does not set them.
 struct XLA_FFI_Metadata {
   std::size_t struct_size;
   XLA_FFI_Api_Version api_version;
@@ -156,7 +157,7 @@ struct XLA_FFI_CallFrame {
   XLA_FFI_Future* future;  // out: XLA reads the results after it is complete
 };
 
-// A function of the table that ngd does not call.
+// The type of the functions in XLA_FFI_Api that ngd does not call.
 using XLA_FFI_Unused = void();
 
 struct XLA_FFI_Api {
@@ -177,7 +178,7 @@ struct XLA_FFI_Api {
   XLA_FFI_Unused* XLA_FFI_DeviceMemory_Free;
   XLA_FFI_Unused* XLA_FFI_ThreadPool_Schedule;
   XLA_FFI_Unused* XLA_FFI_ThreadPool_NumThreads;
-  // These return an error, or null.
+  // Each of these functions returns null, or an error if it fails.
   XLA_FFI_Error* (*XLA_FFI_Future_Create)(XLA_FFI_Future_Create_Args*);
   XLA_FFI_Error* (*XLA_FFI_Future_SetAvailable)(XLA_FFI_Future_SetAvailable_Args*);
   XLA_FFI_Error* (*XLA_FFI_Future_SetError)(XLA_FFI_Future_SetError_Args*);

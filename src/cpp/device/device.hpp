@@ -50,7 +50,7 @@ class Event {
 };
 
 // A queue of work. Only one thread at a time may use it. A kernel gets the queue in its arguments,
-// and knows the class of its device's queues.
+// and may cast it to the queue class of the kernel's device.
 class Queue {
  public:
   Queue() = default;
@@ -60,13 +60,14 @@ class Queue {
 
   virtual bool asynchronous() const noexcept = 0;
 
-  // These enqueue work. They throw only if they cannot enqueue it.
+  // These functions enqueue work. They throw only if they cannot enqueue it. If the work itself
+  // fails, a later wait or synchronize() throws.
   virtual void copy_from_host(void* destination, const void* source, std::size_t bytes) = 0;
   virtual void copy_to_host(void* destination, const void* source, std::size_t bytes) = 0;
   virtual void copy(void* destination, const void* source, std::size_t bytes) = 0;
   virtual void clear(void* destination, std::size_t bytes) = 0;  // to zeros
   virtual void record(Event& event) = 0;
-  // Delay work that is enqueued from now on until the event's queue has reached the event. A
+  // Make work that is enqueued from now on wait until another queue has reached the event. A
   // failure in that queue does not prevent the work.
   virtual void wait(const Event& event) = 0;
 
@@ -74,7 +75,8 @@ class Queue {
   // usable again.
   virtual void synchronize() = 0;
 
-  // Set the origin of the work that is enqueued from now on. A QueueError has the origin.
+  // Set the origin of the work that is enqueued from now on, such as a pointer to its instruction.
+  // If the work fails, QueueError::origin() returns this pointer.
   void set_origin(const void* origin) noexcept { origin_ = origin; }
   const void* origin() const noexcept { return origin_; }
 

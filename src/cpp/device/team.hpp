@@ -30,8 +30,8 @@ constexpr Range share(std::int64_t count, std::int64_t unit, std::int64_t part,
 // shares is count / grain, rounded up, but at most thread_count().
 //
 // Every parallel region has the full team of thread_count() threads, and threads without a share
-// return at once. A region of fewer threads would make libgomp end the others, and the next full
-// region would create them again: several thread creations in every step.
+// return at once. A region of fewer threads would make libgomp end the unused threads, and the next
+// full region would create them again. That would happen several times per step.
 template <class Body>
 void for_range(std::int64_t count, std::int64_t grain, Body&& body) {
   const int threads = thread_count();
@@ -42,7 +42,7 @@ void for_range(std::int64_t count, std::int64_t grain, Body&& body) {
     return;
   }
 #pragma omp parallel num_threads(threads)
-  // If OpenMP gives fewer threads than it was asked for (OMP_DYNAMIC), a thread takes several
+  // If OpenMP gives fewer threads than there are shares (OMP_DYNAMIC), a thread computes several
   // shares.
   for (std::int64_t part = omp_get_thread_num(); part < parts; part += omp_get_num_threads()) {
     const Range own = share(count, 1, part, parts);
@@ -50,8 +50,9 @@ void for_range(std::int64_t count, std::int64_t grain, Body&& body) {
   }
 }
 
-// Call body(piece) for each piece in [0, pieces). A thread gets consecutive pieces. A kernel that
-// was built for more threads than there are now (in a forked child) still runs all its pieces.
+// Call body(piece) for each piece in [0, pieces). A thread gets consecutive pieces. There may be
+// more pieces than threads: a kernel that was built for more threads than a forked child has still
+// runs all its pieces.
 template <class Body>
 void for_pieces(std::int64_t pieces, Body&& body) {
   for_range(pieces, 1, [&](std::int64_t begin, std::int64_t end) {

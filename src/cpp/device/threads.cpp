@@ -48,14 +48,14 @@ int affinity_cores() noexcept {
 double quota_cores() noexcept {
   try {
     return cgroup_cpu_quota();
-  } catch (const std::exception&) {  // no memory for the names of files
+  } catch (const std::exception&) {  // out of memory while file names are built
     return 0;
   }
 }
 
-// The cores for threads that run no kernels, if OpenMP binds the kernels' threads. OpenMP also
-// binds the main thread, so a thread that the main thread starts would otherwise inherit its single
-// core.
+// The cores for threads that run no kernels. They are used only if OpenMP binds the kernels'
+// threads to cores. OpenMP then also binds the main thread, so a thread that the main thread starts
+// would otherwise inherit the main thread's single core.
 struct OffKernelAffinity {
   std::mutex mutex;
   cpu_set_t cores{};
@@ -170,7 +170,8 @@ int thread_count() {
   const int share = thread_share.load(std::memory_order_relaxed);
   const int wanted = requested_by_user > 0 ? requested_by_user : share > 0 ? share : all;
   if (wanted == 1) return 1;
-  // The last value of `wanted` (upper half), and the number of threads for it (lower half).
+  // A cached result: the last value of `wanted` in the upper half, and the number of threads that
+  // was found for it in the lower half.
   static std::atomic<std::uint64_t> answer{0};
   const std::uint64_t last = answer.load(std::memory_order_relaxed);
   if (last >> 32 == static_cast<std::uint64_t>(wanted)) return static_cast<int>(last & 0xffffffff);

@@ -9,18 +9,20 @@ namespace ngd::device {
 // lower if the system can start only fewer threads. It is 1 in a forked child, where libgomp hangs
 // with more. Throws Init if NGD_THREADS is not a number, or exceeds what the system can start.
 int thread_count();
-// The number of cores that the affinity mask and the quotas of enclosing cgroups allow.
+// Return the number of cores that the affinity mask of this process, and the CPU quotas of the
+// cgroups that enclose it, allow.
 int available_cores() noexcept;
 // Set the number of threads of this rank, if ranks share the available cores. Call it from a thread
 // that runs kernels. Throws the errors of thread_count().
 void set_thread_share(int threads);
-// Keeps a thread that runs no kernels off the cores of the kernels' threads, if OpenMP binds those
-// to places (OMP_PROC_BIND). The thread owns this object. A thread-local variable would be
-// constructed at its first use, and the C library ends the process if there is no memory for it.
+// Keeps a thread that runs no kernels off the cores of the kernels' threads, if OpenMP binds these
+// to places (OMP_PROC_BIND). The thread owns this object, which is not thread_local: a thread_local
+// variable would be constructed at its first use, and the C library ends the process if there is no
+// memory for it.
 class OffKernelCores {
  public:
   // Move the calling thread to cores on which no kernels run. If kernels run on all cores, the
-  // thread may use all of them. A repeated call costs one load.
+  // thread may use all of them. If nothing has changed since the last call, a call costs one load.
   void follow() noexcept;
 
  private:

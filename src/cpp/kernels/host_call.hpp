@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls of Python functions inside a step (ngd.call_host). The Cython layer sets the callback once.
+// Calls of Python functions inside a step (ngd.call_host). ngd's Cython code sets the callback
+// below, once per process.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +9,7 @@
 
 namespace ngd::kernels {
 
-// The memory of one operand or result of a host function.
+// The memory of one operand or result of a Python function.
 struct HostBuffer {
   void* data;  // null for an output that no instruction reads
   std::size_t bytes;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Kernels, and the tables that choose them. Each row of a table offers a kernel for a query, or
-// refuses it with a reason.
+// refuses the query with a reason.
 #pragma once
 
 #include <compare>
@@ -51,23 +51,25 @@ struct KernelArgs {
 class Kernel {
  public:
   virtual ~Kernel() = default;
-  // Do work that takes long, such as code generation. Called once, before the first run(), and not
-  // for kernels that only answer a query.
+  // Do work that takes long, such as code generation. Called once, before the first run(). It is
+  // not called for a kernel that is only constructed to find out whether there is one for a query.
   virtual void prepare() {}
   virtual void run(const KernelArgs& args) const = 0;
   virtual std::size_t scratch_bytes() const { return 0; }  // of KernelArgs::scratch
-  // All pairs may be used together, but two outputs never share bytes. If one buffer serves several
-  // inputs, an output in this buffer needs a pair with each of them.
+  // Return the pairs of an output and an input whose memory the output may use. All pairs may be
+  // used together, but two outputs never share bytes. If one buffer serves several inputs, an
+  // output in this buffer needs a pair with each of them.
   virtual std::vector<InPlace> in_place() const { return {}; }
 };
 
 // The answer of a row to a query.
 struct Offer {
   std::unique_ptr<Kernel> kernel;  // null: refused
-  // The reason, if refused. Empty if a later row offers the same kernel and gives the reason.
+  // The reason for a refusal. Empty if a later row of the table offers the same kernel, because
+  // that row then gives the reason.
   std::string refusal = {};
   // False if 16-bit operands are widened in memory or their products are emulated: the kernel is
-  // then slower than one of float32.
+  // then slower than the same kernel of float32.
   bool is_native = true;
 
   static Offer refuse(std::string reason) { return {nullptr, std::move(reason)}; }
@@ -86,13 +88,13 @@ KernelTable cpu_table();
 
 std::string onednn_version();  // "" in a build without oneDNN
 
-// The result of find().
+// The result of find(): a row of the table, and its offer.
 struct Found {
   const KernelRow* row = nullptr;  // null: all rows refused, and offer.refusal has their reasons
   Offer offer;
 };
 
-// Return the first offer of a kernel, and its row.
+// Return the first offer of a kernel in the table, and its row. If all rows refuse, `row` is null.
 Found find(KernelTable table, const KernelQuery& query, const Machine& machine);
 
 }  // namespace ngd::kernels

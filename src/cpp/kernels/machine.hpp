@@ -8,11 +8,12 @@
 
 namespace ngd::kernels {
 
-// A plain value: a test may describe another machine than the one that it runs on. The cache sizes
-// are those of Zen 4 with 16 MiB of L3. The rules that use them were measured there.
+// The description is a plain value, so a test may describe another machine than the one that it
+// runs on. The default cache sizes are those of Zen 4 with 16 MiB of L3, because the rules that use
+// the sizes were measured there.
 //
-// Loops over tiles, and reductions, do not use this SIMD level. Their results are the same on all
-// levels, and they use simd_level().
+// Tile loops and reductions do not use this SIMD level, but simd_level(): their results are the
+// same on all levels.
 struct Machine {
   int threads = 1;
   SimdLevel simd = SimdLevel::Baseline;

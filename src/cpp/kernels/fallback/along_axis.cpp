@@ -14,8 +14,9 @@ namespace {
 
 constexpr std::int64_t kGrainWork = 1 << 14;  // the minimum of elements per thread
 
-// Both kernels. The tensor is [outer, length, inner], and the selection and the indices are [outer,
-// count, inner]. A line is the elements along the middle axis.
+// take_along_axis and add_along_axis. The tensor is seen as [outer, length, inner], and the indices
+// and the selected elements as [outer, count, inner]. The indices select along the middle axis. A
+// line is the elements along the middle axis.
 class AlongAxis final : public Kernel {
  public:
   explicit AlongAxis(const KernelQuery& query)
@@ -33,7 +34,7 @@ class AlongAxis final : public Kernel {
     for (std::size_t a = axis + 1; a < tensor.size(); ++a) inner_ *= tensor[a];
   }
 
-  // Scratch memory for the float32 sums of 16-bit floats.
+  // Return the bytes of scratch memory: add_along_axis adds 16-bit floats in float32.
   std::size_t scratch_bytes() const override {
     const std::int64_t sums = is_add_ && is_half(dtype_) ? outer_ * length_ * inner_ : 0;
     return static_cast<std::size_t>(sums) * sizeof(float);
@@ -60,7 +61,8 @@ class AlongAxis final : public Kernel {
   }
 
  private:
-  // Return an index. As in NumPy, a negative index counts from the end.
+  // Return index number i as a number >= 0. As in NumPy, a negative index counts from the end of
+  // the axis.
   std::int64_t index(const KernelArgs& args, std::int64_t i) const {
     const std::int64_t index = index_at(index_dtype_, args.inputs[1], i);
     return index < 0 ? index + length_ : index;

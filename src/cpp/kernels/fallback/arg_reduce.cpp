@@ -82,8 +82,9 @@ bool less(T a, T b) {
   return a < b || (b != b && a == a);
 }
 
-// Store the k largest or smallest elements of a row, and their indices, unless the pointer is null.
-// `positions` is memory for all indices of the row. Only the first k of them are sorted by value.
+// Store the k largest or smallest elements of a row in `values`, and their indices in `indices`. A
+// result whose pointer is null is not stored. `positions` is scratch memory for the indices of all
+// elements of the row; only the first k of them are sorted by value.
 template <class T>
 void select_top_k(const T* x, std::int64_t length, std::int64_t k, bool is_largest,
                   std::int64_t* positions, T* values, std::int64_t* indices) {
@@ -115,7 +116,7 @@ class TopK final : public Kernel {
                                        std::max<std::int64_t>(max_pieces, 1));
   }
 
-  // Scratch memory for the indices of one row per thread.
+  // Return the bytes of scratch memory, for the indices of one row per thread.
   std::size_t scratch_bytes() const override {
     return static_cast<std::size_t>(pieces_ * length_) * sizeof(std::int64_t);
   }

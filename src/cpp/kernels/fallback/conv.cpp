@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Convolutions and their gradients as GEMMs (im2col), for all floats.
 //
-// The column matrix of an image is [groups, in * kernel, positions]. Each of its rows belongs to an
-// input channel and a kernel position, and has the data that this weight multiplies, for all output
-// positions. The output positions of an image are divided into chunks, so that the column matrix of
-// a chunk is small:
+// The column matrix of an image is [groups, in * kernel, positions]. It has one row per input
+// channel and kernel position, and one column per output position. Its element is the datum that
+// the weight of this channel and kernel position multiplies at this output position. The output
+// positions of an image are divided into chunks, so that the column matrix of a chunk is small:
 //
 //   result chunk    = weights @ columns of the data
-//   data gradient   = weights transposed @ result chunk: columns, each element of which is added to
-//                     the position that it was read from
+//   data gradient   = weights transposed @ result chunk. This is a column matrix, and each of its
+//                     elements is added to the datum that the element belongs to.
 //   weight gradient = sum over images and chunks of result chunk @ columns transposed
 //
 // f32 and f64 are computed in their own dtype, and 16-bit floats in f32: their operands are cast to
@@ -69,7 +69,7 @@ struct Chunks {
   std::int64_t columns, part, product;
 };
 
-// The computation of one of the three ops, in the dtype T.
+// The computation of a convolution, a data gradient or a weight gradient, in the dtype T.
 template <class T>
 class Columns {
  public:
@@ -84,7 +84,7 @@ class Columns {
            std::max(chunk_gemm_.scratch_elements(), last_gemm_.scratch_elements());
   }
 
-  // Compute the op. The operands and the output are those of the op.
+  // Compute the op. `first` and `second` are its operands, and `output` is its result.
   void run(const T* first, const T* second, T* output, T* scratch) const {
     T* columns = scratch;
     T* part = columns + chunks_.columns;
@@ -125,7 +125,8 @@ class Columns {
   }
 
  private:
-  // Copy `positions` elements of each row of a result. from_row and to_row are the row lengths.
+  // Copy the first `positions` elements of each row, one row per channel of the result. from_row
+  // and to_row are the numbers of elements from one row to the next, in `from` and in `to`.
   void copy_rows(const T* from, std::int64_t positions, std::int64_t from_row, T* to,
                  std::int64_t to_row) const {
     device::for_range(
@@ -191,9 +192,10 @@ class Columns {
                       });
   }
 
-  // Call body(line, x, run) for each run of output positions along the last axis. For this run, the
-  // weight reads the line of the data that begins at element `line`, from position x on, with the
-  // stride of the convolution. If `line` is -1, it reads padding.
+  // Divide `positions` output positions into runs of neighbours along the last axis, and call
+  // body(line, x, run) for each run of `run` positions. For a run, kernel position `weight` reads
+  // the line of the data that begins at element `line`, from position x of the line on, with the
+  // stride of the convolution. If `line` is -1, the whole line is padding.
   template <class Body>
   void for_runs(std::int64_t weight, std::int64_t begin, std::int64_t positions,
                 Body&& body) const {
@@ -211,7 +213,8 @@ class Columns {
     }
   }
 
-  // Return the position along an axis that a window reads with one of its weights.
+  // Return the position along an axis that kernel position `weight` of window number `window`
+  // reads. It may be outside of the data.
   std::int64_t data_position(std::size_t axis, std::int64_t window, std::int64_t weight) const {
     return window * s_.strides[axis] - s_.before[axis] + weight * s_.dilations[axis];
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// cumsum: the sum of each element and all elements before it along an axis, or, in reverse, all
-// elements after it.
+// cumsum: for each element, the sum of this element and all elements before it along an axis. With
+// the attribute `reverse`, the sum of this element and all elements after it.
 #include <algorithm>
 #include <type_traits>
 
@@ -15,7 +15,8 @@ namespace {
 constexpr std::int64_t kGrainWork = 1 << 14;  // the minimum of elements per thread
 constexpr std::int64_t kLines = 64;           // neighbouring lines that are summed in one pass
 
-// The type of the sums. f32 is summed in f64, and 16-bit floats in f32. An element is rounded once.
+// The type of the sums: f64 for f32, f32 for 16-bit floats, and the elements' own type for others.
+// Each result is rounded once.
 template <class T>
 using Accumulator = std::conditional_t<std::is_same_v<T, float>, double, SumType<T>>;
 

@@ -20,8 +20,8 @@ std::int64_t grain_for(std::int64_t work) {
   return std::max<std::int64_t>(1, kGrainWork / std::max<std::int64_t>(1, work));
 }
 
-// The shape of a tensor as [outer, length, inner], where the middle axis is the indexed one, and
-// the indices into this axis.
+// A tensor as [outer, length, inner], where the middle axis is the indexed one, and the indices
+// into this axis: their dtype, their number, and the range that they may have.
 struct Axes {
   Axes(const KernelQuery& query, const Shape& tensor_shape)
       : index_dtype(query.inputs[1].dtype),
@@ -33,7 +33,8 @@ struct Axes {
     for (std::size_t a = axis + 1; a < tensor_shape.size(); ++a) inner *= tensor_shape[a];
   }
 
-  // Return an index. As in NumPy, a negative index counts from the end.
+  // Return index number i of `values` as a number >= 0. As in NumPy, a negative index counts from
+  // the end of the axis.
   std::int64_t index_of(const void* values, std::int64_t i) const {
     const std::int64_t index = index_at(index_dtype, values, i);
     return index < 0 ? index + length : index;
@@ -72,13 +73,14 @@ class Gather final : public Kernel {
   std::size_t run_bytes_;
 };
 
-// Updates are added in the order of the indices. The threads share the other axes.
+// scatter_add. Updates are added in the order of the indices. The threads divide the lines along
+// the indexed axis, so one thread adds all updates of a line.
 class ScatterAdd final : public Kernel {
  public:
   explicit ScatterAdd(const KernelQuery& query)
       : axes_(query, query.outputs[0].shape), dtype_(query.outputs[0].dtype) {}
 
-  // Scratch memory for the float32 sums of 16-bit floats.
+  // Return the bytes of scratch memory: 16-bit floats are added in float32.
   std::size_t scratch_bytes() const override {
     const std::int64_t sums = is_half(dtype_) ? axes_.outer * axes_.length * axes_.inner : 0;
     return static_cast<std::size_t>(sums) * sizeof(float);
@@ -95,7 +97,8 @@ class ScatterAdd final : public Kernel {
   }
 
  private:
-  // Compute the lines [begin, end) of all outer x inner lines along the indexed axis.
+  // Compute the lines from `begin` to end - 1. A line is the elements along the indexed axis, and
+  // there are outer * inner lines.
   template <class T>
   void add(const KernelArgs& args, std::int64_t begin, std::int64_t end) const {
     using Sum = SumType<T>;
@@ -130,7 +133,8 @@ class ScatterAdd final : public Kernel {
   DType dtype_;
 };
 
-// The number of a row, from one index per axis. The first index is that of the outermost axis.
+// row_number: the number of a row in row-major order, computed from one index per axis. The first
+// input has the indices of the outermost axis.
 class RowNumber final : public Kernel {
  public:
   explicit RowNumber(const KernelQuery& query) : count_(query.outputs[0].count()) {
@@ -179,7 +183,8 @@ class OneHot final : public Kernel {
           if constexpr (std::is_integral_v<Index>)
             for (std::int64_t row = begin; row < end; ++row) {
               const Index index = static_cast<const Index*>(args.inputs[0])[row];
-              // As an unsigned number, a negative index is larger than depth_.
+              // As an unsigned number, a negative index is larger than depth_, so one comparison
+              // excludes both negative and too large indices.
               if (static_cast<std::uint64_t>(index) < static_cast<std::uint64_t>(depth_))
                 out[row * depth_ + static_cast<std::int64_t>(index)] = one;
             }
@@ -218,8 +223,8 @@ class Iota final : public Kernel {
   std::int64_t count_, length_ = 1, inner_ = 1;
 };
 
-// Return the reason why the indices do not select a part of this type from the tensor, or an empty
-// text.
+// Return the reason why an op cannot select a part of type `part` from the tensor by the indices of
+// the query, or an empty text if it can.
 std::string refusal_of(const KernelQuery& query, const TensorType& tensor, const TensorType& part) {
   const std::int64_t axis = query.attrs.integer("axis");
   if (axis < 0 || axis >= static_cast<std::int64_t>(tensor.shape.size()))

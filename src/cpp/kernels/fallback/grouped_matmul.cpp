@@ -11,11 +11,13 @@ namespace ngd::kernels::fallback {
 
 namespace {
 
-// An operand or result in the type T of the computation.
+// An operand or result of a product, which is computed in the type T. Elements of another dtype
+// (16-bit floats) are converted in scratch memory.
 template <class T>
 class ComputedArray {
  public:
-  // max_elements: the largest number of elements of one product.
+  // max_elements: the largest number of elements that one product reads from, or stores in, this
+  // array.
   ComputedArray(DType dtype, std::int64_t max_elements)
       : item_bytes_(static_cast<std::int64_t>(size_of(dtype))),
         widen_(gemm::cast_to_computed(dtype)),
@@ -24,7 +26,8 @@ class ComputedArray {
 
   std::int64_t scratch_elements() const { return scratch_elements_; }
 
-  // Return elements of an operand. 16-bit floats are widened to `scratch`.
+  // Return `count` elements of an operand, from element `first` on. 16-bit floats are widened to
+  // `scratch`, and other elements are not copied.
   const T* read(const void* data, std::int64_t first, std::int64_t count, T* scratch) const {
     const std::byte* from = static_cast<const std::byte*>(data) + first * item_bytes_;
     if (widen_ == nullptr) return reinterpret_cast<const T*>(from);
@@ -32,7 +35,8 @@ class ComputedArray {
                         count);
     return scratch;
   }
-  // Return the memory for elements of a result. store() then moves them to the output, if needed.
+  // Return the memory in which a product stores its result: the output from element `first` on, or
+  // `scratch` if the output has 16-bit floats. store() then rounds these to the output.
   T* result_memory(void* data, std::int64_t first, T* scratch) const {
     return narrow_ == nullptr ? static_cast<T*>(data) + first : scratch;
   }
@@ -70,7 +74,7 @@ class GemmProducts {
   void run(const KernelArgs& args, std::int64_t m, std::int64_t k, std::int64_t a, std::int64_t b,
            std::int64_t out) const {
     const MatmulShape shape(m, largest_.n, k, largest_.transpose_a, largest_.transpose_b);
-    Machine machine = machine_;  // with one thread in a forked child
+    Machine machine = machine_;  // thread_count() is 1 in a forked child
     machine.threads = std::min(machine.threads, device::thread_count());
     T* scratch_a = static_cast<T*>(args.scratch);
     T* scratch_b = scratch_a + a_.scratch_elements();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// call_host: a call of a Python function of the program, with operands and results, on the thread
-// of the step.
+// call_host: a call of a Python function by a step. It has operands and results, and runs on the
+// thread that runs the step.
 #include "kernels/host_call.hpp"
 
 #include <atomic>

@@ -3,8 +3,9 @@
 // computed in their own dtype. Other integers and bool are computed in u32, and 16-bit floats in
 // f32: their operands are cast to scratch memory first, and the result is cast back.
 //
-// The table has two rows of this kernel. The row before oneDNN's offers it for the shapes that it
-// multiplies faster than oneDNN (is_fastest). The row after oneDNN's offers it for all.
+// kernels/table.inc has two rows for this kernel. The row above oneDNN's row offers the kernel only
+// for the shapes that it multiplies faster than oneDNN (is_fastest). The row below oneDNN's row
+// offers it for all shapes.
 #include <algorithm>
 #include <bit>
 
@@ -98,11 +99,11 @@ class Matmul final : public Kernel {
   std::int64_t output_count_ = 0;
 };
 
-// Return true if the last vector of each row of B is mostly empty. oneDNN fills it with zeros,
-// which are then at least a tenth of its work. Times of ngd's GEMM in units of oneDNN's time, on
-// Zen 4: 128 x 784 by 784 x 100 0.93, by 784 x 50 0.85, by 784 x 33 0.81; with A transposed, 784 x
-// 128 by 128 x 100 0.89, by 128 x 68 0.90, by 128 x 50 0.77; and by 128 x 200, with less than a
-// tenth of zeros, 0.99.
+// Return true if the last vector of each row of B is mostly empty. oneDNN fills it with zeros, and
+// then at least a tenth of oneDNN's work is on zeros. ngd's time divided by oneDNN's time on Zen 4:
+// 128 x 784 by 784 x 100: 0.93, by 784 x 50: 0.85, by 784 x 33: 0.81. With A transposed, 784 x 128
+// by 128 x 100: 0.89, by 128 x 68: 0.90, by 128 x 50: 0.77. With less than a tenth of zeros, by 128
+// x 200: 0.99.
 bool has_mostly_empty_vector(const MatmulShape& shape) {
   constexpr std::int64_t kLanes = 16, kMaxUsed = 12, kMinColumns = 20;
   const std::int64_t used = shape.n % kLanes, empty = used > 0 ? kLanes - used : 0;
@@ -113,26 +114,27 @@ bool has_mostly_empty_vector(const MatmulShape& shape) {
 // Return true if a few rows are multiplied by a matrix whose row length is a power of two. The
 // copies that oneDNN makes of such a matrix share few sets of the caches, and wait for memory. On
 // one core of an EPYC (Zen 5), ngd's GEMM takes 0.7 to 0.9 of oneDNN's time, and 0.92 with 192
-// rows. With fewer than 32 rows, it is not faster if the matrix is in no cache, and takes up to 1.9
-// times as long if the matrix is in a cache, because it packs the whole matrix. For 128 x 768 by
-// 768 x 3072, both take equally long.
+// rows. For 128 x 768 by 768 x 3072, both take equally long. With fewer than 32 rows, ngd's GEMM is
+// not faster if the matrix is in no cache. If the matrix is in a cache, ngd's GEMM takes up to 1.9
+// times as long as oneDNN, because it packs the whole matrix.
 bool has_conflicting_rows(const MatmulShape& shape) {
   constexpr std::int64_t kMaxRows = 128, kMinColumns = 512, kMinDepth = 128;
   return !shape.transpose_a && shape.m <= kMaxRows && shape.n >= kMinColumns &&
          shape.k >= kMinDepth && std::has_single_bit(static_cast<std::uint64_t>(shape.n));
 }
 
-// Return true if A is transposed and the depth is small: the gradient of weights in a step of few
-// samples. elementwise_product.cpp multiplies the same shapes with this GEMM, so both have the same
-// bits. With AVX-512, it takes 0.94 to 0.98 of oneDNN's time.
+// Return true if A is transposed and the depth is small, as for the gradient of weights in a step
+// of few samples. elementwise_product.cpp multiplies the same shapes with the same GEMM, so the
+// results of both kernels have the same bits. With AVX-512, this GEMM takes 0.94 to 0.98 of
+// oneDNN's time.
 bool is_shallow_gradient(const MatmulShape& shape) {
   constexpr std::int64_t kMaxDepth = 256;
   return shape.transpose_a && shape.k <= kMaxDepth &&
          shape.m * shape.n >= shape.k * (shape.m + shape.n);
 }
 
-// Return true if ngd's GEMM is faster than oneDNN. Except for shallow gradients, this was measured
-// with AVX-512 only.
+// Return true if ngd's GEMM is faster than oneDNN. Except for is_shallow_gradient(), the conditions
+// were measured with AVX-512 only, so they are false at lower SIMD levels.
 bool is_fastest(const KernelQuery& query, const MatmulShape& shape, const Machine& machine) {
   constexpr std::int64_t kMinRows = 32;
   if (query.outputs[0].dtype != DType::F32 || shape.mixed || shape.transpose_b ||

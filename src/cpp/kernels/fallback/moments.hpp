@@ -11,11 +11,13 @@
 namespace ngd::kernels::fallback {
 
 struct MomentLoops {
-  // Add the sums of `count` dense elements to *sum and *square.
+  // For each of `count` dense elements, add the difference element - *shift to *sum, and the square
+  // of the difference to *square.
   void (*row)(const void* elements, std::int64_t count, const void* shift, double* sum,
               double* square);
-  // Add the sums of column j of `rows` rows to sums[j] and squares[j]. `stride` is the number of
-  // elements from one row to the next.
+  // For each column j < width and each of `rows` rows, add the difference element - shifts[j] to
+  // sums[j], and the square of the difference to squares[j]. `stride` is the number of elements
+  // from one row to the next.
   void (*columns)(const void* elements, std::int64_t rows, std::int64_t stride, std::int64_t width,
                   const void* shifts, double* sums, double* squares);
 };

@@ -57,12 +57,12 @@ struct Loops {
     }
   }
 
-  // A stripe of columns: their shifts, sums, and sums of squares.
+  // The shifts, sums and sums of squares of up to kStripe neighbouring columns.
   struct Stripe {
     T shifts[kStripe], sums[kStripe], squares[kStripe];
   };
 
-  // Add rows of `vectors` whole vectors of columns. The sums stay in registers.
+  // Add `rows` rows of `vectors` whole vectors of columns to the sums, which stay in registers.
   template <int vectors>
   NGD_INLINE void add(const T* x, std::int64_t rows, std::int64_t stride, const T* shifts, T* sums,
                       T* squares) {
@@ -89,9 +89,9 @@ struct Loops {
     }
   }
 
-  // Add rows of at most kStripe columns. If a vector has more lanes than columns are left, the
-  // vector of a row reads on into the next row, and these lanes are ignored. Only the last rows
-  // must not be read so, as they could end the array.
+  // Add `rows` rows of at most kStripe columns. If fewer columns are left than a vector has lanes,
+  // the vector of a row also reads elements of the next row, and these lanes are ignored. The last
+  // rows are read one element at a time, because a vector could read past the end of the array.
   NGD_INLINE void add(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t width,
                       Stripe& block) {
     if (width == kStripe) return add<4>(x, rows, stride, block.shifts, block.sums, block.squares);

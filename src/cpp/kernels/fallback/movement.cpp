@@ -33,8 +33,9 @@ class Copy final : public Kernel {
   std::size_t bytes_;
 };
 
-// One strided copy. The input is read from element source_begin on, and the output is written from
-// element target_begin on.
+// The kernel that makes one strided copy. It first clears bytes_to_clear bytes of the output. Then
+// it reads the input from element source_begin on, and writes the output from element target_begin
+// on.
 class Move final : public Kernel {
  public:
   Move(StridedCopy copy, std::size_t item, std::int64_t source_begin, std::int64_t target_begin,
@@ -106,13 +107,14 @@ bool is_inside(const Shape& part, const Shape& tensor, const Attrs& attrs) {
   return true;
 }
 
-// The elements that starts and steps select: the index of the first one, and the strides.
+// The elements that the attributes `starts` and `steps` select from a tensor: the index of the
+// first one, and the number of elements in memory from one to the next along each axis.
 struct Window {
   std::int64_t begin = 0;
   Shape strides;
 };
 
-// Return the window that starts and steps select in a dense tensor.
+// Return the window that the attributes `starts` and `steps` select in a dense tensor.
 Window window_of(const Shape& tensor, const Attrs& attrs) {
   Window window{0, row_major_strides(tensor)};
   for (std::size_t a = 0; a < tensor.size(); ++a) {

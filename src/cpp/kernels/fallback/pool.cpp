@@ -35,7 +35,8 @@ void visit_floats(DType dtype, Visitor&& visitor) {
   }
 }
 
-// The shapes of a pool. In these types, the channels precede the spatial axes.
+// The shapes of the data and windows of a pool. In these types, the channels precede the spatial
+// axes, even if the channels are last in memory.
 struct PoolShape : Windows {
   TensorType data, windows;
   std::int64_t planes = 0;
@@ -60,8 +61,8 @@ struct PoolShape : Windows {
         1, kGrainWork / std::max<std::int64_t>(1, window_count() * kernel_places()));
   }
 
-  // The part of a window that is in the data, along an axis: the kernel positions [first, last).
-  // The first one reads the data at `position`.
+  // The part of a window, along one axis, that is inside the data: the kernel positions from
+  // `first` to last - 1. Kernel position `first` reads the data at `position`.
   struct Range {
     std::int64_t first, last, position;
   };
@@ -75,8 +76,9 @@ struct PoolShape : Windows {
     return {first, last, start + first * step};
   }
 
-  // Call handle(window, body) for the windows of a plane, in order. `body` takes a function `read`,
-  // and calls read(position) for every position of the window.
+  // Call handle(window, body) for each window of a plane, in order; `window` is its number. When
+  // `handle` calls body(read), read(position) is called for each position of the data that the
+  // window reads.
   template <class Each>
   void for_windows(Each&& handle) const {
     std::int64_t window = 0;
@@ -90,7 +92,8 @@ struct PoolShape : Windows {
       }
   }
 
-  // Call read(position) for every position of window (i, j, k).
+  // Call read(position) for each position of the data that a window reads. i, j and k are the
+  // numbers of the window along the three spatial axes.
   template <class Read>
   void visit(std::int64_t i, std::int64_t j, std::int64_t k, Read&& read) const {
     visit(range(0, i), range(1, j), range(2, k), read);
@@ -135,8 +138,8 @@ class MaxPool final : public Kernel {
     return output == nullptr ? nullptr : static_cast<T*>(output) + p * shape_.window_count();
   }
 
-  // The same with channels last: all channels of a window are computed at once, and the threads
-  // share the rows of windows.
+  // Compute max_pool with channels last. The channels of a window are computed together, kPiece at
+  // a time, and the threads share the rows of windows.
   template <class T>
   void run_channels_last(const KernelArgs& args) const {
     const PoolShape::Axes& counts = shape_.counts;
@@ -213,8 +216,8 @@ class MaxPool final : public Kernel {
   PoolShape shape_;
 };
 
-// Both directions: avg_pool reads planes of data and writes planes of windows, and avg_pool_grad
-// reads planes of windows and writes planes of data.
+// avg_pool, which reads planes of data and writes planes of windows, and avg_pool_grad, which reads
+// planes of windows and writes planes of data.
 class AvgPool final : public Kernel {
  public:
   explicit AvgPool(const KernelQuery& query)
@@ -225,7 +228,7 @@ class AvgPool final : public Kernel {
 
   const PoolShape& shape() const { return shape_; }
 
-  // Scratch memory for the float32 sums of a gradient of 16-bit floats.
+  // Return the bytes of scratch memory: avg_pool_grad adds 16-bit floats in float32.
   std::size_t scratch_bytes() const override {
     const std::int64_t sums = is_gradient_ && is_half(shape_.data.dtype) ? shape_.data.count() : 0;
     return static_cast<std::size_t>(sums) * sizeof(float);
@@ -273,8 +276,8 @@ class AvgPool final : public Kernel {
       for (std::int64_t i = 0; i < shape_.data_places(); ++i) x[i] = T(sums[i]);
   }
 
-  // Return the number of positions that a window averages: those in the data, or, if padding
-  // counts, all up to the end of the padding.
+  // Return the number of positions by which the sum of a window is divided: those in the data or,
+  // if padding counts, all positions up to the end of the padding.
   std::int64_t divisor(std::int64_t window) const {
     std::int64_t product = 1;
     for (std::size_t axis = 3; axis-- > 0; window /= shape_.counts[axis]) {

@@ -62,7 +62,7 @@ class Random final : public Kernel {
   void fill(std::uint64_t seed, std::uint64_t offset, std::int64_t first, std::byte* out) const {
     const std::int64_t count = count_ - first < kPiece ? count_ - first : kPiece;
     const std::int64_t per_block = size_of(dtype_) == 8 ? 2 : 4;
-    // Elements are computed in pairs, so there is one more if the count is odd.
+    // Normal numbers are computed in pairs, so for an odd count, one more is computed than stored.
     std::uint32_t words[2 * kPiece + 4];
     philox_(seed, offset, static_cast<std::uint64_t>(first / per_block),
             divide_up(count, per_block), words);

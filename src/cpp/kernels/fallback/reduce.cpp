@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// sum, mean, max, min and prod over any axes. reduce/geometry.hpp describes the tasks. If a result
-// has several chunks, the results of the chunks are combined by a balanced tree.
+// sum, mean, max, min and prod over any axes. reduce/geometry.hpp describes how the elements are
+// divided into chunks and tasks. If a result has several chunks, the results of the chunks are
+// combined by a balanced tree.
 #include <algorithm>
 
 #include "kernels/reduce/loops.hpp"
@@ -74,7 +75,8 @@ class Reduce final : public Kernel {
       loops_.columns(x, count, geometry_.along.stride, columns, cells);
   }
 
-  // Widen 16-bit floats buffer by buffer, and add them.
+  // Widen a segment of 16-bit floats to f32, one buffer at a time, and add it to the accumulators
+  // in `cells`.
   void add_16_bit_segment(const std::byte* x, std::int64_t count, std::int64_t columns,
                           void* cells) const {
     constexpr std::int64_t kBuffer = 4096;

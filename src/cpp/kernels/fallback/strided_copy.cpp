@@ -37,9 +37,9 @@ void copy_run(const T* source, std::int64_t source_stride, T* target, std::int64
     for (std::int64_t i = 0; i < count; ++i) target[i * target_stride] = source[i * source_stride];
 }
 
-// Transpose a block whose sides are at most a cache line, via a buffer, so that each line is read
-// or written as a whole. If strides are powers of two, the lines of a block evict each other from
-// the cache.
+// Transpose a block whose sides are at most a cache line long. The block is copied via a buffer, so
+// that each cache line is read or written as a whole. Without the buffer, if strides are powers of
+// two, the cache lines of a block evict each other from the cache.
 template <class T>
 void transpose_block(const T* source, std::int64_t source_stride, T* target,
                      std::int64_t target_stride, std::int64_t dense, std::int64_t strided) {
@@ -66,7 +66,8 @@ StridedCopy::StridedCopy(const Shape& shape, const Shape& source_strides,
     inner_ = outer_.back();
     outer_.pop_back();
   }
-  // It is a transpose if the source is dense along an axis along which the target is not.
+  // The copy is a transpose if the target is dense along the inner axis, and the source along
+  // another.
   const auto dense =
       std::find_if(outer_.begin(), outer_.end(), [](const Axis& a) { return a.source == 1; });
   if (dense != outer_.end() && inner_.target == 1 && std::abs(inner_.source) > 1) {
@@ -77,8 +78,8 @@ StridedCopy::StridedCopy(const Shape& shape, const Shape& source_strides,
   for (const Axis& axis : outer_) outer_count_ *= axis.length;
 }
 
-// Drop axes of length 1, and merge neighbouring axes over which source and target each have one
-// stride.
+// Drop axes of length 1. Merge neighbouring axes if both the source and the target can step over
+// them with one stride.
 void StridedCopy::merge_axes(const Shape& shape, const Shape& source_strides,
                              const Shape& target_strides) {
   for (std::size_t a = 0; a < shape.size(); ++a) {
@@ -94,8 +95,9 @@ void StridedCopy::merge_axes(const Shape& shape, const Shape& source_strides,
 
 void StridedCopy::run(const void* source, void* target) const {
   if (outer_count_ == 0 || middle_.length == 0 || inner_.length == 0) return;
-  // The tasks of the threads are bands: pieces of the middle axis, or of the inner axis if there is
-  // no other one.
+  // The threads share the bands of all outer indices. A band is a piece of the middle axis of a
+  // transpose, or of the inner axis if there is only one outer index, and otherwise the whole copy
+  // of an outer index.
   const std::int64_t side = kLine / item_;
   const std::int64_t bands = is_transpose_       ? divide_up(middle_.length, side)
                              : outer_count_ == 1 ? divide_up(inner_.length, kGrainWork)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A copy of a box of elements, with different strides for source and target. transpose, slice,
-// pad_slice and concat use it.
+// A copy of all elements of an array, with different strides for source and target. transpose,
+// slice, pad_slice and concat use it.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ class StridedCopy {
   StridedCopy(const Shape& shape, const Shape& source_strides, const Shape& target_strides,
               std::size_t item);
 
-  // Copy. Both pointers point to the element whose indices are 0.
+  // Copy all elements. `source` and `target` point to the elements whose indices are all 0.
   void run(const void* source, void* target) const;
 
  private:

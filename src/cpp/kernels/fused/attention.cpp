@@ -41,7 +41,8 @@ const AttentionLoops<T>& loops_of(SimdLevel level) {
     return table.f64;
 }
 
-// Return the shape of an operand as [..., heads, positions, elements], even if heads_last is set.
+// Return the shape of an operand as [..., heads, positions, elements]. If the attribute heads_last
+// is set, the axes of heads and positions are exchanged in memory.
 Shape heads_first(const KernelQuery& query, std::size_t input) {
   Shape shape = query.inputs[input].shape;
   if (query.attrs.integer("heads_last") != 0)
@@ -55,8 +56,9 @@ Shape shape_of_scores(const KernelQuery& query) {
   return scores;
 }
 
-// The parameters and shapes of a query. Several heads of queries can share one head of keys and
-// values: they are a group. A unit is one head of keys and values of one batch element.
+// The parameters and shapes of the attention op in a query. Several heads of queries can share one
+// head of keys and values: these heads of queries are a group. A unit is one head of keys and
+// values of one batch element.
 struct Problem {
   explicit Problem(const KernelQuery& query)
       : causal(query.attrs.integer("causal") != 0),
@@ -73,7 +75,8 @@ struct Problem {
     key_blocks = divide_up(keys, kKeyBlock);
   }
 
-  // Return the number of keys that any query before `end` sees.
+  // Return the number of keys that at least one query before `end` sees: in causal attention at
+  // most `end` keys, and otherwise all keys.
   std::int64_t num_visible_keys(std::int64_t end) const {
     return causal ? std::min(keys, end) : keys;
   }
@@ -104,8 +107,8 @@ struct Problem {
 // equal work.
 std::int64_t zigzag(std::int64_t i, std::int64_t n) { return i % 2 == 0 ? i / 2 : n - 1 - i / 2; }
 
-// The mask, which is added to the scores. It has strides along [..., heads, queries, keys], which
-// are 0 for axes that broadcast.
+// The mask, which is added to the scores. It has strides along [..., heads, queries, keys]. The
+// stride along an axis that broadcasts is 0.
 class Mask {
  public:
   Mask() = default;
@@ -129,7 +132,8 @@ class Mask {
         [](std::int64_t length, std::int64_t full) { return length == 1 || length == full; });
   }
 
-  // Return the index of the first element for a head. Heads are numbered over all batch elements.
+  // Return the index of the mask's first element for a head of queries. Heads are numbered over all
+  // batch elements.
   std::int64_t begin(std::int64_t head) const {
     std::int64_t offset = 0;
     for (std::size_t axis = batch_.size(); axis-- > 0; head /= batch_[axis])
@@ -137,7 +141,8 @@ class Mask {
     return offset;
   }
 
-  // Return true if a query sees any of the first `keys` keys.
+  // Return true if a query sees at least one of the first `keys` keys, that is a key whose mask is
+  // not -inf.
   template <class T>
   bool sees_any(const void* mask, std::int64_t head, std::int64_t query, std::int64_t keys) const {
     const std::int64_t first = begin(head) + query * row_;
@@ -147,8 +152,8 @@ class Mask {
     return false;
   }
 
-  // Store the mask of a block, one row per key. `mask_rows` is memory for the block with one row
-  // per query.
+  // Store the mask of a block of queries and keys in `out`, with one row per key. `mask_rows` is
+  // scratch memory for the mask before it is transposed, with one row per query.
   template <class T>
   void block(const void* mask, std::int64_t head, std::int64_t query, std::int64_t queries,
              std::int64_t key, std::int64_t keys, const AttentionLoops<T>& loops, T* mask_rows,
@@ -189,7 +194,8 @@ struct Block {
   std::int64_t columns;       // `count`, rounded up to whole vectors
 };
 
-// The common part of both kernels: blocks of scores, and the scratch memory of the threads.
+// The common part of the forward and the backward kernel: blocks of scores, and the scratch memory
+// of the threads.
 template <class T>
 class Attention {
  public:
@@ -201,8 +207,8 @@ class Attention {
                                          machine.threads)) {}
 
  protected:
-  // Return the number of scratch elements per thread: for the transposed queries, a block of
-  // scores, and a block of the mask twice.
+  // Return the number of scratch elements per thread that both kernels need: for the transposed
+  // queries, a block of scores and, with a mask, two blocks of the mask.
   std::int64_t shared_elements() const {
     return kQueries * (problem_.extent + kKeyBlock * (mask_ ? 3 : 1));
   }
@@ -214,7 +220,9 @@ class Attention {
     return {head / problem_.heads_per_group, head, first, count, columns};
   }
 
-  // Return rows of a tensor that has the layout of the query, or of the key.
+  // query_rows() returns rows of a tensor with the layout of the query, from the first query of
+  // block `b` on. key_rows() returns rows of a tensor with the layout of the key, from row `key`
+  // on.
   template <class U>
   Dense<U> query_rows(U* tensor, const Block& b, std::int64_t width) const {
     return problem_.rows(tensor, b.head, problem_.heads, problem_.queries, b.first, width);
@@ -223,8 +231,8 @@ class Attention {
   Dense<U> key_rows(U* tensor, std::int64_t unit, std::int64_t key, std::int64_t width) const {
     return problem_.rows(tensor, unit, problem_.groups, problem_.keys, key, width);
   }
-  // Return dense rows, for repeated reads. Rows with a larger stride are copied, because they would
-  // compete for few sets of the first-level cache.
+  // Return `count` dense rows, for repeated reads. Rows with a larger stride than `width` are
+  // copied to `space`, because they would compete for few sets of the first-level cache.
   static Dense<const T> dense_copy(Dense<const T> rows, std::int64_t count, std::int64_t width,
                                    T* space) {
     if (rows.stride == width) return rows;
@@ -236,8 +244,8 @@ class Attention {
     return static_cast<const T*>(args.inputs[index]);
   }
 
-  // Compute the scores of a block of queries with a block of keys. `queries` is transposed and
-  // scaled.
+  // Compute the scores of a block of queries with a block of keys. `queries` is already transposed
+  // and multiplied by `scale`.
   void scores(const KernelArgs& args, const void* mask, const Block& b, const T* queries,
               std::int64_t key, std::int64_t keys, T* out) const {
     const Dense<const T> k = key_rows(input(args, 1), b.unit, key, problem_.extent);
@@ -254,9 +262,10 @@ class Attention {
                     -std::numeric_limits<T>::infinity());
   }
 
-  // Call body(row, rows, column) for ranges of the keys of a block. `column` is the first query
-  // that sees any of them. The first range has the keys before the diagonal, and then the ranges
-  // are steps.
+  // Divide the `keys` keys of a block into ranges, and call body(row, rows, column) for each range:
+  // `rows` keys, from key number `row` of the block on. `column` is the first query of `b` that
+  // sees any of them. In causal attention, the first range has the keys that all queries see, and
+  // each further range has up to kDiagonalStep keys. Otherwise, one range has all keys.
   template <class Body>
   void for_key_rows(const Block& b, std::int64_t key, std::int64_t keys, Body&& body) const {
     const std::int64_t corner = problem_.causal ? std::min(b.first - key, keys) : keys;
@@ -265,8 +274,9 @@ class Attention {
       body(row, std::min(kDiagonalStep, keys - row), row - corner);
   }
 
-  // Call body(row, rows, depth) for ranges of the queries of a block. `depth` is the number of keys
-  // of the block that they see.
+  // Divide the queries of block `b` into ranges, and call body(row, rows, depth) for each range:
+  // `rows` queries, from query number `row` of the block on. `depth` is the number of keys of the
+  // block that any of these queries sees.
   template <class Body>
   void for_query_rows(const Block& b, std::int64_t key, std::int64_t keys, Body&& body) const {
     if (!problem_.causal || key + keys <= b.first) return body(std::int64_t{0}, b.count, keys);
@@ -276,8 +286,9 @@ class Attention {
     }
   }
 
-  // Compute a block of scores, left @ right, for the queries that see a key. `left` has one row per
-  // key, and `right` has one column per query.
+  // Store left @ right in `out`, a block with one row per key and one column per query. Queries
+  // that do not see a range of keys are left out. `left` has one row per key, and `right` has one
+  // column per query.
   void multiply_to_scores(const Block& b, std::int64_t key, std::int64_t keys, Dense<const T> left,
                           const T* right, std::int64_t depth, T* out) const {
     for_key_rows(b, key, keys, [&](std::int64_t row, std::int64_t rows, std::int64_t column) {
@@ -287,7 +298,8 @@ class Attention {
     });
   }
 
-  // Add block @ right to rows of keys. `right` has one row per query.
+  // Add block @ right to `out`, which has one row per key. `block` has one row per key and one
+  // column per query, and `right` has one row per query.
   void multiply_to_keys(const Block& b, std::int64_t key, std::int64_t keys, const T* block,
                         Dense<const T> right, Dense<T> out, std::int64_t width) const {
     for_key_rows(b, key, keys, [&](std::int64_t row, std::int64_t rows, std::int64_t column) {
@@ -298,7 +310,8 @@ class Attention {
     });
   }
 
-  // Add the transposed block @ right to rows of queries, or store it for the first block of keys.
+  // Add the transposed block @ right to `out`, which has one row per query. For the first block of
+  // keys (key = 0), store it instead. `block` has one row per key and one column per query, and
   // `right` has one row per key.
   void multiply_to_queries(const Block& b, std::int64_t key, std::int64_t keys, const T* block,
                            Dense<const T> right, Dense<T> out, std::int64_t width) const {
@@ -308,7 +321,8 @@ class Attention {
     });
   }
 
-  // Call body(task, scratch) for each task. The threads share the tasks.
+  // Call body(task, scratch) for each task number below `tasks`. The threads share the tasks, and
+  // `scratch` is the thread's own scratch memory of `elements` elements.
   template <class Body>
   void for_tasks(std::int64_t tasks, std::int64_t elements, void* scratch, Body&& body) const {
     const std::int64_t pieces = std::min(tasks, pieces_);
@@ -329,8 +343,8 @@ class Attention {
   std::int64_t pieces_;
 };
 
-// The inputs are query, key, value, and optionally a mask. The outputs are the value, and the
-// logarithm of the sum of each row.
+// The forward kernel. The inputs are query, key, value, and optionally a mask. The outputs are the
+// result of the attention, and the logsum of each query.
 template <class T>
 class Forward final : public Kernel, Attention<T> {
   using Base = Attention<T>;
@@ -400,8 +414,9 @@ class Forward final : public Kernel, Attention<T> {
   }
 };
 
-// The inputs are query, key, value, the two results, their adjoints, and optionally a mask. The
-// outputs are the adjoints of query, key and value.
+// The backward kernel. The inputs are query, key, value, the two outputs of the forward kernel, the
+// adjoints of these outputs, and optionally a mask. The outputs are the adjoints of query, key and
+// value.
 template <class T>
 class Backward final : public Kernel, Attention<T> {
   using Base = Attention<T>;
@@ -409,9 +424,9 @@ class Backward final : public Kernel, Attention<T> {
 
  public:
   Backward(const KernelQuery& query, const Machine& machine) : Base(query, 7, machine) {
-    // One pass over all pairs of blocks computes all adjoints with 5 products per pair, but has
-    // only one task per unit. Two passes, over queries and over keys, need 7 products, and have
-    // more tasks.
+    // One pass over all pairs of blocks computes all adjoints with 5 matrix products per pair, but
+    // has only one task per unit. Two passes, one over the queries and one over the keys, need 7
+    // products per pair, but have more tasks for the threads.
     const std::int64_t rounds = divide_up(problem_.units, pieces_);
     is_one_pass_ = rounds * pieces_ * 5 <= problem_.units * 7;
   }
@@ -468,8 +483,8 @@ class Backward final : public Kernel, Attention<T> {
     if (dv != nullptr) zeros(dv, problem_.width);
   }
 
-  // Process blocks of queries of several heads, which share their keys, with the keys from `key` to
-  // `end`.
+  // Process the blocks of queries from `block` to blocks_end - 1 of `heads` heads, from head number
+  // `head` on, with the keys from `key` to end - 1. The heads share these keys.
   void process_blocks(const KernelArgs& args, const Adjoints& to, std::int64_t head,
                       std::int64_t heads, std::int64_t block, std::int64_t blocks_end,
                       std::int64_t key, std::int64_t end, T* scratch) const {
@@ -518,8 +533,9 @@ class Backward final : public Kernel, Attention<T> {
     }
   }
 
-  // Store the logsum of each query, and its delta = dy . value - dlogsum, which is subtracted from
-  // the adjoints of the weights.
+  // For each query of a block, store its logsum, and its delta = dy . y - dlogsum, where y is the
+  // result of the query, and dy and dlogsum are the adjoints of y and of the logsum. The delta is
+  // subtracted from the adjoints of the query's weights.
   void prepare(const KernelArgs& args, const Block& b, Dense<const T> adjoints, T* logsums,
                T* deltas) const {
     const std::int64_t row = b.head * problem_.queries + b.first, width = problem_.width;

@@ -30,8 +30,8 @@ struct Extents {
   std::int64_t rows, columns, depth;
 };
 
-// The loops. A block of scores has `keys` rows of kQueries columns. Its first `columns` columns are
-// used, which are whole vectors.
+// The loops for elements of T at one SIMD level. A block of scores has `keys` rows of kQueries
+// columns. Only the first `columns` columns are used, which are whole vectors.
 template <class T>
 struct AttentionLoops {
   std::int64_t lanes;  // per vector
@@ -40,8 +40,8 @@ struct AttentionLoops {
   // Store rows[i][p] * scale in out[p * kQueries + i], for `width` elements of `count` rows. The
   // other elements of the block become 0.
   void (*transpose)(Dense<const T> rows, std::int64_t count, std::int64_t width, T scale, T* out);
-  // Store the dot product of row i of a and row i of b in dots[i]. From row `count` to kQueries, it
-  // is 0.
+  // For i < count, store the dot product of row i of a and row i of b in dots[i]. The further
+  // elements, up to dots[kQueries - 1], become 0.
   void (*dot)(Dense<const T> a, Dense<const T> b, std::int64_t count, std::int64_t width, T* dots);
   // Add a mask. A score becomes -inf if the mask is -inf, even if the score is NaN or infinite.
   void (*add_mask)(const T* mask, std::int64_t keys, std::int64_t columns, T* scores);

@@ -3,8 +3,8 @@
 //
 // The matrix products read blocks that are in a cache, so nothing is packed. As in
 // gemm/tile.simd.cpp, a tile of the result stays in registers. Each step of the depth reads single
-// elements of the left factor, and whole vectors of the right factor. A panel is the columns of one
-// tile.
+// elements of the left factor, and whole vectors of the right factor. A panel is a range of
+// columns, as wide as one tile.
 #include "kernels/fused/attention.hpp"
 
 #include "kernels/tiles/transpose.hpp"
@@ -25,7 +25,7 @@ struct Loops {
   using Stored = typename VectorOf<T, kVectorBytes>::stored;
   static constexpr int kLanes = kVectorBytes / static_cast<int>(sizeof(T));
 
-  // Load the first `used` lanes. The others are 0.
+  // Load the first `used` lanes of a vector. The other lanes are 0.
   template <bool is_full>
   NGD_INLINE Vector load(const T* from, std::int64_t used) {
     if constexpr (is_full) return *reinterpret_cast<const Stored*>(from);
@@ -168,7 +168,7 @@ struct Loops {
     }
   }
 
-  // Return the exponential of vector_math.hpp, but 0 if the result would be subnormal.
+  // Return the exponential, as vector_math.hpp computes it, but 0 if it would be subnormal.
   NGD_INLINE Vector exponential_or_zero(Vector x) {
     if constexpr (std::is_same_v<T, float>) {
       using Bits = typename VectorOf<std::int32_t, kVectorBytes>::type;

@@ -38,7 +38,7 @@ inline constexpr int kMaxBuffers = 64, kMaxSlots = 256;
 // A loop over a tile: the work of one statement, or of a pair of statements.
 struct TileLoop {
   TileFunction function;
-  int a, b, c, out;  // slots; unused ones are `out`
+  int a, b, c, out;  // slots of the operands and the result; unused operands are `out`
 };
 
 // The way in which an input gets into its slot. To gather is to copy elements to a buffer.
@@ -64,7 +64,7 @@ struct OutputPlan {
   std::size_t item;
 };
 
-// An immediate of the body. Its slot is filled with the value.
+// An immediate (a constant in the text) of the body. Its slot is filled with the value.
 struct Constant {
   int slot;
   std::size_t item;

@@ -30,9 +30,9 @@ const std::vector<std::int64_t>& products_of(const KernelQuery& query) {
 }
 std::size_t num_operands(const KernelQuery& query) { return 2 * products_of(query).size(); }
 
-// Fetch a cache line for writing, so that no other core has it. Without a compiler flag for
-// prefetchw, __builtin_prefetch fetches the line as shared. All x86-64 CPUs accept prefetchw, some
-// as a no-op.
+// Fetch a cache line for writing: no other core then has the line. Without a compiler flag for
+// prefetchw, __builtin_prefetch fetches the line for reading only, so this is assembly. All x86-64
+// CPUs accept prefetchw, and some ignore it.
 void prefetch_for_write(const void* line) {
 #if defined(__x86_64__)
   asm volatile("prefetchw %0" : : "m"(*static_cast<const char*>(line)));
@@ -66,9 +66,9 @@ class BodySink {
   BodySink(const Plan& plan, std::int64_t width, const KernelArgs& args)
       : plan_(plan), width_(width), args_(args), walk_(plan, args) {}
 
-  // Prefetch the other inputs of the body for this tile of the products, while the tile is
-  // computed. An input that is also an output is fetched for writing, because the core of another
-  // rank may have it.
+  // Prefetch the part of the body's other inputs that belongs to this tile of the products, while
+  // the tile is computed. An input that is also an output is fetched for writing, because the core
+  // of another rank may have the cache line.
   void prefetch_tile(gemm::Range rows, gemm::Range columns) const {
     for (std::size_t i = 0; i < plan_.inputs.size(); ++i) {
       const InputPlan& input = plan_.inputs[i];
@@ -105,7 +105,8 @@ class BodySink {
         __builtin_prefetch(from + offset, kRead, kSecondLevel);
   }
 
-  // Compute contiguous elements, one tile at a time. No tile crosses the end of a row of the plan.
+  // Compute the body for contiguous elements, one tile at a time. No tile crosses the end of a row
+  // of the plan.
   void compute(std::int64_t begin, std::int64_t count, const T* values, std::int64_t stride_bytes) {
     while (count > 0) {
       const std::int64_t n =
@@ -157,7 +158,8 @@ class ElementwiseProduct final : public Kernel {
   Plan plan_;
   gemm::StreamingGemm<T> gemm_;
   std::int64_t width_;  // of the products
-  // For each input of the body: the kernel's input. 0 for a product, which is not read from there.
+  // kernel_inputs_[i]: the number of the kernel's input that is input i of the body. It is 0, and
+  // not used, if input i of the body is a product.
   std::vector<std::size_t> kernel_inputs_;
 };
 

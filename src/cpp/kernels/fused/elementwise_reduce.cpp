@@ -57,8 +57,9 @@ class ElementwiseReduce final : public Kernel {
   }
 
  private:
-  // Return the first reduction that has the same accumulators as reduction k. For example, the sum
-  // and the mean of one statement differ only when they are stored.
+  // Return the number of the first reduction that has the same accumulators as reduction k; it may
+  // be k itself. For example, the sum and the mean of one statement differ only when they are
+  // stored.
   std::size_t first_with_same_accumulators(std::size_t k) const {
     for (std::size_t l = 0; l < k; ++l)
       if (plan_.kept[l] == plan_.kept[k] && reducers_[l].loops.row == reducers_[k].loops.row)
@@ -66,7 +67,7 @@ class ElementwiseReduce final : public Kernel {
     return k;
   }
 
-  // Compute tiles of several rows, each of which has a result.
+  // Compute tiles that consist of several whole rows. Each row of a tile has its own result.
   void run_short_rows(const KernelArgs& args) const {
     const std::int64_t length = plan_.inner;
     device::for_range(plan_.tiles, plan_.grain, [&](std::int64_t begin, std::int64_t end) {
@@ -140,7 +141,8 @@ class ElementwiseReduce final : public Kernel {
     return static_cast<std::byte*>(args.scratch) + (first_cell + task * geometry_.columns) * kCell;
   }
 
-  // Store the results of all reductions that share the accumulators of reduction k.
+  // Store the results of all reductions that share the accumulators of reduction k. k is the first
+  // of these reductions.
   void store_results(std::size_t k, std::int64_t result, const std::byte* cells,
                      const KernelArgs& args) const {
     for (std::size_t l = k; l < reducers_.size(); ++l)
@@ -152,11 +154,13 @@ class ElementwiseReduce final : public Kernel {
   Geometry geometry_;
   std::size_t num_results_;
   std::vector<Reducer> reducers_;
-  // first_with_same_accumulators() of each reduction; the reductions that have accumulators.
+  // first_[k] is first_with_same_accumulators(k). accumulated_ has each k with first_[k] == k: only
+  // these reductions have accumulators.
   std::vector<std::size_t> first_, accumulated_;
 };
 
-// Return true if tiles fit the blocks of the reduction: a piece of a row must be one block.
+// Return true if the tiles fit the blocks of the reduction g: if the last axis is reduced and a row
+// has several tiles, each of them must be one block.
 bool is_block(const Plan& plan, const Geometry& g, std::size_t item) {
   const std::int64_t block = reduce::kBlockBytes / static_cast<std::int64_t>(item);
   return !g.by_rows || plan.tiles_per_row == 1 || plan.tile_length == block;

@@ -8,7 +8,8 @@ namespace ngd::kernels::fused {
 
 namespace {
 
-// Copy source[i * stride] to destination[i], for elements of one size.
+// For i < count, copy source[i * stride] to destination[i]. T is any type with the size of an
+// element.
 template <class T>
 void gather_run(void* destination, const void* source, std::int64_t stride, std::int64_t count) {
   auto* to = static_cast<T*>(destination);
@@ -114,7 +115,7 @@ void TileWalk::read_input(std::size_t i, std::int64_t row, std::int64_t column, 
   if (i + 1 == plan_.inputs.size()) current_row_ = row;
 }
 
-// Return the index of the first element of a row of an input.
+// Return the index of the first element of a row of the plan in the memory of an input.
 std::int64_t TileWalk::row_offset(const InputPlan& input, std::int64_t row) const {
   std::int64_t offset = 0;
   for (std::size_t axis = plan_.shape.size() - 1; axis-- > 0;) {
@@ -124,7 +125,8 @@ std::int64_t TileWalk::row_offset(const InputPlan& input, std::int64_t row) cons
   return offset;
 }
 
-// Copy `count` elements, from this row and column on, to the input's buffer.
+// Copy `count` elements of input number i to its buffer, from this row and column of the plan on.
+// After the end of a row, the copy continues in the next row.
 void TileWalk::gather(std::size_t i, std::int64_t row, std::int64_t column, std::int64_t count) {
   const InputPlan& input = plan_.inputs[i];
   std::byte* to = slots_[input.slot];

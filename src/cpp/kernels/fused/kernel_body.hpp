@@ -24,7 +24,7 @@ using tiles::Opcode;
 struct Operand {
   enum class Kind : std::uint8_t { Input, Result, Immediate };
   Kind kind = Kind::Input;
-  int index = 0;          // of the input or the statement
+  int index = 0;          // the number of the input or statement
   std::string_view text;  // of an immediate, without '#'
   DType dtype = DType::F32;
 
@@ -52,7 +52,7 @@ std::vector<Statement> parse_statements(std::string_view text,
 // Throws Refusal if the text is not a number of the dtype.
 std::uint64_t bits_of_immediate(const Operand& operand);
 
-// The body in the attributes of a query. It has views into the query, which must outlive it.
+// The body in the attributes of a query. The query must outlive the body, which has views into it.
 struct Body {
   explicit Body(const KernelQuery& query);  // throws Refusal
 

@@ -13,7 +13,8 @@ namespace ngd::kernels::fused {
 
 namespace {
 
-// Return a flag per axis of the body, which is true if the axis is reduced.
+// Return one flag per axis of the body: true if the attribute `axes` lists the axis, which is then
+// reduced.
 std::vector<bool> reduced_axes(const KernelQuery& query, std::size_t num_axes) {
   std::vector<bool> is_reduced(num_axes);
   if (!query.attrs.has("axes")) return is_reduced;
@@ -44,8 +45,8 @@ void add_axis(Plan& plan, std::int64_t length, const std::vector<std::int64_t>& 
   }
 }
 
-// Drop axes of length 1. Merge neighbouring axes over which every input has one stride. A reduced
-// axis is never merged with a kept one.
+// Drop axes of length 1. Merge neighbouring axes if every input can step over them with one stride.
+// A reduced axis is never merged with a kept one.
 void merge_axes(Plan& plan, const KernelQuery& query, const Shape& body_shape) {
   const std::vector<bool> is_reduced = reduced_axes(query, body_shape.size());
   const std::vector<std::int64_t>& flat = query.attrs.integers("input_strides");
@@ -85,7 +86,8 @@ void choose_tiles(Plan& plan, std::int64_t max_length) {
   }
 }
 
-// Choose tiles that fit the order of the reduction.
+// Choose tiles that fit the order of the reduction g: a tile never has rows of two blocks of rows,
+// and a piece of a row is one block.
 void choose_reduced_tiles(Plan& plan, std::int64_t max_length, const reduce::Geometry& g) {
   if (plan.inner != (g.by_rows ? g.along.length : g.width))
     throw Refusal("an input is read unevenly along a row");

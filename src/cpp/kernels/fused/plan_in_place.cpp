@@ -8,7 +8,8 @@ namespace ngd::kernels::fused {
 // An output may use the memory of an input if no loop reads a tile of the input after a loop has
 // written this tile of the output. 16-bit inputs are widened before anything is written.
 void plan_in_place(Plan& plan, const Body& body, const Pairs& pairs) {
-  std::vector<std::int64_t> last_read(plan.inputs.size(), -1);  // the statement of the loop
+  // For each input: the last statement whose loop reads it, or -1.
+  std::vector<std::int64_t> last_read(plan.inputs.size(), -1);
   for (std::size_t t = 0; t < body.statements.size(); ++t)
     for (const Operand& operand : body.statements[t].operands) {
       if (operand.kind != Operand::Kind::Input || is_half(operand.dtype)) continue;

@@ -57,7 +57,8 @@ class LoopPlanner {
       plan_.outputs.push_back({slots_.in_memory(), size_of(query_.outputs[k].dtype)});
   }
 
-  // Set each input's slot. A 16-bit input has a second one, into which it is widened.
+  // Set the slot of each input. A 16-bit input gets a second slot, for its values widened to
+  // float32.
   void place_inputs() {
     for (std::size_t i = 0; i < plan_.inputs.size(); ++i) {
       InputPlan& input = plan_.inputs[i];
@@ -95,7 +96,7 @@ class LoopPlanner {
   void add_statement(int t) {
     const Statement& s = statement(t);
     const int output = output_of(t);
-    if (is_widened_input(s) && output < 0) {  // the tile of its operand is float32 already
+    if (is_widened_input(s) && output < 0) {  // no loop: the operand's tile is float32 already
       slot_of_[as_index(t)] = slot_of(s.operands[0]);
       release_dead(t, true);
       return;
@@ -119,7 +120,8 @@ class LoopPlanner {
     release_dead(t, is_output_slot);
   }
 
-  // Return the loop of statement t, without the slot of its result.
+  // Return the loop that computes statement t, and the first statement of its pair if t is the
+  // second. The slot of the result is not set.
   TileLoop loop_of(int t) {
     const int first = pairs_.first_of(t);
     TileLoop loop{nullptr, -1, -1, -1, -1};
@@ -149,7 +151,7 @@ class LoopPlanner {
     return slots_.constant(operand.dtype, bits_of_immediate(operand));
   }
 
-  // Return the first output that statement t writes, or -1.
+  // Return the number of the first output that is the value of statement t, or -1 if no output is.
   int output_of(int t) const {
     for (std::size_t k = 0; k < body_.results.size(); ++k)
       if (body_.results[k] == t) return static_cast<int>(k);
@@ -160,7 +162,8 @@ class LoopPlanner {
     add_loop(narrowing(dtype), slot, plan_.outputs[as_index(output)].slot);
   }
 
-  // Release the buffers of values that are not read after statement t.
+  // Release the buffers whose values no loop after that of statement t reads. `has_no_buffer` is
+  // true if the value of statement t itself has no buffer of its own.
   void release_dead(int t, bool has_no_buffer) {
     if (last_use_[as_index(t)] < 0 && !has_no_buffer) slots_.release(slot_of_[as_index(t)]);
     for (int r = 0; r < t; ++r)
@@ -169,7 +172,8 @@ class LoopPlanner {
         slots_.release(slot_of_[as_index(r)]);
   }
 
-  // If two outputs are the value of one statement, the second is a copy of the first.
+  // If output k is the value of a statement that is an earlier output, too, add a loop that copies
+  // the earlier output to output k.
   void copy_repeated_output(std::size_t k) {
     const int first = output_of(static_cast<int>(body_.results[k]));
     if (first == static_cast<int>(k)) return;

@@ -30,8 +30,8 @@ bool is_zero(const Operand& operand) {
   return operand.kind == Operand::Kind::Immediate && bits_of_immediate(operand) == 0;
 }
 
-// Return the loop that computes `first`, which is statement number `number`, and then `second`.
-// Null if there is no such loop.
+// Return the loop that computes the statement `first` and then the statement `second`, or null if
+// there is no such loop. `number` is the number of `first` in the body.
 TileFunction pair_function(const Statement& first, int number, const Statement& second) {
   if (first.dtype != second.dtype) return nullptr;
   if (first.dtype != DType::F32 && first.dtype != DType::F64) return nullptr;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parts of the planner, in the order in which Plan's constructor runs them. Each part sets some
-// members of the plan. elementwise_plan.hpp defines the words.
+// The parts of the planner, which makes a Plan. They are in the order in which Plan's constructor
+// runs them, and each part sets some members of the plan. elementwise_plan.hpp defines the words.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace ngd::kernels::fused {
 
-// 16-bit floats are float32 in tiles.
+// Return the dtype in which tiles contain elements of a dtype: float32 for 16-bit floats.
 inline DType tile_dtype(DType dtype) { return is_half(dtype) ? DType::F32 : dtype; }
 inline std::size_t tile_item(DType dtype) { return size_of(tile_dtype(dtype)); }
 
@@ -26,14 +26,16 @@ class Pairs {
  public:
   explicit Pairs(const Body& body);
 
-  // Return the statement that the loop of statement t computes first, or -1.
+  // Return the first statement of the pair whose second statement is t, or -1 if there is no such
+  // pair.
   int first_of(int t) const { return first_[static_cast<std::size_t>(t)]; }
-  // Return true if the loop of another statement computes statement t.
+  // Return true if t is the first statement of a pair. The loop of the pair's second statement then
+  // computes both.
   bool is_first(int t) const { return second_[static_cast<std::size_t>(t)] >= 0; }
-  // Return the statement whose loop reads the operands of statement t.
+  // Return the statement whose loop computes statement t: the second of its pair, or t itself.
   int loop_of(int t) const { return is_first(t) ? second_[static_cast<std::size_t>(t)] : t; }
 
-  // Return the loop of statement t and its first statement.
+  // Return the function that computes both statements of the pair whose second statement is t.
   TileFunction function_of(int t) const;
 
  private:
@@ -41,18 +43,20 @@ class Pairs {
   std::vector<int> first_, second_;  // by statement: the other one of its pair, or -1
 };
 
-// 3. Slots: the allocation of buffers. A buffer is reused when its value is not read again.
+// 3. Slots: the allocation of buffers. A buffer is reused for another value when no later loop
+// reads its value.
 class Slots {
  public:
   explicit Slots(Plan& plan) : plan_(plan) {}
 
-  // Return a slot that is the memory of an input or output.
+  // Return a new slot for the memory of an input or output.
   int in_memory() { return add(-1); }
-  // Return a slot that is a free buffer, or a new one.
+  // Return a slot with a buffer that is free, or with a new buffer.
   int buffer();
   // Return the slot of a constant. Constants are filled before the first tile.
   int constant(DType dtype, std::uint64_t bits);
-  // Make the buffer of a slot free. Slots in memory are ignored.
+  // Make the buffer of a slot free for other values. A slot that is the memory of an input or
+  // output is ignored.
   void release(int slot);
 
  private:
@@ -64,10 +68,10 @@ class Slots {
   int num_buffers_ = 0;
 };
 
-// 4. Loops: one per statement or pair, and their slots.
+// 4. Loops: make one loop per statement or pair, and choose its slots.
 void plan_loops(Plan& plan, const Body& body, const Pairs& pairs, const KernelQuery& query);
 
-// 5. In place: the outputs that may use the memory of an input.
+// 5. In place: find the outputs that may use the memory of an input.
 void plan_in_place(Plan& plan, const Body& body, const Pairs& pairs);
 
 }  // namespace ngd::kernels::fused

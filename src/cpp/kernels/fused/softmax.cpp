@@ -61,10 +61,12 @@ class Stage {
         dtype_(dtype),
         widen_(tiles::widening(dtype)),
         narrow_(tiles::narrowing(dtype)) {}
-  // Return true if the kernel reads and writes the tensor itself.
+  // Return true if the rows of the tensor are dense and of type T: the kernel then reads and writes
+  // the tensor's own memory.
   bool is_direct() const { return rows_.inner == 1 && !is_half(dtype_); }
 
-  // Return rows of a tensor as dense T, copied to `buffer` if needed.
+  // Return `rows` rows of a tensor, from number `row` on, as dense elements of T. Unless
+  // is_direct(), they are copied to `buffer`.
   const T* read_rows(const void* tensor, std::int64_t row, std::int64_t rows, T* buffer) const {
     if (is_direct()) return static_cast<const T*>(tensor) + row * rows_.length;
     if (is_dense_half()) {
@@ -76,11 +78,13 @@ class Stage {
                    [&]<class S>(const S* x, std::int64_t i) { buffer[i] = T(*x); });
     return buffer;
   }
-  // Return the memory for rows of the result: in the tensor, or `buffer`.
+  // Return the memory in which the kernel computes rows of the result: the tensor itself if
+  // is_direct(), and `buffer` otherwise.
   T* result_rows(void* tensor, std::int64_t row, T* buffer) const {
     return is_direct() ? static_cast<T*>(tensor) + row * rows_.length : buffer;
   }
-  // Store rows from result_rows() in the tensor, if they are not there already.
+  // Store rows of the result in the tensor, if result_rows() returned `buffer` and not the tensor's
+  // memory.
   void write_rows(const T* buffer, std::int64_t row, std::int64_t rows, void* tensor) const {
     if (is_direct()) return;
     if (is_dense_half()) {
@@ -96,7 +100,8 @@ class Stage {
   bool is_dense_half() const { return rows_.inner == 1 && is_half(dtype_); }
   std::int64_t half_offset(std::int64_t row) const { return 2 * row * rows_.length; }  // in bytes
 
-  // Call element(address, index in the dense block) for each element of some rows.
+  // Call element(address, i) for each element of `rows` rows of the tensor. i is the index of the
+  // element in a dense copy of these rows.
   template <class Element>
   void visit_elements(const void* tensor, std::int64_t row, std::int64_t rows,
                       Element&& element) const {
@@ -140,7 +145,8 @@ struct Workspace {
   T *x, *e, *maxima, *sums, *scale;
 };
 
-// Call body(workspace, row, rows) for every block. The threads share the blocks.
+// Call body(workspace, row, rows) for each block of `rows` rows, from number `row` on. The threads
+// share the blocks.
 template <class T, class Body>
 void for_blocks(const Rows& rows, void* scratch, Body&& body) {
   device::for_pieces(rows.pieces, [&](std::int64_t piece) {
@@ -151,7 +157,8 @@ void for_blocks(const Rows& rows, void* scratch, Body&& body) {
   });
 }
 
-// Call the visitor with the type in which the dtype is computed.
+// Call the visitor with the type in which the dtype is computed: f64 for f64, and f32 for other
+// floats.
 template <class Visitor>
 decltype(auto) visit_computed(DType dtype, Visitor&& visitor) {
   if (dtype == DType::F64) return visitor.template operator()<double>();
@@ -202,7 +209,8 @@ class Softmax final : public Kernel {
   bool is_logarithmic_;
 };
 
-// The inputs are the logits, the labels, and for the gradient also dy.
+// softmax_cross_entropy and its gradient. The inputs are the logits, the labels, and for the
+// gradient also dy, the adjoint of the result.
 class SoftmaxCrossEntropy final : public Kernel {
  public:
   SoftmaxCrossEntropy(const KernelQuery& query, const Machine& machine)
@@ -241,7 +249,7 @@ class SoftmaxCrossEntropy final : public Kernel {
     return index_at(labels_.dtype, args.inputs[1], row);
   }
 
-  // Call `body` with the element type of the tensors that have one value per row.
+  // Call `body` with the element type of the tensors that have one value per row, such as dy.
   template <class T, class Body>
   void visit_rows(Body&& body) const {
     if constexpr (std::is_same_v<T, double>)
@@ -265,7 +273,7 @@ class SoftmaxCrossEntropy final : public Kernel {
     });
   }
 
-  // Store (softmax - one_hot) * dy.
+  // Store the gradient of the logits, (softmax - one_hot) * dy, for some rows.
   template <class T>
   void compute_gradient(const Stage<T>& stage, const Workspace<T>& w, std::int64_t row,
                         std::int64_t rows, const KernelArgs& args) const {
@@ -274,7 +282,8 @@ class SoftmaxCrossEntropy final : public Kernel {
         w.scale[r] = T(static_cast<const S*>(args.inputs[2])[row + r]);
     });
     T* y = stage.result_rows(args.outputs[0], row, w.x);
-    // Subtract one_hot before the division, which overwrites e if y is e.
+    // Subtract one_hot * sum from e before the division by the sum: y may be e, and the division
+    // then overwrites e.
     for (std::int64_t r = 0; r < rows; ++r) {
       T& e = w.e[r * rows_.length + label(args, row + r)];
       e = e - w.sums[r];

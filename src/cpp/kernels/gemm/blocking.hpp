@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The blocking of a GEMM, C = A @ B: how it is divided among threads and into blocks, and the
+// The blocking of a GEMM, C = A @ B: how the GEMM is divided among threads and into blocks, and the
 // scratch memory that it needs.
 //
 // The blocking follows K. Goto and R. van de Geijn, "Anatomy of High-Performance Matrix
@@ -30,10 +30,11 @@ struct BlockLimits {
   std::int64_t rows, columns;
 };
 inline constexpr BlockLimits kPackedLimits{128, 480};
-// If there are several products, they share the columns. Blocks are wide because a sink reads its
-// other operands in rows that are far apart, and the TLB does not keep their pages for long.
-// 1024 x 1024 of depth 128 with an update of the weights takes 2,950 us with these limits, and
-// 3,450 us with 64 x 384 (Zen 4; matmul and update as two kernels: 3,450 us).
+// The limits of a StreamingGemm. With several products, the limit of columns is divided by their
+// number. Blocks are wide because a sink reads its other operands in rows that are far apart, and
+// the TLB does not keep their pages for long. 1024 x 1024 of depth 128 with an update of the
+// weights takes 2,950 us with these limits, and 3,450 us with 64 x 384 (Zen 4; matmul and update as
+// two kernels: 3,450 us).
 inline constexpr BlockLimits kStreamingLimits{32, 1056};
 inline constexpr std::int64_t kMaxBlockDepth = 256;
 inline constexpr std::int64_t kMaxKeptElements = 1 << 19;   // of A, if it is packed for all depths
@@ -63,11 +64,12 @@ struct Blocking {
   bool has_one_row_block = false;  // the rows of a part are a single block
   bool keeps_a = false;            // A is packed for all depths, and reused for the next columns
   std::int64_t rows = 1, columns = 1, depth = 1;  // of a block
-  // The scratch of one part: packed A; packed B and sums, each per streaming product; the total.
+  // The scratch memory of one part, in elements: packed A (a); packed B and the sums of a block,
+  // for each product of a StreamingGemm (b, c); and the total.
   std::int64_t a_elements = 0, b_elements = 0, c_elements = 0, part_elements = 0;
 
   // Return the blocking of a PackedGemm. If A has no more rows than a block, each panel of B is
-  // used only once, and the memory of one panel is enough.
+  // used only once, and the memory for one panel of B is enough.
   template <class T>
   static Blocking packed(const MatmulShape& shape, const GemmTile<T>& tile, std::int64_t threads) {
     Blocking blocking = divide(shape, tile, threads, kPackedLimits);

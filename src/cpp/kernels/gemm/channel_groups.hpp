@@ -15,7 +15,8 @@ namespace ngd::kernels::gemm {
 struct ChannelGroups {
   std::int64_t vectors, lanes, count;
 
-  // The number of groups is a multiple of `multiple`, if there are enough vectors.
+  // Divide `channels` into groups. The number of groups is a multiple of `multiple`, if there are
+  // enough vectors.
   ChannelGroups(std::int64_t channels, std::int64_t multiple, const GemmTile<float>& tile)
       : vectors(channels / tile.lanes), lanes(tile.lanes) {
     const std::int64_t max_vectors = tile.columns / lanes;

@@ -23,7 +23,7 @@
 
 namespace ngd::kernels {
 
-// The range of rows of each group, read from the operand `offsets`.
+// The range of rows of each group. The operand `offsets` contains the end of each range.
 class RowGroups {
  public:
   RowGroups(const TensorType& offsets, std::int64_t rows)
@@ -31,7 +31,8 @@ class RowGroups {
 
   std::int64_t count() const { return count_; }
 
-  // Throw std::out_of_range for the first offset that is less than the one before, or too large.
+  // Throw std::out_of_range for the first offset that is less than the previous offset, or greater
+  // than the number of rows.
   void check(const void* offsets) const {
     for (std::int64_t group = 0; group < count_; ++group) {
       const std::int64_t before = begin(offsets, group), offset = end(offsets, group);
@@ -54,7 +55,7 @@ class RowGroups {
   std::int64_t count_, rows_;
 };
 
-// The common part of both kernels.
+// The common part of the kernels of grouped_matmul and grouped_weight_grad.
 template <class Products>
 class Grouped : public Kernel {
  public:
@@ -67,7 +68,7 @@ class Grouped : public Kernel {
   std::size_t scratch_bytes() const override { return products_.scratch_bytes(); }
 
  protected:
-  // Store zeros in `count` elements of the result.
+  // Store zeros in `count` elements of the result, from element `first` on.
   void clear(const KernelArgs& args, std::int64_t first, std::int64_t count) const {
     constexpr std::int64_t kGrainBytes = 1 << 17;
     std::byte* begin = static_cast<std::byte*>(args.outputs[0]) + first * item_bytes_;
@@ -82,7 +83,7 @@ class Grouped : public Kernel {
   std::int64_t item_bytes_;
 };
 
-// For each group, the product of its rows and the weight of the group.
+// grouped_matmul: for each group, the product of its rows and the weight of the group.
 template <class Products>
 class GroupedMatmul final : public Grouped<Products> {
  public:
@@ -112,8 +113,8 @@ class GroupedMatmul final : public Grouped<Products> {
   }
 };
 
-// For each group, the product of its rows of the first operand, transposed, and its rows of the
-// second.
+// grouped_weight_grad: for each group, the product of its rows of the first operand, transposed,
+// and its rows of the second.
 template <class Products>
 class GroupedWeightGrad final : public Grouped<Products> {
  public:
@@ -139,7 +140,8 @@ class GroupedWeightGrad final : public Grouped<Products> {
   }
 };
 
-// Return the reason why the kernels here refuse a query, or an empty text.
+// Return the reason why the kernels in this file cannot compute a query, or an empty text if they
+// can.
 inline std::string refusal_of_grouped(const KernelQuery& query) {
   const DType dtype = query.outputs[0].dtype;
   if (!is_floating(dtype)) return "the output is not of floats";

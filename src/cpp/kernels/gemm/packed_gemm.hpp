@@ -25,8 +25,8 @@ class PackedGemm {
 
   std::int64_t scratch_elements() const { return blocking_.scratch_elements(); }
 
-  // Return the scratch that is enough for a product of this shape and for those with a smaller m or
-  // k.
+  // Return the number of scratch elements that is enough for a product of this shape, and for
+  // products with a smaller m or k.
   static std::int64_t max_scratch_elements(const MatmulShape& largest, const Machine& machine) {
     const GemmTile<T>& tile = tile_of<T>(machine.simd);
     const std::int64_t parts = num_parts_for(largest.m * largest.n * largest.k, machine.threads);
@@ -52,7 +52,8 @@ class PackedGemm {
   }
 
  private:
-  // Return the number of the matrix that product i reads from an operand with these batch axes.
+  // Return the number of the matrix of an operand that product i reads. `batch` is the lengths of
+  // the operand's batch axes; the operand broadcasts along axes of length 1.
   std::int64_t matrix_of(std::int64_t i, const Shape& batch) const {
     std::int64_t index = 0, stride = 1;
     for (std::size_t axis = batch.size(); axis-- > 0;) {
@@ -63,7 +64,7 @@ class PackedGemm {
     return index;
   }
 
-  // Compute some rows and columns of product i.
+  // Compute a range of the rows and columns of product i, block by block.
   void multiply_product(std::int64_t i, Range rows, Range columns, const T* a, const T* b,
                         const T* bias, T* out, T* scratch) const {
     const MatmulShape& s = shape_;

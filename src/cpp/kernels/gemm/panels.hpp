@@ -20,13 +20,13 @@ template <class T>
 View<T> view_of_a(const MatmulShape& shape, const T* a) {
   return {a, shape.transpose_a ? 1 : shape.k, shape.transpose_a ? shape.m : 1};
 }
-// The rows of this view are the columns of B.
+// Return B as a view with exchanged axes: the rows of the view are the columns of B.
 template <class T>
 View<T> view_of_b(const MatmulShape& shape, const T* b) {
   return {b, shape.transpose_b ? shape.k : 1, shape.transpose_b ? 1 : shape.n};
 }
 
-// Rows of A in the form that tiles read. See a, a_panel and a_step of TileWork.
+// Rows of A in the form that tiles read: the members a, a_panel and a_step of TileWork.
 template <class T>
 struct TileRows {
   const T* data;
@@ -47,28 +47,29 @@ struct Block {
   std::int64_t c_stride = 0;
 };
 
-// A sink without a prefetch. A sink has a function prefetch_tile, which is called before a tile is
-// computed for the last range of the depth.
+// A sink that prefetches nothing. The function prefetch_tile of a sink is called before each tile
+// of the last range of the depth is computed.
 struct NoSink {
   void prefetch_tile(Range, Range) const {}
 };
 
-// The panels of one GEMM.
+// Packs the panels of one GEMM, and multiplies them.
 template <class T>
 class Panels {
  public:
-  // keeps_b: other blocks use packed panels again, so each panel has memory of its own.
+  // keeps_b: other blocks read the packed panels of B again, so each panel has its own memory.
   Panels(const MatmulShape& shape, const GemmTile<T>& tile, bool keeps_b)
       : tile_(tile),
         num_columns_(shape.n),
         depth_(shape.k),
-        has_relu_(!shape.post.empty()),  // relu twice is relu
+        has_relu_(!shape.post.empty()),  // PackedGemm has no other post, and relu twice is relu
         keeps_b_(keeps_b) {}
 
   const GemmTile<T>& tile() const { return tile_; }
 
-  // Return the rows of A for a block. If tiles cannot read them in place, they are packed into
-  // `panels`, unless `is_packed`.
+  // Return the rows of A for a block, in the form that tiles read. If tiles cannot read them in
+  // place, the rows are packed into `panels`. `is_packed` is true if an earlier block has packed
+  // them there already.
   TileRows<T> rows_of(View<T> a, const Block<T>& block, T* panels, bool is_packed) const {
     const T* from = a.data + block.rows.begin * a.row + block.depth.begin * a.column;
     const std::int64_t rows = block.rows.size(), depth = block.depth.size();
@@ -77,7 +78,8 @@ class Panels {
     return {panels, tile_.rows * depth, tile_.rows};
   }
 
-  // Compute a block, panel by panel of B, and tile by tile.
+  // Compute a block of C. Its panels of B are processed one after the other, and in each panel its
+  // tiles.
   template <class Sink>
   void multiply(const Block<T>& block, Sink& sink) const {
     const bool is_last = block.depth.end >= depth_;
@@ -109,13 +111,16 @@ class Panels {
   }
 
  private:
-  // The memory that is packed next: rows of B that are far apart.
+  // The part of B that is packed next: pieces of rows, far apart in memory. A piece has row_bytes
+  // bytes, and `stride` is the number of bytes from one to the next. Null `data`: there is nothing
+  // to prefetch.
   struct Prefetch {
     const std::byte* data = nullptr;
     std::int64_t row_bytes = 0, stride = 0;
 
-    // Let a tile prefetch cache line number `line` of each row. After the end of the rows, the tile
-    // prefetches `fallback`, which is in the cache already. So the tile needs no branch.
+    // Let a tile prefetch cache line number `line` of each row. If the rows have no such line, the
+    // tile prefetches `fallback` instead, which is in the cache already, so that the tile needs no
+    // branch.
     void add_to(TileWork<T>& work, std::int64_t line, const void* fallback) const {
       constexpr std::int64_t kLine = 64;
       const bool exists = data != nullptr && (line - 1) * kLine < row_bytes - 1;
@@ -125,7 +130,8 @@ class Panels {
     }
   };
 
-  // Set the panel of B that begins at column j in `work`. Pack it if needed.
+  // Set b and b_step of `work` to the panel of B that begins at column j. If tiles cannot read the
+  // panel in place, and this block packs B, pack it to `panel` first.
   void read_panel(const Block<T>& block, std::int64_t j, T* panel, TileWork<T>& work) const {
     const View<T>& b = block.b;
     const T* from = b.data + j * b.row + block.depth.begin * b.column;
@@ -137,17 +143,18 @@ class Panels {
       tile_.pack({from, b.row, b.column}, work.columns, work.depth, width, panel);
   }
 
-  // Return true if tiles read these columns of B in place: whole vectors in rows that are close
-  // together. Packing 784 x 96 would take 6 us of 200 (Zen 4).
+  // Return true if tiles read these columns of B in place, without packing: they are whole vectors,
+  // in rows that are close together in memory. Packing 784 x 96 would take 6 us of 200 us (Zen 4).
   bool reads_columns_in_place(View<T> b, std::int64_t columns) const {
     constexpr std::int64_t kMaxRowBytes = 1024;
     return b.row == 1 && columns % tile_.lanes == 0 &&
            b.column * static_cast<std::int64_t>(sizeof(T)) < kMaxRowBytes;
   }
 
-  // The same for rows of A, which are read as whole panels. Few tiles may read them. Their stride
-  // must not be a multiple of 256 bytes, because they would then compete for the same sets of the
-  // first-level cache. Packing 784 x 128 would take 12 us of a step of 440 (784-100-10, Zen 4).
+  // Return true if tiles read these rows of A in place, without packing: they are whole panels, and
+  // few tiles read them. Their stride must not be a multiple of 256 bytes, because they would then
+  // compete for the same sets of the first-level cache. Packing 784 x 128 would take 12 us of a
+  // step of 440 us (a network with layers of 784, 100 and 10, Zen 4).
   bool reads_rows_in_place(View<T> a, std::int64_t rows) const {
     constexpr std::int64_t kMaxStrideBytes = 4096, kConflictBytes = 256, kMaxTiles = 3;
     const std::int64_t bytes = a.column * static_cast<std::int64_t>(sizeof(T));
@@ -157,19 +164,20 @@ class Panels {
 
   bool is_narrow(std::int64_t columns) const { return columns <= tile_.narrow_columns; }
 
-  // Return the number of columns of the next panel: whole vectors, if few columns remain after
-  // them.
+  // Return the number of columns of the next panel, if `left` columns are left. If a few columns
+  // would remain after the last whole vector, the panel ends there, and they become a narrow panel.
   std::int64_t panel_width(std::int64_t left) const {
     const std::int64_t num_extra = left % tile_.lanes;
     if (left - num_extra == tile_.columns + tile_.lanes)
-      return tile_.columns - tile_.lanes;  // for AVX-512: not 3 + 1 vectors, but 2 + 2
+      return tile_.columns - tile_.lanes;  // AVX-512: 4 vectors become 2 + 2, not 3 + 1
     if (left >= tile_.columns) return tile_.columns;
     return left > num_extra && num_extra > 0 && is_narrow(num_extra) ? left - num_extra : left;
   }
 
-  // Return the memory that is packed next: from this column of the block on, or of the next range
-  // of the depth. It is empty unless B is stored in rows. A panel is then many short pieces far
-  // apart, which the CPU's prefetcher does not detect.
+  // Return the memory of the panel of B that is packed next, for a prefetch: from `column` of the
+  // block on or, at the end of the block, from its first column on in the next range of the depth.
+  // It is empty unless B is stored in rows. A panel is then many short pieces far apart, which the
+  // CPU's prefetcher does not detect.
   Prefetch next_panel(const Block<T>& block, std::int64_t column) const {
     const View<T>& b = block.b;
     std::int64_t row = block.depth.begin;

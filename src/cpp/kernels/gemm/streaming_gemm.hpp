@@ -33,8 +33,8 @@ class StreamingGemm {
 
   std::int64_t scratch_elements() const { return blocking_.scratch_elements(); }
 
-  // Compute all products. operands: a and b of the first product, a and b of the second one, and so
-  // on. Each thread makes a sink of its own.
+  // Compute all products, and pass their blocks to sinks. operands: a and b of the first product, a
+  // and b of the second one, and so on. Each thread calls make_sink() for a sink of its own.
   template <class MakeSink>
   void run_into(const MakeSink& make_sink, const void* const* operands, T* scratch) const {
     device::for_range(blocking_.num_parts, 1, [&](std::int64_t begin, std::int64_t end) {
@@ -48,8 +48,8 @@ class StreamingGemm {
   }
 
  private:
-  // Compute one block of C after the other, each over the whole depth. The first block of some
-  // columns packs these columns of B for the whole depth.
+  // Compute the blocks of C one after the other, each over the whole depth. The first block that
+  // reads a range of columns of B packs it for the whole depth.
   template <class Sink>
   void stream_blocks(Range rows, Range columns, const void* const* operands, T* scratch,
                      Sink& sink) const {

@@ -49,11 +49,13 @@ struct GemmTile {
   // lines. The last panel is padded with zeros.
   void (*pack)(View<T> lines, std::int64_t used, std::int64_t depth, std::int64_t width, T* panel);
   void (*multiply)(const TileWork<T>& work);
-  // The same for rows of A with a stride: A(i, p) is a[i * a_panel + p * a_step].
+  // The same as `multiply`, for rows of A that are not packed: A(i, p) is a[i * a_panel + p *
+  // a_step].
   void (*multiply_strided)(const TileWork<T>& work);
 
-  // The same for few columns. Here, a vector is a column of several adjacent panels of A, because a
-  // vector along the rows of C would be mostly empty. Null if this level does not have it.
+  // The same as `multiply`, for few columns. A vector along a row of C would be mostly empty, so a
+  // vector here is a column of several adjacent panels of A. Null if this level does not have the
+  // function.
   void (*multiply_narrow)(const TileWork<T>& work);
   std::int64_t narrow_rows, narrow_columns;  // the largest narrow tile
 };

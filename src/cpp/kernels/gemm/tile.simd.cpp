@@ -51,7 +51,8 @@ NGD_INLINE auto concatenate_halves(Half low, Half high, std::integer_sequence<in
   return __builtin_shufflevector(low, high, i...);
 }
 
-// Store element p of line i at panel[p * width + i], for kLanes elements of `lines` lines.
+// Transpose `lines` lines of kLanes elements each: store element p of line i at panel[p * width +
+// i].
 template <class T, int lines>
 NGD_INLINE void transpose_lines(const T* from, std::int64_t stride, std::int64_t width, T* panel) {
   Vector<T> v[lines];
@@ -63,7 +64,8 @@ NGD_INLINE void transpose_lines(const T* from, std::int64_t stride, std::int64_t
   for (int i = 0; i < lines; ++i) store(v[i], panel + i * kSteps * width);
 }
 
-// Copy adjacent lines: `batch` lines at once, then fewer.
+// Copy lines that are adjacent in memory to a panel: `batch` lines at once, and then fewer at once
+// for the rest.
 template <class T, int batch>
 void copy_lines(View<T> lines, std::int64_t used, std::int64_t depth, std::int64_t width,
                 T* panel) {
@@ -98,7 +100,8 @@ void pack_panel(View<T> lines, std::int64_t used, std::int64_t depth, std::int64
       panel[p * width + i] = lines.data[i * lines.row + p * lines.column];
 }
 
-// Copy several panels of adjacent lines: a row of memory has elements of all panels.
+// Copy several panels of lines that are adjacent in memory. One row of the operand has elements of
+// all these panels.
 template <class T, int panels>
 void copy_panels(View<T> lines, std::int64_t depth, T* panel) {
   for (std::int64_t p = 0; p < depth; ++p) {
@@ -156,7 +159,8 @@ NGD_INLINE void store_tile(const TileWork<T>& work, const Vector<T> (&sums)[kRow
   }
 }
 
-// Compute a tile of `vectors` vectors of columns. strided: for multiply_strided.
+// Compute a tile of `vectors` vectors of columns. If `strided`, compute it as multiply_strided
+// does, and otherwise as multiply does.
 template <class T, int vectors, bool strided>
 void multiply_tile(const TileWork<T>& work) {
   const std::int64_t next = strided ? work.a_panel : 1;  // elements from a row of A to the next row
@@ -198,8 +202,9 @@ void multiply_tile(const TileWork<T>& work) {
   finish(work, {edge, kColumns, 1});
 }
 
-// Load kLanes rows of A for one step of the depth. They are in panels of kRows adjacent elements,
-// with `next` elements from a panel to the next one.
+// Load the elements of kLanes rows of A for one step of the depth. The rows are in panels with
+// kRows adjacent elements per step, and `next` is the number of elements from one panel to the
+// next.
 template <class T>
 NGD_INLINE Vector<T> load_rows(const T* a, std::int64_t next) {
   if constexpr (kLanes<T> == kRows) {
@@ -212,7 +217,7 @@ NGD_INLINE Vector<T> load_rows(const T* a, std::int64_t next) {
   }
 }
 
-// Compute `columns` columns of a narrow tile, from column `first` on.
+// Compute `columns` columns of a narrow tile (see multiply_narrow), from column `first` on.
 template <class T, int columns>
 void multiply_narrow_tile(const TileWork<T>& work, std::int64_t first) {
   constexpr int kPanels = kLanes<T> / kRows;

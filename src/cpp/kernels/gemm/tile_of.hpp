@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The register tile for a SIMD level.
+// The function tile_of(), which returns the register tile of a SIMD level and a type.
 //
-// tile.hpp does not include this: the files compiled for one SIMD level include tile.hpp, and inline
-// functions there would be compiled for that level.
+// It is not in tile.hpp, because files that are compiled for one SIMD level include tile.hpp, and
+// its inline functions would be compiled for that level.
 #pragma once
 
 #include <type_traits>

@@ -72,8 +72,8 @@ dnnl::primitive_attr user_scratchpad() {
 // 4.2; depthwise 7 x 7 of [8, 96, 28, 28]: bias 1.8 and 2.9, gelu 2.1 and 3.7.
 dnnl::primitive_desc describe(const ConvShape& s) {
   const auto direct = dnnl::algorithm::convolution_direct;
-  // The primitive of a gradient takes the primitive of a forward convolution as a hint. All
-  // operands of the hint have the dtype of the factors, even if the gradient is f32.
+  // oneDNN takes the primitive of the forward convolution as a hint for the primitive of a
+  // gradient. All operands of the hint have the dtype of the factors, even if the gradient is f32.
   const auto layout_of = [&](TensorType type, bool is_hint) {
     if (is_hint) type.dtype = s.factors;
     return s.channels_last ? stored_layout(type, s) : in_any_layout(plain(type));
@@ -172,8 +172,8 @@ struct Plan {
 
   dnnl::primitive_desc convolution;
   std::vector<Operand> operands;
-  // The largest scratchpad of a primitive, which all of them share; the total of the scratch
-  // memory.
+  // scratchpad: the bytes of the scratchpad that all primitives share, the largest that one of them
+  // needs. bytes: the whole scratch memory.
   std::size_t scratchpad = 0, bytes = 0;
 };
 
@@ -262,7 +262,8 @@ class Conv final : public Kernel {
   Threaded<Plan, Primitives> primitives_;
 };
 
-// Return true if kernel position k along an axis reads data, and not only padding, in any window.
+// Return true if kernel position k along an axis reads data in at least one window, and not only
+// padding.
 bool meets_data(const ConvShape& s, std::size_t axis, std::int64_t k) {
   for (std::int64_t i = 0; i < s.counts[axis]; ++i) {
     const std::int64_t position = i * s.strides[axis] - s.before[axis] + k * s.dilations[axis];
@@ -301,7 +302,8 @@ Offer offer_conv(const KernelQuery& query, const Machine& machine) {
     return Offer::refuse("not trusted in two bytes");
   try {
     auto kernel = std::make_unique<Conv>(query, threads_for(shape, machine));
-    // If oneDNN has only slow code for this order of axes, the compiler uses the other order.
+    // oneDNN may have only slow code for channels last. After this refusal, the compiler uses the
+    // other order of axes.
     if (shape.channels_last && kernel->plan().is_slow()) return Offer::refuse("slow in oneDNN");
     return {std::move(kernel), {}, has_native_products(shape.factors)};
   } catch (const dnnl::error& error) {

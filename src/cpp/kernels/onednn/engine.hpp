@@ -16,7 +16,7 @@ namespace ngd::kernels::onednn {
 const dnnl::engine& engine();
 const dnnl::stream& stream();
 
-dnnl::memory::data_type data_type(DType dtype);  // F32, F16, BF16
+dnnl::memory::data_type data_type(DType dtype);  // only F32, F16 and BF16
 
 // Return true if this CPU has instructions that multiply elements of a dtype. oneDNN emulates bf16
 // on other CPUs with AVX-512.
@@ -27,8 +27,8 @@ bool has_native_products(DType dtype);
 // NaN on each SIMD level.
 bool append_post(dnnl::post_ops& posts, const std::string& name);
 
-// While this object exists, OpenMP regions of the calling thread have this number of threads,
-// including the regions in oneDNN.
+// While this object exists, each OpenMP region of the calling thread has `threads` threads,
+// including the regions inside oneDNN.
 class ThreadScope {
  public:
   explicit ThreadScope(int threads);
@@ -42,12 +42,13 @@ class ThreadScope {
 };
 
 // The primitives of a kernel, which are built for a number of threads and run on them. A `Plan`
-// describes them without their code. It has a constructor that takes a query, and scratch_bytes().
-// `Primitives` has a constructor that takes a plan and generates the code, and run(args, scratch).
+// describes the primitives without their code. `Plan` has a constructor that takes a query, and
+// scratch_bytes(). `Primitives` has a constructor that takes a plan and generates the code, and
+// run(args, scratch).
 //
 // Plans and primitives are constructed inside of a ThreadScope. oneDNN keeps primitives in a cache,
 // by their descriptors and by the number of threads that OpenMP has when they are constructed.
-// Without the scope, it could return a primitive that starts several threads when one thread is
+// Without the scope, oneDNN could return a primitive that starts several threads when one thread is
 // required.
 template <class Plan, class Primitives>
 class Threaded {
@@ -74,9 +75,9 @@ class Threaded {
     return Plan(query);
   }
 
-  // In a forked child, no second thread may start (device/threads.hpp), and a primitive cannot run
-  // on fewer threads than it was built for. So build primitives for one thread, with their own
-  // scratch memory, and run them.
+  // Build the primitives for one thread, with their own scratch memory, and run them. In a forked
+  // child, no second thread may start (device/threads.hpp), and a primitive cannot run on fewer
+  // threads than it was built for.
   void run_on_one_thread(const KernelArgs& args) const {
     const ThreadScope scope(1);
     if (one_thread_primitives_ == nullptr) {

@@ -20,7 +20,7 @@ using dnnl::memory;
 
 constexpr std::int64_t kReluGrain = 1 << 16;  // the minimum of elements per thread
 
-// Return the descriptor of [batch..., rows, columns], which is dense in memory.
+// Return oneDNN's descriptor of an array [batch..., rows, columns] that is dense in memory.
 memory::desc describe(const Shape& batch, std::int64_t rows, std::int64_t columns, bool transposed,
                       memory::data_type type) {
   memory::dims dims(batch.begin(), batch.end());
@@ -50,8 +50,8 @@ void merge_batch(MatmulShape& shape) {
       batch_b.push_back(b);
     }
   }
-  // If B is a single matrix, the batch becomes rows: [batch, m, k] @ [k, n] has the elements of
-  // [batch * m, k] @ [k, n].
+  // If B is a single matrix, the batch axes of A are merged with its rows: [batch, m, k] @ [k, n]
+  // has the same elements as [batch * m, k] @ [k, n].
   if (batch.size() == 1 && batch_b[0] == 1 && !shape.transpose_a) {
     shape.m *= batch[0];
     batch.clear(), batch_a.clear(), batch_b.clear();
@@ -61,7 +61,7 @@ void merge_batch(MatmulShape& shape) {
   shape.batch_b = batch_b;
 }
 
-// The description of a matmul for oneDNN, without its code.
+// The description of a matmul for oneDNN, without the generated code.
 struct Plan {
   explicit Plan(const KernelQuery& query) {
     MatmulShape shape(query);
@@ -94,10 +94,10 @@ struct Plan {
   int addend_post = 0;  // the number of the post-operation that adds the addend
 
  private:
-  // Return the post-operations except relu (see append_post). Times on 2 threads of a Xeon of 2.5
-  // GHz, in the primitive and in a second pass: 256 x 256 by 256 x 1024 with gelu 0.90 and 1.43 ms,
-  // gelu_tanh 0.96 and 1.38, silu 1.03 and 1.18; 2048 x 512 by 512 x 512 with a bias and a residual
-  // connection 7.9 and 8.1 ms.
+  // Return the post-operations except relu (append_post() gives the reason). Times on 2 threads of
+  // a Xeon of 2.5 GHz, with the post-operations in the primitive and in a second pass: 256 x 256 by
+  // 256 x 1024 with gelu 0.90 and 1.43 ms, with gelu_tanh 0.96 and 1.38 ms, with silu 1.03 and 1.18
+  // ms; 2048 x 512 by 512 x 512 with a bias and a residual connection 7.9 and 8.1 ms.
   dnnl::post_ops posts_of(const MatmulShape& shape) {
     dnnl::post_ops posts;
     for (const std::string& post : shape.post)

@@ -26,7 +26,7 @@ struct Axis {
   std::int64_t length, stride;
 };
 
-// The division of one reduction.
+// The division of one reduction into segments, chunks and tasks.
 struct Geometry {
   std::vector<Axis> kept, reduced;                 // the axes that do not belong to the segments
   std::int64_t kept_count = 1, reduced_count = 1;  // the numbers of indices of these axes
@@ -39,11 +39,13 @@ struct Geometry {
   std::int64_t chunk = 1, chunks = 1;  // segments per chunk; chunks per result
   std::int64_t total = 1;              // elements that are reduced to one result
 
-  // The order of tasks: chunks vary fastest, and then pieces of columns.
+  // Return the number of tasks. Tasks are numbered by index of the kept axes, then by piece of
+  // columns, and then by chunk: the chunk varies fastest.
   std::int64_t tasks() const { return kept_count * column_pieces * chunks; }
   std::int64_t cells() const { return chunks > 1 ? tasks() * columns : 0; }
-  // Here, a result is the piece of columns of a kept index. columns_of() is the number of its
-  // columns, and first_of() is the index of the first one in the output.
+  // In these two functions, a result is one piece of columns, for one index of the kept axes.
+  // columns_of() returns the number of its columns, and first_of() returns the index of its first
+  // column in the output.
   std::int64_t columns_of(std::int64_t result) const {
     return std::min(columns, width - result % column_pieces * columns);
   }
@@ -56,8 +58,9 @@ Geometry make_geometry(const Shape& shape, const std::vector<std::int64_t>& axes
 
 std::int64_t offset_of(const std::vector<Axis>& axes, std::int64_t index);
 
-// Call visit(offset, count) for every segment of a task: the index of its first element, and its
-// number of elements of a row, or of rows.
+// Call visit(offset, count) for each segment of a task. `offset` is the index of the segment's
+// first element. `count` is its number of elements if it is a piece of a row, and its number of
+// rows otherwise.
 template <class Visit>
 void for_segments(const Geometry& g, std::int64_t task, const Visit& visit) {
   const std::int64_t chunk = task % g.chunks, result = task / g.chunks;
@@ -77,7 +80,8 @@ inline std::int64_t grain_of(const Geometry& g) {
   return std::max<std::int64_t>(1, kGrainWork / work);
 }
 
-// If results have several chunks, call combine(i) for every result, on all threads.
+// If results have several chunks, call combine(i) for each result i, so that it combines the
+// chunks. The threads share the results.
 template <class Combine>
 void combine_results(const Geometry& g, const Combine& combine) {
   if (g.chunks == 1) return;
@@ -86,7 +90,7 @@ void combine_results(const Geometry& g, const Combine& combine) {
   });
 }
 
-// Call task(i) for every task, on all threads. Then call combine_results.
+// Call task(i) for each task i. The threads share the tasks. Then call combine_results().
 template <class Task, class Combine>
 void run_tasks(const Geometry& g, const Task& task, const Combine& combine) {
   device::for_range(g.tasks(), grain_of(g), [&](std::int64_t begin, std::int64_t end) {

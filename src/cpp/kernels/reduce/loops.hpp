@@ -21,7 +21,7 @@ inline constexpr std::int64_t kRowBlock = 32;
 inline constexpr std::int64_t kBlockBytes = 4096;  // of a block of a row of floats
 
 struct ReduceLoops {
-  // Set accumulators to the reduction of no elements.
+  // Set accumulators to the value of a reduction of no elements, such as 0 for a sum.
   void (*clear)(void* accumulators, std::int64_t count);
   // Combine an accumulator with `count` dense elements.
   void (*row)(const void* elements, std::int64_t count, void* accumulator);
@@ -29,14 +29,15 @@ struct ReduceLoops {
   // one row to the next.
   void (*columns)(const void* elements, std::int64_t rows, std::int64_t stride, std::int64_t width,
                   void* accumulators);
-  // The same in several calls: begin_rows at the beginning of a block of rows, add_rows for its
-  // rows, and end_rows at its end, which combines the partial results with the accumulators.
-  // `partials` are elements.
+  // The same as `columns`, for a block of rows that is given in several calls: begin_rows at the
+  // beginning of the block, add_rows for some of its rows, and end_rows at the end, which combines
+  // the partial results with the accumulators. `partials` has one partial result per column, in the
+  // elements' type.
   void (*begin_rows)(void* partials, std::int64_t width);
   void (*add_rows)(const void* elements, std::int64_t rows, std::int64_t stride, std::int64_t width,
                    void* partials);
   void (*end_rows)(const void* partials, std::int64_t width, void* accumulators);
-  // Combine accumulators[i] with more[i].
+  // Combine accumulators[i] with more[i], for i < count.
   void (*merge)(void* accumulators, const void* more, std::int64_t count);
 };
 

@@ -13,7 +13,7 @@ namespace ngd::kernels::reduce::NGD_SIMD_LEVEL {
 
 namespace {
 
-// Return the reduction of no elements.
+// Return the value of a reduction of no elements, such as 0 for a sum.
 template <Reduction reduction, class T>
 constexpr T identity() {
   using Limits = std::numeric_limits<T>;
@@ -36,7 +36,8 @@ NGD_INLINE V combine(V a, V b) {
   if constexpr (reduction == Reduction::Min) return ((a <= b) | (a != a)) ? a : b;
 }
 
-// Loops of integers. Their results do not depend on the order, which is left to the compiler.
+// Loops of integers. The result of an integer reduction does not depend on the order, so the
+// compiler may choose the order.
 template <Reduction reduction, class T>
 struct IntegerLoops {
   using Accumulator = T;
@@ -110,8 +111,8 @@ struct FloatLoops {
       accumulators[j] = combine<reduction>(accumulators[j], static_cast<Accumulator>(partial[j]));
   }
 
-  // Combine rows of `vectors` whole vectors of columns with partial results, which stay in
-  // registers.
+  // Combine `rows` rows of `vectors` whole vectors of columns with the partial results, which stay
+  // in registers.
   template <int vectors>
   NGD_INLINE void stripe(const T* x, std::int64_t rows, std::int64_t stride, T* partial) {
     Register v[vectors];
@@ -129,9 +130,9 @@ struct FloatLoops {
     for (int k = 0; k < vectors; ++k) *reinterpret_cast<Stored*>(partial + k * kColumns) = v[k];
   }
 
-  // The same for fewer columns than a vector has. A vector that begins in a row reads on into the
-  // next row, and these lanes are ignored. Only the last rows must not be read so, as they could
-  // end the array.
+  // The same as stripe(), for `width` columns that are fewer than the lanes of a vector. The vector
+  // of a row also reads elements of the next row, and these lanes are ignored. The last rows are
+  // read one element at a time, because a vector could read past the end of the array.
   NGD_INLINE void narrow_stripe(const T* x, std::int64_t rows, std::int64_t stride,
                                 std::int64_t width, T* partial) {
     const std::int64_t readable = (rows - 1) * stride + width;

@@ -16,19 +16,20 @@ namespace ngd::kernels::reduce {
 inline constexpr std::int64_t kCell = 8;  // bytes of a cell, the memory of an accumulator
 
 struct Reducer {
-  // op: "sum", "mean", "prod", "max" or "min". total: elements per result. The loops of 16-bit
-  // floats take f32 elements.
+  // op: "sum", "mean", "prod", "max" or "min". total: the number of elements that are reduced to
+  // one result. For 16-bit floats, `loops` takes elements that were widened to f32.
   Reducer(const std::string& op, DType dtype, std::int64_t total);
 
-  // Return the reason if there is no such reduction, or an empty text.
+  // Return the reason why there is no such reduction, or an empty text if there is one.
   static std::string refusal(const std::string& op, DType dtype);
 
-  // Combine the chunks of a result by a balanced tree, and return the cells of the total. `cells`
-  // has the cells of all tasks, in order.
+  // Combine the chunks of a result by a balanced tree, and return the cells that have the
+  // accumulators of the whole result. `cells` has the cells of all tasks, in order.
   std::byte* combine(const Geometry& geometry, std::int64_t result, std::byte* cells) const;
-  // Combine the chunks, and store the result.
+  // Combine the chunks of a result, and store the result in the output.
   void finish(const Geometry& geometry, std::int64_t result, std::byte* cells, void* output) const;
-  // Round the cells of a result's columns, and store them in the output.
+  // Round the accumulators of a result, one per column, and store them in the output. `cells` has
+  // the accumulators.
   void store(const Geometry& geometry, std::int64_t result, const std::byte* cells,
              void* output) const;
 
@@ -38,20 +39,20 @@ struct Reducer {
 };
 
 // Return the number of rows per tile, for tiles of `columns` columns and at most `elements`
-// elements. It divides kRowBlock, so that no tile has parts of two blocks of rows.
+// elements. The number divides kRowBlock, so that no tile has parts of two blocks of rows.
 inline std::int64_t rows_of_a_tile(std::int64_t elements, std::int64_t columns) {
   std::int64_t rows = kRowBlock;
   while (rows > 1 && rows * columns > elements) rows /= 2;
   return rows;
 }
 
-// The rows of one tile: a range of the rows of a segment, which has `all` rows.
+// The rows of one tile: `count` rows from number `begin` on, of a segment that has `all` rows.
 struct TileRows {
   std::int64_t begin, count, all;
 };
 
-// Combine a dense tile with the accumulators. The tiles of a segment give the bits of
-// ReduceLoops::columns of the segment.
+// Combine a dense tile with the accumulators. After all tiles of a segment, in order, the
+// accumulators have the same bits as after one call of ReduceLoops::columns for the segment.
 inline void add_tile(const ReduceLoops& loops, const TileRows& rows, const void* tile,
                      std::int64_t columns, void* partials, void* accumulators) {
   const std::int64_t end = rows.begin + rows.count;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The shapes of a convolution, or of one of its two gradients. All implementations read them here.
+// The shapes of a convolution, or of one of its two gradients. All implementations of convolutions
+// read their shapes by this struct.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +24,7 @@ struct ConvShape : Windows {
   TensorType data, weights, result;
   std::int64_t batch = 0, groups = 1, in = 0, out = 0;  // in, out: channels per group
 
-  bool channels_last = false;  // of data and result, in memory
+  bool channels_last = false;  // true: channels are the last axis of data and result in memory
   bool bias = false;           // forward has a third operand: one value per channel of the result
   std::vector<std::string> post;  // functions that are applied to the result, in this order
 

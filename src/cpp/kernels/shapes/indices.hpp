@@ -19,7 +19,8 @@ inline std::int64_t index_at(DType dtype, const void* indices, std::int64_t i) {
                              : static_cast<const std::int64_t*>(indices)[i];
 }
 
-// The range of the indices of one public call into one axis, for errors.
+// The range of the indices of one public call into one axis, and the facts that an error about an
+// index reports.
 struct IndexCheck {
   std::string caller;   // the public call
   std::string of_axis;  // " for axis N", if the call has one array of indices per axis

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The shapes of a matmul. All implementations read them here.
+// The shapes of a matmul. All implementations of matmul read their shapes by this struct.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,8 @@
 
 namespace ngd::kernels {
 
-// Return true if the product of elements of the dtype `factors` may be stored as `stored`.
+// Return true if the product of elements of the dtype `factors` may be stored as elements of the
+// dtype `stored`.
 inline bool holds_product(DType stored, DType factors) noexcept {
   return stored == factors || (is_half(factors) && stored == DType::F32);
 }
@@ -32,7 +33,7 @@ struct MatmulShape {
 
   std::string refusal;  // empty: this is a matmul
 
-  // A single product, without batch axes.
+  // The shape of a single product, without batch axes.
   MatmulShape(std::int64_t rows, std::int64_t columns, std::int64_t depth, bool transposed_a,
               bool transposed_b)
       : m(rows), n(columns), k(depth), transpose_a(transposed_a), transpose_b(transposed_b) {}

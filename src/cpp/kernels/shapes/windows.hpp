@@ -20,9 +20,10 @@ struct Windows {
   Axes extents{1, 1, 1}, kernel{1, 1, 1}, counts{1, 1, 1};
   Axes strides{1, 1, 1}, before{}, after{}, dilations{1, 1, 1};
 
-  // Read the shapes of the data and of the windows [N, C, spatial...], and of a kernel [...,
-  // spatial...]. Return the reason if they do not fit, or an empty text. If `beyond`, the last
-  // window may end after the padding.
+  // Set the members from the attributes, the shapes of the data and of the windows [N, C,
+  // spatial...], and the shape of a kernel [..., spatial...]. Return the reason if the shapes do
+  // not fit each other, or an empty text if they do. If `beyond`, the last window may end after the
+  // padding.
   std::string read(const Attrs& attrs, const Shape& data, const Shape& windows,
                    const Shape& kernel_shape, bool beyond = false) {
     const std::size_t rank = data.size();

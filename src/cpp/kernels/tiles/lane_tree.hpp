@@ -2,13 +2,15 @@
 // The lane tree: a reduction of dense elements in an order that is the same on every SIMD level.
 // For *.simd.cpp files.
 //
-// A lane is one element of a vector. There are four accumulators of 64 bytes, with kLanes lanes
-// each. A step combines kStep = 4 * kLanes elements with them: element i of a step belongs to lane
-// i of the four accumulators together. Whole vectors after the last step are combined with the
-// first accumulator. At the end, the four accumulators are combined in pairs, lane by lane. Then
-// the lanes of the result are combined: lane l with lane l + kLanes / 2, then with lane l + kLanes
-// / 4, and so on. If a SIMD level has smaller registers, an accumulator consists of kParts
-// registers, which does not change the order.
+// A lane is one element of a vector. There are four accumulators, 0 to 3, of 64 bytes each. An
+// accumulator has kLanes lanes. A step combines the next kStep = 4 * kLanes elements with the
+// accumulators: the first kLanes elements with the lanes of accumulator 0, the next kLanes elements
+// with those of accumulator 1, and so on. If less than a step is left, each further group of kLanes
+// elements is combined with accumulator 0. At the end, accumulators 0 and 1 are combined lane by
+// lane, then 2 and 3, and then both results. In this last vector, lane l is combined with lane l +
+// kLanes / 2, then with lane l + kLanes / 4, and so on, until one lane is left. The caller combines
+// the last elements, which are fewer than kLanes. If a SIMD level has smaller registers, an
+// accumulator consists of kParts registers, which does not change the order.
 #pragma once
 
 #include <cstdint>
@@ -18,14 +20,14 @@
 
 namespace ngd::kernels::tiles::NGD_SIMD_LEVEL {
 
-// The functions of a lane tree. Op::combine(a, b) combines two elements, or two vectors lane by
-// lane.
+// The functions of a lane tree over elements of T. Op::combine(a, b) combines two elements, or two
+// vectors lane by lane.
 template <class Op, class T>
 struct LaneTree {
   static constexpr std::int64_t kLanes = 64 / sizeof(T), kStep = 4 * kLanes;
 
-  // The four accumulators are arrays of registers. GCC compiles comparisons of vectors that are
-  // larger than a register lane by lane.
+  // Each of the four accumulators is kParts registers, because GCC compiles comparisons of vectors
+  // that are larger than a register lane by lane.
   static constexpr int kParts = 64 / NGD_REGISTER_BYTES;
   static constexpr std::int64_t kPartLanes = kLanes / kParts;
   using Register = typename VectorOf<T, NGD_REGISTER_BYTES>::type;
@@ -44,9 +46,9 @@ struct LaneTree {
     for (int r = 0; r < 4 * kParts; ++r) v[r] = load(from + r * kPartLanes);
   }
 
-  // Combine the accumulators with whole vectors, from element i on. Then combine the accumulators,
-  // and store the kLanes lanes of the result. Return the index of the first element that is not
-  // combined.
+  // Combine the accumulators with the elements from number i on, as long as kLanes elements are
+  // left. Then combine the four accumulators to one, and store its kLanes lanes in `lanes`. Return
+  // the index of the first element that is not combined.
   NGD_INLINE std::int64_t combine_vectors(Accumulators& v, const T* x, std::int64_t i,
                                           std::int64_t count, T* lanes) {
     for (; i + kStep <= count; i += kStep)
@@ -60,7 +62,7 @@ struct LaneTree {
     return i;
   }
 
-  // Return the combination of all lanes.
+  // Combine the kLanes elements of `lanes` to one, and return it.
   NGD_INLINE T combine_lanes(T* lanes) {
     for (std::int64_t width = kLanes / 2; width > 0; width /= 2)
       for (std::int64_t l = 0; l < width; ++l) lanes[l] = Op::combine(lanes[l], lanes[l + width]);
@@ -68,7 +70,8 @@ struct LaneTree {
   }
 
  private:
-  // A fold expression instead of an unrolled loop, in which GCC loads each vector twice.
+  // Combine each register v[r] with kPartLanes elements, from from[r * kPartLanes] on. This is a
+  // fold expression, because GCC loads each vector twice in an unrolled loop.
   template <int... r>
   NGD_INLINE void combine_each(Accumulators& v, const T* from, std::integer_sequence<int, r...>) {
     ((v[r] = Op::combine(v[r], load(from + r * kPartLanes))), ...);

@@ -23,8 +23,9 @@ inline constexpr int kTabledOpcodes = static_cast<int>(Opcode::cast);
 using TileFunction = void (*)(const void* a, const void* b, const void* c, void* out,
                               std::int64_t count);
 
-// Pairs: two statements of f32 or f64 in one loop, second(first(a, b), c). The results have the
-// bits of two loops.
+// A pair is two statements of f32 or f64 that one loop computes, second(first(a, b), c). Its
+// results have the same bits as those of two loops. First and Second are the statements that can be
+// in a pair.
 enum class First : std::uint8_t { Add, Subtract, Multiply };
 enum class Second : std::uint8_t { Add, Subtract, SubtractFrom, Multiply, Relu };
 inline constexpr int kFirsts = 3, kSeconds = 5;
@@ -44,8 +45,8 @@ struct TileTable {
 
 const TileTable& tile_table();  // of simd_level()
 
-// Return the conversion from storage to tiles, or from tiles to storage. Null if the dtype is not a
-// 16-bit float.
+// widening() returns the conversion from storage to tiles, and narrowing() the conversion from
+// tiles to storage. Both return null if the dtype is not a 16-bit float.
 TileFunction widening(DType dtype);
 TileFunction narrowing(DType dtype);
 

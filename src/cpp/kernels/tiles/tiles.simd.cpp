@@ -55,8 +55,8 @@ constexpr bool contains_dtype(Domain domain, int dtype) {
 #include "kernels/tiles/opcodes.inc"
 #undef NGD_OP
 
-// Compute sin and cos by libm if an argument exceeds the range of the argument reduction in
-// vector_math.hpp, which is rare. Otherwise, return false.
+// If the op is sin or cos, and an argument exceeds kTrigonometricLimit, compute all elements by
+// libm and return true. This is rare. Otherwise, compute nothing and return false.
 template <class Op, class T>
 bool compute_by_libm(const T* a, T* out, std::int64_t count) {
   if constexpr (std::is_same_v<T, float> &&

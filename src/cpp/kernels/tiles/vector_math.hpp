@@ -101,7 +101,8 @@ NGD_INLINE float exponential(float x) {
   const float clamped = low > 89.0f ? 89.0f : low;
   const auto [r, n] = split_exponent(clamped);
   const float fraction = (exponential_tail(r) * (r * r) + r) + 1.0f;
-  // Multiply by two factors, because 2^n can be subnormal, or exceed the largest float.
+  // Multiply by two powers of two whose product is 2^n, because 2^n itself can be subnormal, or
+  // exceed the largest float.
   const std::int32_t half = n >> 1;
   return fraction * power_of_two(half) * power_of_two(n - half);
 }
@@ -111,8 +112,8 @@ NGD_INLINE float exponential_minus_one(float x) {
   const float clamped = low > 89.0f ? 89.0f : low;
   const auto [r, n] = split_exponent(clamped);
   const float fraction = exponential_tail(r) * (r * r) + r;
-  // Half of 2^n (fraction + 1) - 1 is computed, and then doubled, because 2^128 exceeds the largest
-  // float.
+  // Half of e^x - 1 = (2^n * (fraction + 1)) - 1 is computed, and then doubled, because n can be
+  // 128, and 2^128 exceeds the largest float.
   const float half_scale = power_of_two(n - 1);
   const float result = 2.0f * (half_scale * fraction + (half_scale - 0.5f));
   return x == 0.0f ? x : result;
@@ -189,7 +190,7 @@ NGD_INLINE float error_function(float x) {
 // kTrigonometricLimit. For larger arguments, tiles.simd.cpp uses libm.
 constexpr float kTrigonometricLimit = 1.0e6f;
 
-// Return sin(x + quadrants_ahead * pi/2).
+// Return sin(x + quadrants_ahead * pi/2). This is cos(x) for quadrants_ahead = 1.
 NGD_INLINE float sine_of_quadrant(float x, std::int64_t quadrants_ahead) {
   constexpr double kShift = 0x1.8p52, kTwoOverPi = 0.63661977236758134308;
   constexpr double kHalfPiHead = 1.57079632673412561417, kHalfPiTail = 6.07710050650619224932e-11;

@@ -40,7 +40,8 @@ class WeightGradient final : public Kernel {
         positions_(s.batch * s.window_count()),
         in_(s.in, 1, tile_),
         packs_dy_(s.out % tile_.rows != 0) {
-    // A block of dy fills half of the core's cache, between the limits of its length.
+    // block_ is the number of output positions for which dy fills half of the core's cache, but at
+    // least kBlock / 2 and at most kBlock.
     block_ = std::clamp<std::int64_t>(machine.core_cache_bytes / 2 / 4 / s.out, kBlock / 2, kBlock);
     // The threads divide the output positions if all their sums fit a quarter of the shared cache.
     divides_positions_ =
@@ -80,7 +81,8 @@ class WeightGradient final : public Kernel {
     return s_.out * (k * s_.in + in_.begin(group));
   }
 
-  // Add the products of some output positions to the sums. rows: channels of dy.
+  // Add the products of the output positions `positions` to the sums. rows: a range of the channels
+  // of dy.
   void add(const float* data, const float* dy, Range positions, Range rows, float* packed,
            float* sums) const {
     float* packed_dy = packed + block_ * tile_.columns;
@@ -124,8 +126,9 @@ class WeightGradient final : public Kernel {
     }
   }
 
-  // Compute a block, tile by tile. next: the positions of dy that are read next, which the tiles
-  // prefetch, or null.
+  // Multiply one block of dy by one packed block of the data, tile by tile. The products are added
+  // to the sums, or replace them if not `add`. next: the part of dy that is read next, which the
+  // tiles prefetch, or null.
   void multiply(const float* dy, Range rows, const float* b, std::int64_t columns,
                 std::int64_t count, bool add, const float* next, float* sums) const {
     TileWork<float> work{};
@@ -174,8 +177,9 @@ class WeightGradient final : public Kernel {
   std::int64_t piece_elements_;
 };
 
-// Return true if this is the fastest kernel: for strides of 2 and more, for many channels of the
-// data, and for a dy that does not fit in the shared cache. ADR 43 has the measurements.
+// Return true if this is the fastest kernel for the shape: for strides of 2 and more, for many
+// channels of the data, and for a dy that does not fit in the shared cache. ADR 43 has the
+// measurements.
 bool is_fastest(const ConvShape& s, const Machine& machine) {
   constexpr std::int64_t kManyChannels = 1024, kSomeChannels = 128;
   const std::int64_t positions = s.batch * s.window_count();

@@ -47,7 +47,7 @@ constexpr std::int64_t kMinSumTiles = 64;     // the minimum of tiles per block 
 struct Images {
   std::int64_t height, width, channels, before_rows, before_columns, tiles_high, tiles_wide;
 
-  // Return tile number `number`, which has side * side positions, from a channel on.
+  // Return tile number `number`, which has side * side positions, from channel `channel` on.
   template <class Element>
   Tile<Element> tile(Element* data, std::int64_t number, int side, std::int64_t channel = 0) const {
     const std::int64_t image = number / (tiles_high * tiles_wide),
@@ -110,7 +110,8 @@ class TileConv {
         columns_(tiling_.result.channels),
         tiles_per_thread_(tiling_.tiles / tiling_.pieces),
         // The threads divide the tiles if the transformed kernels fit three quarters of the shared
-        // cache.
+        // cache, and there are enough tiles, or too few columns, for all threads. Otherwise, the
+        // threads divide the columns.
         divides_tiles_(
             kPlanes * depth_ * columns_ * 4 <= machine.shared_cache_bytes / 4 * 3 &&
             (tiles_per_thread_ >= 2 * tile_.rows || columns_ / tile_.lanes < tiling_.pieces)),
@@ -175,7 +176,8 @@ class TileConv {
     });
   }
 
-  // In each phase, transform many tiles. Then each thread computes some groups of columns.
+  // In each phase, all threads transform the data of many tiles. Then each thread computes some
+  // groups of columns for these tiles.
   void run_by_columns(const float* data, const float* kernels, const float* bias, float* out,
                       float* scratch) const {
     float* workspaces = scratch + data_elements(phase_tiles_);
@@ -194,7 +196,7 @@ class TileConv {
     }
   }
 
-  // Compute a group of columns for the tiles of a phase.
+  // Compute the columns of one group, for the tiles of a phase.
   void add_columns(std::int64_t group, std::int64_t first, std::int64_t phase_count,
                    const float* values, const float* kernels, float* workspace, const float* bias,
                    float* out) const {
@@ -227,7 +229,7 @@ class TileConv {
                             values + k * width + j, kernels_stride(group));
   }
 
-  // Multiply plane v of `count` tiles by plane v of a group of kernels.
+  // Multiply plane v of `count` transformed tiles by plane v of a group of transformed kernels.
   void multiply(std::int64_t v, std::int64_t group, const float* values, std::int64_t values_stride,
                 std::int64_t count, const float* kernels, float* sums) const {
     TileWork<float> work{};
@@ -266,8 +268,8 @@ class TileConv {
   std::int64_t kernel_elements_ = 0, max_width_ = 0;
 };
 
-// A weight gradient. The sums are divided into pairs of a group of channels of the data and a group
-// of channels of dy.
+// A weight gradient. The channels of the data and the channels of dy are divided into groups. A
+// pair is one group of each, and has its own sums.
 class WeightGradient {
  public:
   WeightGradient(const ConvShape& s, const Machine& machine)
@@ -280,8 +282,9 @@ class WeightGradient {
         pairs_(in_.count * out_.count) {
     const std::int64_t per_tile = kPlanes * (s.in + s.out) * 4,
                        tiles_per_thread = tiling_.tiles / tiling_.pieces;
-    // The threads divide the tiles if all their sums fit a quarter of the shared cache. Each thread
-    // then has sums of its own, which are added at the end.
+    // The threads divide the tiles if the sums of all threads fit a quarter of the shared cache and
+    // there are enough tiles per thread. Each thread then has sums of its own, which are added at
+    // the end.
     divides_tiles_ = pairs_ * sums_elements() * 4 <= machine.shared_cache_bytes / 4 &&
                      tiles_per_thread >= kMinSumTiles;
     const std::int64_t num_sharing = divides_tiles_ ? 1 : tiling_.pieces;
@@ -302,7 +305,8 @@ class WeightGradient {
   }
 
  private:
-  // Each thread computes some tiles, in sums of its own.
+  // Each thread transforms some tiles, and adds their products to sums of its own. Then the sums of
+  // the threads are added.
   void run_by_tiles(const float* data, const float* dy, float* weights, float* scratch) const {
     float* values = scratch + tiling_.pieces * pairs_ * sums_elements();
     device::for_pieces(tiling_.pieces, [&](std::int64_t piece) {
@@ -319,7 +323,8 @@ class WeightGradient {
     finish(0, pairs_, tiling_.pieces, scratch, weights);
   }
 
-  // All threads compute the same tiles, and each thread computes some pairs of a phase.
+  // All threads transform the same block of tiles. Then they share the planes of a phase of pairs,
+  // and add the products of the block to the sums.
   void run_by_pairs(const float* data, const float* dy, float* weights, float* scratch) const {
     float* values = scratch + phase_pairs_ * sums_elements();
     for (std::int64_t t = 0; t < tiling_.tiles; t += block_) {
@@ -337,8 +342,9 @@ class WeightGradient {
     }
   }
 
-  // The layout of the transformed values of a block of tiles: the groups of the data, and then the
-  // groups of dy.
+  // The transformed values of a block of tiles are stored group by group: the groups of the data's
+  // channels, and then the groups of dy's channels. values_stride() is the number of elements from
+  // one plane of a group to the next.
   std::int64_t values_stride(const ChannelGroups& groups, std::int64_t group) const {
     return plane_stride(block_, groups.width(group), tile_);
   }
@@ -350,7 +356,8 @@ class WeightGradient {
     return kPlanes * (plane_stride(block_, groups.begin(group), tile_) + (group - 1) * kLine);
   }
   std::int64_t values_elements() const { return out_offset(out_.count); }
-  // The sums of one pair: the stride from one plane to the next, and the number of elements.
+  // sums_stride() is the number of elements from one plane of a pair's sums to the next, and
+  // sums_elements() is the number of elements of all planes.
   std::int64_t sums_stride() const { return tile_.columns * tile_.columns + kLine; }
   std::int64_t sums_elements() const { return kPlanes * sums_stride(); }
 
@@ -365,7 +372,8 @@ class WeightGradient {
                           values + out_offset(g) + i * out_.width(g), values_stride(out_, g));
   }
 
-  // Add the products of plane v of `count` tiles to the sums of a pair.
+  // Add the products of plane v of `count` tiles to plane v of a pair's sums. If not `add`, store
+  // them there instead.
   void multiply(std::int64_t pair, std::int64_t v, std::int64_t count, bool add,
                 const float* values, float* sums) const {
     const std::int64_t in = pair / out_.count, out = pair % out_.count;
@@ -444,8 +452,8 @@ class WeightGrad final : public Kernel {
   WeightGradient gradient_;
 };
 
-// Return true if this is the fastest kernel: enough tiles use the transformed kernels, and the
-// tiles are not mostly outside of the image. ADR 42 has the measurements.
+// Return true if this is the fastest kernel for the shape: enough tiles use the transformed
+// kernels, and the tiles are not mostly outside of the image. ADR 42 has the measurements.
 bool is_fastest(const Tiling& tiling) {
   constexpr std::int64_t kMinTiles = 16;
   return tiling.tiles >= kMinTiles && 2 * tiling.num_positions() >= tiling.tiles * kTile * kTile;

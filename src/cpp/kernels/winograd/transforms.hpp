@@ -50,8 +50,9 @@ struct Transforms {
   // kernels by 180 degrees.
   void (*weights)(const float* kernels, std::int64_t step, bool rotated, float* to,
                   std::int64_t plane_stride);
-  // Transform sums to the gradients of `lanes` kernels. The sums have several parts, which are
-  // added first. part_stride: elements from one part to the next.
+  // Transform sums to the gradients of `lanes` kernels. The `parts` parts of the sums are added
+  // first. part_stride: elements from one part to the next. step: elements from one kernel to the
+  // next.
   void (*weight_adjoints)(const float* from, std::int64_t plane_stride, std::int64_t parts,
                           std::int64_t part_stride, float* kernels, std::int64_t step);
 };

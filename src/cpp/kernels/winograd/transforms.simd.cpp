@@ -23,7 +23,7 @@ template <class Element>
 NGD_INLINE bool is_inside_image(const Tile<Element>& t, int side) {
   return t.top == 0 && t.left == 0 && t.bottom == side && t.right == side;
 }
-// Return true if a position of the tile is in the image.
+// Return true if position (i, j) of the tile is in the image.
 template <class Element>
 NGD_INLINE bool contains(const Tile<Element>& t, int i, int j) {
   return i >= t.top && i < t.bottom && j >= t.left && j < t.right;
