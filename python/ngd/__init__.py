@@ -159,7 +159,10 @@ _unknown_name = _attribute_errors(__name__, __all__, "api/ngd")
 
 
 def __getattr__(name: str) -> Any:
-    """Import a module of the training library at its first use, or raise AttributeError."""
+    """Import `checkpoint`, `data`, `nn`, `optim` or `train` when the program first uses it.
+
+    Raise AttributeError for another name.
+    """
     if name in ("checkpoint", "data", "nn", "optim", "train"):
         return _import(f"{__name__}.{name}")
     return _unknown_name(name)

@@ -45,7 +45,7 @@ from .graph.live_state import LiveState
 from .graph.variable import Variable
 
 INDEX: Final = "checkpoint.json"
-"""The name of the index."""
+"""The file name of the index."""
 TENSORS: Final = "checkpoint-{}.safetensors"
 DTYPES: Final[dict[str, Any]] = {
     "F64": np.dtype(np.float64),
@@ -236,7 +236,10 @@ def load(
 def own_private_values(
     arrays: Mapping[str, Any], index: Mapping[str, Any], private: Any, ranks: Group
 ) -> dict[str, Any]:
-    """Return the private values of this rank; nothing if another number of ranks saved them."""
+    """Return this rank's values of the private variables in a checkpoint, by name.
+
+    Return an empty dict if the checkpoint was saved by another number of ranks.
+    """
     if ranks.size != index["ranks"]:
         return {}
     by_name, states = collected("load", private=private)
@@ -263,10 +266,10 @@ def exists(folder: str | os.PathLike[str]) -> bool:
 
 
 def collected(where: str, **arguments: Any) -> tuple[dict[str, Variable], list[LiveState]]:
-    """Return the variables of structures by name, and the live states in them.
+    """Return the variables in the arguments by name, and the live states in the arguments.
 
-    `where` is the public function, and the keywords are its arguments, for messages. An argument
-    may be None.
+    Each keyword is an argument of the public function `where`: a structure of variables and live
+    states (such as `optimizer.state`), or None. Error messages show these names.
     """
     by_name: dict[str, Variable] = {}
     states: dict[int, LiveState] = {}
@@ -301,7 +304,7 @@ def collected(where: str, **arguments: Any) -> tuple[dict[str, Variable], list[L
 
 
 def is_state(tree: Any) -> bool:
-    """Return True for a live state, which is a leaf although it is a mapping."""
+    """Return True for a live state, which is a leaf for `flatten` although it is a mapping."""
     return isinstance(tree, LiveState)
 
 
@@ -322,9 +325,10 @@ def with_pending(
 
 
 def index_of_states(by_name: Mapping[str, Variable], states: Iterable[LiveState]) -> dict[str, Any]:
-    """Return the part of the index about live states: the names of their values.
+    """Return the entry of the index for each live state, by the name of the state.
 
-    `is_complete` is False if the first step, which creates the other variables, has not run.
+    An entry has the names of the state's values, and `is_complete`. This is False if the first step
+    has not run yet: it will create more variables.
     """
     owners = {id(v.owner): v.owner for v in by_name.values() if v.owner is not None}
     owners |= {id(state): state for state in states}
@@ -338,7 +342,7 @@ def index_of_states(by_name: Mapping[str, Variable], states: Iterable[LiveState]
 
 
 def names_in(saved_states: Mapping[str, Any], state: str) -> list[str]:
-    """Return the names of the values that the index lists for a state."""
+    """Return the names of the values that a checkpoint's index lists for a live state."""
     names: list[str] = saved_states.get(state, {}).get("names", [])
     return names
 
@@ -348,7 +352,8 @@ def expect_states(
 ) -> None:
     """Raise ValueError if the caller gave a copy of a state, and the file has more of its values.
 
-    A copy, such as a dict of the variables, cannot keep pending values.
+    A copy, such as a dict of the variables, cannot keep the values whose variables do not exist
+    yet. A live state keeps them as pending values.
     """
     state_ids = {id(state) for state in states}
     copied = {id(v.owner): v.owner for v in by_name.values() if id(v.owner) not in state_ids}
@@ -364,14 +369,15 @@ def expect_states(
 
 
 def key_of_rank(name: str, rank: int) -> str:
-    """Return the key in the file for one rank's value of a private variable."""
+    """Return the key in the checkpoint's file for one rank's value of a private variable."""
     return f"{name}@{rank}"
 
 
 def gather_private(private: Any, ranks: Group) -> dict[str, Any]:
-    """Gather the private values, and return the entries of the file on rank 0 of the group.
+    """Gather the values of the private variables, which differ between ranks, on rank 0 of `ranks`.
 
-    On other ranks the result is empty.
+    On rank 0, return the entries of these variables for the checkpoint's file. On other ranks,
+    return an empty dict.
     """
     values: dict[str, Any] = {}
     for name, v in with_pending("save", *collected("save", private=private)).items():
@@ -503,7 +509,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(value: dict[str, Any]) -> Any:
-    """Return the array for a dict that `encode` made, and any other dict unchanged."""
+    """Return the array if the dict is a result of `encode`; return any other dict unchanged."""
     if value.keys() == {"array", "dtype"}:
         return np.array(value["array"], value["dtype"])
     return value

@@ -121,7 +121,7 @@ class WorkerError(Error, RuntimeError):
 
 
 class VaryingVariableWarning(UserWarning):
-    """The warning for a variable whose next value may differ between ranks. It names it."""
+    """The warning for a variable, which it names, whose next value may differ between ranks."""
 
 
 class UpdatesWarning(UserWarning):
@@ -153,7 +153,11 @@ class EnvironmentVariableWarning(UserWarning):
 
 
 class UnevenBatchWarning(UserWarning):
-    """The warning for different sizes of a data.Loader's batches if the weight is not read."""
+    """The warning for a data.Loader with uneven batches whose `batch.weight` was not read.
+
+    Batches are uneven if the ranks get different numbers of samples, or if the batches differ in
+    size.
+    """
 
 
 @contextmanager

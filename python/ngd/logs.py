@@ -98,7 +98,10 @@ def line_of(message: str, level: int, name: str, place: Mapping[str, Any]) -> st
 
 
 def as_json(line: bytes, stream: str, place: Mapping[str, Any]) -> bytes:
-    """Return a printed line of a rank as JSON. A line that is not JSON becomes the message."""
+    """Return a line that a rank has printed as a line of JSON.
+
+    A JSON object is returned unchanged. Any other text becomes the field message of a new object.
+    """
     text = line.strip()
     if not text:
         return b""

@@ -149,13 +149,16 @@ class Structure:
         return all(part._take(value, leaves) for part, value in pairs)
 
     def _at_keys(self, tree: Any) -> dict[Any, Any] | None:
-        """Return the value at each key of a tree, or None if its kind differs."""
+        """Return the values of a tree by key; None if its container is of another kind."""
         kind, values = split(tree)
         is_same_kind = kind is self.kind or (kind in (list, tuple) and self.kind in (list, tuple))
         return values if is_same_kind else None
 
     def _misfit(self, tree: Any, where: str) -> str:
-        """Return the message about the first difference of a tree's structure, or an empty text."""
+        """Return the error message for the first difference between a tree and this structure.
+
+        Return an empty text if the tree has this structure.
+        """
         if self.kind is None:
             return ""
         values = self._at_keys(tree)
@@ -204,7 +207,8 @@ def flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[li
     tree : any structure
         Dicts, lists, tuples and dataclasses, nested in any way.
     is_leaf : function, optional
-        A function of a part of the tree. If it returns True, the part is a leaf.
+        A function that gets a container or leaf of the tree. If it returns True, the container is
+        treated as a leaf.
 
     Returns
     -------

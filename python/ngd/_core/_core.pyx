@@ -43,7 +43,8 @@ import_array()
 ngd_set_error_module(_errors)
 
 cdef extern from "Python.h":
-    # Declared without "except", as in Python: the exception stays set for ngd_raise_python_error.
+    # Declared without "except", as in Python.h. Cython does not handle the exception, so it stays
+    # set for ngd_raise_python_error.
     int PyErr_CheckSignals() noexcept
     long PyLong_AsLongAndOverflow(object number, int* overflow) except? -1
     unsigned long PyThread_get_thread_ident() noexcept nogil
@@ -124,7 +125,7 @@ os.register_at_fork(after_in_child=_find_main_thread)
 
 
 def begin_end() -> None:
-    """Record that the program ends. From now on, `stay_if_ending` does not return."""
+    """Record that the program ends. Then `stay_if_ending` returns only in the main thread."""
     ngd_begin_end(_main_thread)
 
 

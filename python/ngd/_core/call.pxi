@@ -37,7 +37,7 @@ cdef void _keep_for_mpi(object memory) noexcept:
 
 
 cdef inline int _dtype_of(ndarray array) noexcept:
-    """Return 1 + the dtype of ngd, or 0 if ngd does not have it."""
+    """Return 1 + the number of the array's dtype in ngd; 0 for a dtype that ngd does not have."""
     cdef int number = PyArray_TYPE(array)
     if 0 <= number < TYPE_NUMBERS:
         return _dtypes[number]
@@ -47,14 +47,14 @@ cdef inline int _dtype_of(ndarray array) noexcept:
 cdef inline void _set_array(
     CallState& state, int dtype, ndarray source, ndarray destination
 ) noexcept:
-    """Set the dtype and the addresses. `dtype` is a result of `_dtype_of`."""
+    """Set the dtype and the two addresses of a collective. `dtype` is a result of `_dtype_of`."""
     state.collective.dtype = <DType> (dtype - 1)
     state.collective.source = PyArray_DATA(source)
     state.collective.destination = PyArray_DATA(destination)
 
 
 cdef int _add_array(CallState& state, ndarray source, ndarray destination) except -1:
-    """Add an array to a collective on a list."""
+    """Add a source and its destination to a collective on a list of arrays."""
     cdef Tensor array
     array.dtype = <DType> (_dtype_of(source) - 1)
     array.count = PyArray_SIZE(source)
@@ -65,7 +65,7 @@ cdef int _add_array(CallState& state, ndarray source, ndarray destination) excep
 
 
 cdef class Sequence:
-    """The sequence of the collectives of a step. The ranks compare it at the first collective."""
+    """The sequence of the collectives of a step. At the first one, the ranks compare sequences."""
 
     cdef string text
     cdef ProgramIdentity identity
@@ -97,8 +97,8 @@ cdef class Call:
     cdef Communicator communicator
     cdef object kept
     cdef unique_ptr[CallState] state
-    cdef Call keeper  # an empty call, created before the collective starts; see __dealloc__
-    cdef Call next  # in a communicator's list of dropped calls
+    cdef Call keeper  # an empty call, which gets the arrays if this call is deleted too early
+    cdef Call next  # the next one in a communicator's list of dropped calls
     cdef cbool over
     cdef readonly bint started
 
@@ -110,7 +110,8 @@ cdef class Call:
     ) -> Call:
         """Return a call on contiguous arrays of one of ngd's dtypes. It does not start.
 
-        The ranks compare `shape`, without axes of length 1, and `more` (comm/layout.hpp).
+        All ranks must give the same `shape`, apart from axes of length 1, and the same number
+        `more`, such as an axis (comm/layout.hpp).
         """
         cdef vector[int64_t] extents = _int64s(shape)
         cdef Call result = Call.of(communicator, (source, destination, sequence))
@@ -160,7 +161,7 @@ cdef class Call:
 
     @staticmethod
     cdef Call of(Communicator communicator, kept):
-        """Return a call without a description, which refers to `kept`."""
+        """Return a call whose collective is not set yet. It keeps the objects in `kept` alive."""
         cdef Call result = Call.__new__(Call)
         result.communicator, result.kept = communicator, kept
         result.state = make_call_state()
@@ -204,12 +205,15 @@ cdef class Call:
         return 0
 
     def start(self) -> None:
-        """Submit the collective. If a BusyError is raised, it was not submitted."""
+        """Submit the collective. If a BusyError is raised, the collective was not submitted."""
         self.communicator.release_dropped()
         self.submit(False)
 
     def wait(self, double timeout) -> None:
-        """Wait until the collective is complete. After `timeout` seconds the group is closed."""
+        """Wait until the collective is complete.
+
+        If it takes more than `timeout` seconds, the group is closed.
+        """
         if self.over:
             return
         with nogil:
@@ -217,7 +221,10 @@ cdef class Call:
         self.end()
 
     def finish(self, double timeout) -> None:
-        """Wait directly after the start. If another thread uses the group, wait for it too."""
+        """Wait until the collective is complete, directly after its start.
+
+        If another thread uses the group, wait for that thread too instead of raising a BusyError.
+        """
         with nogil:
             self.state.get().finish(dereference(self.communicator.communicator), timeout)
         self.end()
@@ -246,7 +253,11 @@ cdef class Call:
         return 0
 
     cdef int ends_within(self, Communicator communicator, double seconds) except -1:
-        """Do the same as wait_for. A dropped call has no communicator, so it is an argument."""
+        """Wait for at most some seconds, and return True if the collective is complete.
+
+        The communicator is an argument, because a dropped call does not refer to it. A dropped call
+        is one that was deleted before its collective was complete.
+        """
         cdef cbool is_over
         with nogil:
             is_over = self.state.get().wait_for(
@@ -262,8 +273,9 @@ cdef class Call:
         self.keeper = None
 
     def __dealloc__(self):
-        # The core may still use the arrays. They move to the keeper, which is appended to the
-        # communicator's list of dropped calls. It has no reference back, and nothing is allocated.
+        # The core may still use the arrays. They move to the keeper, which is added to the
+        # communicator's list of dropped calls. The keeper does not refer to the communicator, so
+        # there is no cycle of references. Nothing is allocated here.
         cdef Call keeper = self.keeper
         if not self.started or self.over or self.communicator is None:
             return
@@ -297,8 +309,10 @@ cdef class AbortOnError:
     """A context for a call that runs several collectives. An exception inside closes the groups.
 
     After an exception, this rank has not run the same collectives as the other ranks. So the groups
-    are aborted, and each function of `aborts` is called with the reason. Before the first
-    collective, an exception closes the groups only if `is_promised`, and if it is not a BusyError.
+    are aborted, and each function of `aborts` is called with the reason.
+
+    An exception before the first collective closes no group, except if `is_promised` is True. Then
+    it does, unless it is a BusyError.
     """
 
     cdef list communicators, aborts

@@ -23,7 +23,7 @@ cdef enum Owner:  # the owner of the code of a frame
 # A bytecode instruction that called ngd. Callers with the same slot in the table replace each
 # other.
 cdef struct Caller:
-    PyObject* code  # an owned reference
+    PyObject* code  # a reference that the table owns
     int instruction
     Owner owner
     const char* site
@@ -42,7 +42,10 @@ cdef const char* _interned(const string& site):
 
 
 cdef const char* _caller_site() except? NULL:
-    """Return the call site of the running Python function; NULL if ngd or C code called it."""
+    """Return the line that called the running Python function; NULL if ngd or C code called it.
+
+    If a library called it, return the line of the user's code that called the library, if any.
+    """
     cdef object frame
     cdef Owner owner
     cdef const char* site
@@ -84,5 +87,5 @@ cdef inline const char* _site_of(PyFrameObject* frame, Owner* owner) except? NUL
     caller.instruction = instruction
     caller.owner = owner[0]
     caller.site = site
-    Py_XDECREF(before)  # last: it may run code that calls this function
+    Py_XDECREF(before)  # after all assignments, because it may run code that calls this function
     return site

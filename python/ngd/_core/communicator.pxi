@@ -4,7 +4,7 @@
 cdef class Mark:
     """A mark by which other processes find this one.
 
-    While this object exists, a line of /proc/PID/maps ends with its name.
+    While this object exists, a line of /proc/PID/maps ends with the name of the mark.
     """
 
     cdef unique_ptr[CppMark] mark
@@ -19,7 +19,7 @@ cdef class Communicator:
     """A group of ranks. All ranks run the same collectives in the same order."""
 
     cdef unique_ptr[CppCommunicator] communicator
-    cdef Communicator parent  # this communicator must not outlive it
+    cdef Communicator parent  # the group that this one was made from, which must live longer
     cdef Call dropped  # the first of the calls that were deleted before they were complete
     cdef AbortOnError scope  # the context of the public call that runs several collectives now
     cdef double timeout
@@ -67,7 +67,10 @@ cdef class Communicator:
 
     @staticmethod
     def make_hierarchical(int fortran_handle, double timeout) -> Communicator:
-        """Return the same group, with shared memory inside a host and MPI between hosts."""
+        """Return a group of the ranks of an MPI communicator, as `make_mpi` does.
+
+        It uses shared memory inside a host, and MPI only between hosts.
+        """
         cdef Communicator result = Communicator.__new__(Communicator)
         with nogil:
             result.communicator = make_hierarchical_communicator(
@@ -115,7 +118,10 @@ cdef class Communicator:
         return over
 
     def register_for_xla(self) -> int:
-        """Register the group for XLA's custom calls, which it must outlive; return its number."""
+        """Register the group for XLA's custom calls, and return its number.
+
+        The group must exist until the last of these calls has ended.
+        """
         return cpp_register_group(dereference(self.communicator.get()))
 
     def make_common(self, size_t nbytes) -> int:
@@ -126,7 +132,10 @@ cdef class Communicator:
         return number
 
     def open_common(self, int maker, uint64_t number, size_t nbytes) -> CommonMemory:
-        """Open memory that rank `maker` has allocated. All ranks do so, including that rank."""
+        """Open memory that rank `maker` of the group has allocated.
+
+        All ranks of the group call this method, including `maker`.
+        """
         cdef CommonMemory result = CommonMemory.__new__(CommonMemory)
         result.maker, result.number, result.nbytes = maker, number, nbytes
         with nogil:
@@ -136,7 +145,10 @@ cdef class Communicator:
         return result
 
     def map_privately(self, CommonMemory common not None) -> None:
-        """Map memory that this group has opened a second time, copy on write."""
+        """Map common memory of this group in this process once more, copy on write.
+
+        Do nothing if it has this private mapping already.
+        """
         if common.mapping.get() == NULL:
             common.mapping = common_memory_of(dereference(self.communicator)).map_common(
                 common.maker, common.number, common.nbytes
@@ -154,7 +166,11 @@ cdef class Communicator:
         return _run_quick(self, kind, array, out, op, root)
 
     def quick_barrier(self) -> bool:
-        """Run a barrier and return True. Return False, and start nothing, without a call site."""
+        """Run a barrier and return True.
+
+        If the caller is not Python code outside of ngd, there is no call site: start nothing, and
+        return False.
+        """
         cdef Collective collective
         collective.site = _caller_site()
         if collective.site == NULL:
@@ -164,7 +180,10 @@ cdef class Communicator:
         return True
 
     def split(self, int color, int key) -> Communicator | None:
-        """Return the group of the ranks with this color, ordered by key; None if it is negative."""
+        """Return the group of the ranks with this color, ordered by key.
+
+        Return None if `color` is negative.
+        """
         cdef Communicator result = Communicator.__new__(Communicator)
         cdef cbool follows = self.scope is not None and self.scope.has_submitted
         with nogil:
@@ -183,7 +202,7 @@ cdef class Communicator:
         return result
 
     def next_group_number(self) -> int:
-        """Return the first number that no group of this rank has, in a world over MPI."""
+        """Return the lowest number above those of all groups of this rank, in a world over MPI."""
         cdef int number
         with nogil:
             number = cpp_next_group_number(dereference(self.communicator))
@@ -224,7 +243,7 @@ cdef class Communicator:
         ]
 
     cdef int release_dropped(self) except -1:
-        """Release the dropped calls that are complete."""
+        """Release the dropped calls (deleted before they were complete) that are complete now."""
         cdef Call each, rest = self.dropped
         if rest is None:
             return 0
@@ -245,7 +264,10 @@ cdef class Communicator:
         return 0
 
     cdef void free_dropped(self) noexcept:
-        """Release all dropped calls, one by one: the recursion of a long list could overflow."""
+        """Release all dropped calls, one by one.
+
+        If the list were released as a whole, the recursion could overflow the stack.
+        """
         _keep_for_mpi(self.dropped)
         while self.dropped is not None:
             self.dropped = self.dropped.next

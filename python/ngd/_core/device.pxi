@@ -27,9 +27,9 @@ cdef class Device:
     def query_kernel(self, str op, list inputs, list outputs, dict attrs) -> tuple:
         """Find the kernel for an op.
 
-        Return (implementation, reason, scratch bytes, [(output, input)]). Without a kernel, the
-        implementation is None, and the reason says why. A pair (output, input) may have the same
-        memory.
+        Return (implementation, reason, scratch bytes, pairs). If there is no kernel, the
+        implementation is None, and the reason says why. Each of the pairs (output, input) names an
+        output that may be written to the memory of that input.
         """
         cdef KernelQuery query
         cdef TensorType type
@@ -57,7 +57,7 @@ cdef class CommonMemory:
     """Memory that several ranks of a host read and write. It exists as long as this object.
 
     A process may map it a second time, copy on write (Communicator.map_privately). It may write to
-    views of this private mapping without a change of the memory.
+    views of this private mapping without a change of the common memory.
     """
 
     cdef shared_ptr[void] memory
@@ -69,7 +69,7 @@ cdef class CommonMemory:
     def copied(self) -> list:
         """Return the byte ranges (begin, end) of the private mapping that this process has written.
 
-        They consist of whole pages.
+        The ranges consist of whole pages.
         """
         cdef vector[CppRange] ranges
         cdef size_t i
@@ -80,7 +80,7 @@ cdef class CommonMemory:
         return [(ranges[i].begin, ranges[i].end) for i in range(ranges.size())]
 
     def discard_copies(self) -> None:
-        """Discard the copied pages, so that the private views show the memory again."""
+        """Discard the copied pages, so that the private views show the common memory again."""
         if self.mapping.get() != NULL:
             self.mapping.get().discard()
 
@@ -90,11 +90,11 @@ cdef class CommonMemory:
                end - begin)
 
 
-cdef uint64_t _moves = 1  # 1 + the number of moves of buffers
+cdef uint64_t _moves = 1  # 1 + the number of times that a buffer moved to other memory
 
 
 cdef class Memory:
-    """The memory of a buffer: its own, or common memory. Views keep it alive."""
+    """The memory of a Buffer: private memory in `own`, or common memory. Views keep it alive."""
 
     cdef CppBuffer own
     cdef CommonMemory common
@@ -115,7 +115,10 @@ cdef class MemoryView:
 
 
 def moves() -> int:
-    """Return a number that increases when a buffer moves. Older views then show an old value."""
+    """Return a number that increases when a buffer moves to other memory.
+
+    A view of the old memory does not show later values.
+    """
     return _moves
 
 
@@ -123,7 +126,7 @@ cdef class Buffer:
     """The value of a variable on a device, in private memory or in common memory."""
 
     cdef Memory memory
-    cdef char* data  # the address of byte 0, even if the buffer does not have this byte
+    cdef char* data  # the address of byte 0 of the whole value, even if a shard begins later
     cdef size_t nbytes  # the size of the whole value
     cdef size_t begin, end  # the bytes that this buffer has: all, or a shard
     cdef CppDevice* device
@@ -216,26 +219,32 @@ cdef class Buffer:
                 memory.own.write(source)
 
     def write_part(self, ndarray array, size_t begin, size_t end) -> None:
-        """Copy bytes [begin, end) from a contiguous array of the whole value."""
+        """Copy bytes [begin, end) of a contiguous array with the whole value to this buffer."""
         if <size_t> array.nbytes != self.nbytes or not self.begin <= begin <= end <= self.end:
             raise ValueError(f"Buffer.write_part: {array.nbytes} bytes into {self.nbytes}")
         memcpy(self.data + begin, <char*> PyArray_DATA(array) + begin, end - begin)
 
     # The next functions hold the GIL until they return, so no step can begin to write the variable.
     def read(self, ndarray array, Cell cell) -> None:
-        """Copy the value to a contiguous array; raise an error if it must not be read now."""
+        """Copy the value to a contiguous array.
+
+        Raise an error if the variable must not be read now.
+        """
         cell.check_readable()
         self.copy_to(array)
 
     def read_part(self, ndarray array, Cell cell) -> None:
-        """Copy the bytes that this buffer has to a contiguous array; raise the same errors."""
+        """Copy the bytes that this buffer has, all or a shard, to a contiguous array.
+
+        Raise an error if the variable must not be read now.
+        """
         cell.check_readable()
         if <size_t> array.nbytes != self.end - self.begin:
             raise ValueError(f"Buffer.read_part: {self.end - self.begin} into {array.nbytes}")
         memcpy(PyArray_DATA(array), self.data + self.begin, array.nbytes)
 
     def copy_to(self, ndarray array) -> None:
-        """Copy the value to a contiguous array. The caller holds the variable."""
+        """Copy the value to a contiguous array. No step may write the variable during the call."""
         if <size_t> array.nbytes != self.nbytes:
             raise ValueError(f"Buffer.read: {self.nbytes} bytes into {array.nbytes}")
         if self.memory.common is not None:
@@ -246,7 +255,7 @@ cdef class Buffer:
     def checksum(self) -> tuple[int, int]:
         """Return a checksum of 128 bits of the bytes that this buffer has.
 
-        The caller holds the variable.
+        No step may write the variable during the call.
         """
         return _checksum(self.data + self.begin, self.end - self.begin)
 

@@ -5,10 +5,12 @@
 
 
 cdef class FairLock:
-    """A lock that a thread cannot take again before the threads that already wait for it.
+    """A lock with priority for waiting threads.
 
-    The thread that holds the lock may enter again, because an exception may have prevented the
-    exit.
+    If a thread releases the lock and takes it again, a thread that already waits gets it first.
+
+    The thread that holds the lock may enter it again, because an exception may have prevented its
+    exit. One exit then releases the lock.
     """
 
     cdef object _next, _lock

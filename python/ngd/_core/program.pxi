@@ -67,14 +67,18 @@ cdef class ProgramBuilder:
         return self.program.instructions.size() - 1
 
     def set_members(self, size_t number, list members) -> None:
-        """Set the ops that an instruction computes, as (op, call site, application)."""
+        """Set the ops that an instruction computes, as tuples (op, call site, application).
+
+        Ops into which the compiler expanded one op have the same number `application`. It is -1 for
+        an op that was not expanded.
+        """
         cdef Member member
         for op, site, application in members:
             member.op, member.site, member.application = _bytes(op), _bytes(site), application
             self.program.instructions.at(number).members.push_back(member)
 
     def set_sizes(self, size_t inputs, size_t outputs, size_t variables) -> None:
-        """Set the numbers of inputs, outputs and variables of a call."""
+        """Set the numbers of inputs, outputs and variables of the program."""
         self.program.inputs = inputs
         self.program.outputs = outputs
         self.program.variables = variables
@@ -89,7 +93,11 @@ cdef class ProgramBuilder:
         self.arena = arena
 
     def add_group(self, str text, uint64_t hash, uint64_t computation) -> None:
-        """Add a group and the sequence of its collectives, which the ranks compare."""
+        """Add a group and its sequence of collectives, which the ranks of the group compare.
+
+        `text` has one collective per line, and `hash` is a hash of these without call sites.
+        `computation` is a hash of the computation of the step.
+        """
         cdef GroupSequence group
         group.text = _bytes(text)
         group.hash = hash
@@ -168,7 +176,10 @@ cdef class Executable:
             ))
 
     cdef int follow(self) except -1:
-        """Run the checks, and give the executor the present addresses of the variables."""
+        """Give the executor the present addresses of the variables, after a buffer has moved.
+
+        Raise an error first if a variable that has moved must not be used.
+        """
         for check in self.checks:
             check()
         cdef vector[void*] variables
@@ -178,7 +189,7 @@ cdef class Executable:
         return 0
 
     cdef int find(self, vector[void*]& variables) except -1:
-        """Append the addresses of the variables."""
+        """Append the addresses of the variables to `variables`."""
         for variable in self.variables:
             variables.push_back((<Buffer> variable).data)
         return 0
@@ -187,7 +198,10 @@ cdef class Executable:
         self.executor.reset()
 
     def call(self, Hold hold not None, tuple arrays):
-        """Run once and return new arrays; return None, without a run, if the arrays do not fit."""
+        """Run the program once on these arrays, and return new arrays with the results.
+
+        If the arrays do not have the types of the program, do not run it, and return None.
+        """
         cdef Py_ssize_t i
         if len(arrays) != len(self.given):
             return None
@@ -199,7 +213,7 @@ cdef class Executable:
         return results
 
     def run(self, list inputs, list outputs) -> None:
-        """Run once on contiguous arrays, which have the types of the program."""
+        """Run the program once on contiguous arrays, which have the types of the program."""
         cdef vector[const void*] sources
         cdef vector[void*] destinations
         if <size_t> len(inputs) != self.n_inputs or <size_t> len(outputs) != self.n_outputs:

@@ -14,7 +14,7 @@ cdef dict _reductions = {
 
 
 cdef inline int _plain_dtype(array) noexcept:
-    """Return 1 + the dtype of a contiguous NumPy array, and 0 for anything else."""
+    """Return 1 + the number of the dtype of a contiguous NumPy array; 0 for any other object."""
     if type(array) is not ndarray or not PyArray_ISCARRAY_RO(<ndarray> array):
         return 0
     return _dtype_of(<ndarray> array)
@@ -43,7 +43,10 @@ cdef cbool _overlap(ndarray a, ndarray b) noexcept:
 
 
 cdef ndarray _quick_destination(Kind kind, int size, ndarray source, out):
-    """Return `out`, or a new array; None if `out` does not fit the source."""
+    """Return the array for the result: `out`, or a new array if `out` is None.
+
+    Return None if `out` or the shape of the source does not fit the collective.
+    """
     cdef int axes = PyArray_NDIM(source)
     cdef npy_intp[NPY_MAXDIMS] shape
     cdef ndarray destination
@@ -76,7 +79,10 @@ cdef ndarray _quick_destination(Kind kind, int size, ndarray source, out):
 
 
 cdef inline ndarray _take_array(CallState& state, array, out, int size):
-    """Describe a collective on an array, and return its result; None if the call is not plain."""
+    """Describe a collective on an array in `state`, and return the array for its result.
+
+    Return None if the call is not plain (Communicator.quick).
+    """
     cdef ndarray source, destination
     cdef int dtype = _plain_dtype(array)
     if dtype == 0:
@@ -95,7 +101,10 @@ cdef inline ndarray _take_array(CallState& state, array, out, int size):
 
 
 cdef list _take_list(CallState& state, list arrays, out, int size):
-    """Describe a collective on a list, and return its results; None if the call is not plain."""
+    """Describe a collective on a list in `state`, and return the arrays for its results.
+
+    Return None if the call is not plain (Communicator.quick).
+    """
     cdef Kind kind = state.collective.kind
     cdef list results = []
     cdef Py_ssize_t i
@@ -119,7 +128,7 @@ cdef list _take_list(CallState& state, list arrays, out, int size):
 
 
 cdef object _run_quick(Communicator communicator, str kind, array, out, op, root):
-    """Run the call of Communicator.quick, or return None."""
+    """Run the call of Communicator.quick and return its result; None if the call is not plain."""
     cdef CallState state
     cdef double timeout = communicator.timeout
     cdef int size = communicator.communicator.get().size()

@@ -2,7 +2,7 @@
 # Part of _core.pyx: recordings of the times and events of instructions.
 
 def begin_recording(size_t max_events) -> None:
-    """Begin a recording and delete the last one. With max_events=0 it has times and no events."""
+    """Begin a recording and delete the last one. With max_events=0, it has times but no events."""
     recording().begin(max_events)
 
 

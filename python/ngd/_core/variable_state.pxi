@@ -26,7 +26,7 @@ cdef class Cell:
         self.expect_value()
 
     def replace(self, list storages, ndarray value) -> str | None:
-        """Write the value to all storages, and return None.
+        """Write the value to the storages of the variable, one per device, and return None.
 
         If a storage refuses the value before the first write, return its reason. An exception
         during the writes poisons the variable.
@@ -78,7 +78,10 @@ cdef class Cell:
 
 
 def while_held(list cells, call):
-    """Hold variables as a writer, and return call(); raise BusyError if a step holds one."""
+    """Hold variables as their writer while call() runs, and return its result.
+
+    Raise a BusyError if a step holds one of the variables.
+    """
     cdef Cell cell
     for object_ in cells:
         cell = <Cell?> object_
@@ -130,7 +133,7 @@ cdef class Hold:
                 (<Cell> object_).writing = False
 
     cdef int take(self) except -1:
-        """Take all variables, or raise an error and take no variable."""
+        """Begin to hold all variables; if one cannot be held, raise an error and hold none."""
         cdef Cell cell
         for object_ in self.read:
             cell = <Cell> object_

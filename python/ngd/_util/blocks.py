@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The open `with` blocks that a traced function cannot see, such as `nn.training`.
 
-An @ngd.function is traced once, and not in the blocks of its later calls. So ngd.function raises an
-error if it is called inside such a block.
+An @ngd.function is traced once, and its later calls run the compiled step. A block around a later
+call could not change that step. So a call of an @ngd.function inside such a block raises an error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def open_blocks() -> tuple[str, ...]:
 
 @contextmanager
 def opened(name: str) -> Iterator[None]:
-    """Add a name to the open blocks, for the duration of this block."""
+    """Add the name of a block to `open_blocks()` while this context is active."""
     token = _open.set((*_open.get(), name))
     try:
         yield
@@ -32,7 +32,7 @@ def opened(name: str) -> Iterator[None]:
 
 @contextmanager
 def suspended(name: str) -> Iterator[None]:
-    """Remove a name from the open blocks, for the duration of this block."""
+    """Remove the name of a block from `open_blocks()` while this context is active."""
     token = _open.set(tuple(each for each in _open.get() if each != name))
     try:
         yield

@@ -31,7 +31,7 @@ INSTALLED: Final = tuple(os.sep + each + os.sep for each in ("site-packages", "d
 
 
 class Shown(threading.local):
-    """The stack of call sites that replace the caller's line, per thread; the last one is used."""
+    """The call sites of the open `at_site` blocks of a thread. The last one is used."""
 
     def __init__(self) -> None:
         self.sites: list[str] = []
@@ -41,7 +41,7 @@ _shown: Final = Shown()
 
 
 class Owner(Enum):
-    """The owner of the code in a file."""
+    """The owner of the code in a file: ngd, a library, or the user."""
 
     NGD = 0
     LIBRARY = 1
@@ -69,7 +69,10 @@ class ExpansionSite(str):
     __slots__ = ("op", "origin")
 
     def __new__(cls, site: str, op: str) -> ExpansionSite:
-        """Create the call site of one expansion. Two expansions are different objects."""
+        """Create the call site of one expansion of the op `op` at `site`.
+
+        Two expansions have different objects, even if their texts are equal.
+        """
         instance = super().__new__(cls, site)
         instance.op, instance.origin = op, site
         return instance
@@ -98,7 +101,7 @@ class NodeSite(str):
 
 
 REWRITES: Final[ContextVar[list[dict[Any, Any]] | None]] = ContextVar("rewrites", default=None)
-"""A list to which each Graph.rewrite appends a dict from old nodes to new nodes, or None."""
+"""The list to which Graph.rewrite appends a dict from old nodes to new ones; None for no list."""
 
 
 def node_id(site: str) -> int | None:
@@ -143,8 +146,8 @@ def warn(message: str, category: type[Warning]) -> None:
 def at_site(site: str) -> Iterator[Callable[[str], None]]:
     """Use `site` as the call site in this block.
 
-    Passes give new nodes the call site of the nodes that they replace. The block gets a function
-    that changes the site.
+    With it, passes give new nodes the call site of the nodes that they replace. The context manager
+    yields a function that replaces `site` by another call site.
     """
     sites = _shown.sites
     sites.append(site)

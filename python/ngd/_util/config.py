@@ -17,7 +17,7 @@ from .callsite import warn
 from .unknown_names import similar_name
 
 LOOPBACK = "127.0.0.1"
-"""The address of NGD_METRICS if it has only a port."""
+"""The address at which metrics are served if NGD_METRICS has only a port."""
 LOGS: Final = ("text", "json")
 COMMUNICATORS: Final = ("auto", "self", "shm", "mpi")
 COMMUNICATORS_OF_MODE: Final = {
@@ -28,9 +28,9 @@ COMMUNICATORS_OF_MODE: Final = {
 """The values of NGD_COMM that each build mode supports."""
 MPIS: Final = ("openmpi", "mpich")
 SIMILARITY: Final = 0.7
-"""The least difflib ratio between a misspelt name and a variable, both without NGD_.
+"""The least similarity (a difflib ratio) at which an unknown name counts as a misspelt variable.
 
-NUM_THREADS and THREADS have 0.78.
+The names are compared without NGD_. For example, NUM_THREADS and THREADS have a ratio of 0.78.
 """
 SWITCH: Final = ("0", "1")
 DEVICES: Final = ("CPU", "INTERPRETER", "NULL")
@@ -56,7 +56,7 @@ VARIABLES: Final = (
     "NGD_THREADS",
     "NGD_TIMEOUT",
 )
-"""The variables that users set."""
+"""The environment variables that users set."""
 SET_BY_NGD: Final = (
     "NGD_ELASTIC_DIR",
     "NGD_ELASTIC_HOSTS",
@@ -71,7 +71,7 @@ SET_BY_NGD: Final = (
     "NGD_SURROUNDINGS",
     "NGD_WORLD",
 )
-"""The variables that the launcher, ngd.ray or `ngd.init()` sets."""
+"""The environment variables that the launcher, ngd.ray or `ngd.init()` sets."""
 
 
 def choose(name: str, values: Sequence[str]) -> str:
@@ -87,9 +87,9 @@ def choose(name: str, values: Sequence[str]) -> str:
 
 
 def expect_whole_number(name: str, maximum: int, word: str = "") -> None:
-    """Raise InitError unless a variable is a whole number from 0 to `most`, `word`, or empty.
+    """Raise InitError unless a variable is empty, `word`, or a whole number from 0 to `maximum`.
 
-    The C++ core reads the number.
+    Nothing is returned, because the C++ core reads the variable itself.
     """
     text = os.environ.get(name, "")
     is_number = text.isascii() and text.isdecimal() and len(text) < 10 and int(text) <= maximum
@@ -119,7 +119,7 @@ def device(name: str | None, where: str) -> str:
 def communicator(mode: str | None = None) -> str:
     """Return NGD_COMM, the communicator to use.
 
-    With a build mode, raise InitError if the mode does not support it.
+    If a build mode is given, raise InitError if that mode does not support this communicator.
     """
     name = choose("NGD_COMM", COMMUNICATORS)
     if mode is not None and name not in COMMUNICATORS_OF_MODE[mode]:
@@ -182,7 +182,10 @@ CHECKS: Final[tuple[Callable[[], object], ...]] = (
     partial(expect_whole_number, "NGD_THREADS", 1024),
     partial(expect_whole_number, "NGD_NUMA_NODE", 1023, "auto"),
 )
-"""A check of each variable, except NGD_TIMEOUT and NGD_EXPECT_SIZE, which `ngd.init()` reads."""
+"""Functions without arguments that raise InitError for an invalid variable, one per variable.
+
+NGD_TIMEOUT and NGD_EXPECT_SIZE have no function here, because `ngd.init()` reads them.
+"""
 
 
 def check_variables() -> None:
@@ -201,7 +204,7 @@ def check_variables() -> None:
 
 
 def misspelt_names() -> dict[str, str]:
-    """Return unknown NGD_ variables that are set, each with the similar name that ngd has.
+    """Return the names of unknown NGD_ variables in the environment, each with ngd's similar name.
 
     A name without a similar one is left out, because it belongs to another program, such as a test.
     """

@@ -96,15 +96,15 @@ SYNONYMS: Final = {
     "lr_mult": ("lr_factor",),
     "lr_scale": ("lr_factor",),
 }
-"""The names that a parameter of ngd may have, for each parameter name of other libraries."""
+"""The possible names of a parameter in ngd, by its name in other libraries."""
 
 ELSEWHERE: Final = {
     ("ngd.function", "memory_limit"): "Use ngd.compile(..., memory_limit=) or ngd.remat",
 }
-"""The advice to use another call, for a call and a keyword that it does not accept."""
+"""The advice for the error message, by call of ngd and keyword that the call does not accept."""
 
 SEE_ALSO: Final = {"ops.gather": " Use ops.take(x, indices, axis) to take elements by index."}
-"""The sentence about another call that the user may have meant, for each call."""
+"""The sentence at the end of the error message of a call, with another call for a similar task."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -122,11 +122,14 @@ CHOICES: Final = {
     "reduce": REDUCTIONS,
     "reduce_scatter": REDUCTIONS,
 }
-"""The values of the required keyword `op`, for each collective that has it."""
+"""The possible values of the required keyword `op`, as text for messages, by collective."""
 
 
 GRADIENT_CALL: Final = ContextVar("gradient_call", default=("grad", ""))
-"""The public call that errors of ngd.grad name, and its argument that has the variables."""
+"""The names that errors of ngd.grad show: the public call, and its argument with the variables.
+
+An optimizer that calls ngd.grad sets its own call here.
+"""
 
 
 def expect_fit(call: str, signature: inspect.Signature, args: Any, kwargs: Any) -> None:
@@ -142,7 +145,7 @@ def expect_fit(call: str, signature: inspect.Signature, args: Any, kwargs: Any) 
 def misfit(call: str, signature: inspect.Signature, args: Any, kwargs: Any) -> str:
     """Return the first fault of the arguments of a call, and the fix.
 
-    Return an empty text if it is not one of the known faults.
+    Return an empty text if the keywords are known and no argument is surplus, double or missing.
     """
     parameters = signature.parameters.values()
     named = {p.name: p for p in parameters if p.kind not in NAMELESS}
@@ -170,7 +173,7 @@ def misfit(call: str, signature: inspect.Signature, args: Any, kwargs: Any) -> s
 
 
 def by_keyword(surplus: Sequence[Any], named: Mapping[str, inspect.Parameter]) -> str:
-    """Return the advice for surplus positional arguments: the keywords that they may be for."""
+    """Return the advice for surplus positional arguments: give them by keyword, or remove them."""
     keywords = [name for name, p in named.items() if p.kind is p.KEYWORD_ONLY]
     if len(surplus) > len(keywords):
         return f"Remove the last {'one' if len(surplus) == 1 else len(surplus)}."
@@ -245,13 +248,13 @@ def not_a_number(attrs: Mapping[str, Any], site: Any) -> TypeError:
 MOST_LETTERS: Final = 60
 
 VALUE_ERRORS: Final = (ValueError, ArithmeticError, IndexError)
-"""The errors of Python and NumPy that a wrong value of the right type causes."""
+"""The errors that Python and NumPy raise for an argument of the right type with a wrong value."""
 
 
 def comes_from_user(error: BaseException) -> bool:
-    """Return True if the user's code raised the error, in a function that is an argument."""
+    """Return True if an error was raised by a function that the user passed as an argument."""
     trace = error.__traceback__
-    trace = trace and trace.tb_next  # the wrapper
+    trace = trace and trace.tb_next  # skip the frame of the wrapper
     while trace is not None:
         if owner(trace.tb_frame.f_code.co_filename) is Owner.USER:
             return True
@@ -272,7 +275,7 @@ def name_call(call: str, signature: inspect.Signature, args: Any, kwargs: Any, e
         expect_fit(call, signature, args, kwargs)
     if isinstance(error, OSError) or call.split(".")[-1] in str(error):
         return
-    if isinstance(error, (ShapeError, DTypeError)):  # of an op that the call uses
+    if isinstance(error, (ShapeError, DTypeError)):  # raised by an op that the call uses
         raise type(error)(f"{call}: {error}") from None
     if isinstance(error, Error):
         return
@@ -289,7 +292,7 @@ ARGUMENT_ERRORS: Final = (TypeError, ValueError, AttributeError, LookupError, Ar
 
 
 def name_errors(call: str, function: Callable[Given, Made]) -> Callable[Given, Made]:
-    """Wrap a public function, so that errors of its arguments name it as users write it."""
+    """Wrap a public function, so that errors for wrong arguments show its public name."""
 
     @functools.wraps(function)
     def checked(*args: Given.args, **kwargs: Given.kwargs) -> Made:
@@ -320,7 +323,7 @@ def name_method_errors(method: Callable[..., Any]) -> Callable[..., Any]:
 def name_signature(
     call: str, function: Callable[Given, Made], *, is_method: bool = False
 ) -> Callable[Given, Made]:
-    """Wrap a public function, so that errors name arguments that do not fit its signature."""
+    """Wrap a public function: an error for arguments that do not fit then shows the public name."""
 
     @functools.wraps(function)
     def checked(*args: Given.args, **kwargs: Given.kwargs) -> Made:
@@ -374,7 +377,7 @@ SHORT_CALLS: Final = frozenset(
 )
 """The collectives on arrays that may take only a few microseconds.
 
-They find the call site in the frame of their caller, so no wrapper may be between.
+They find the call site in the frame of their caller, so they must not have a wrapper.
 """
 
 

@@ -40,7 +40,10 @@ def attribute_errors(
 def advice(
     module: str, name: str, known: Iterable[str], page: str, other_names: Mapping[str, str]
 ) -> str:
-    """Return a sentence with the name to use. Upper and lower case are not distinguished."""
+    """Return a sentence with the name to use, or with the page that lists all names.
+
+    Upper and lower case are not distinguished.
+    """
     prefix = module.removeprefix("ngd.")
     if name in other_names:
         return f"Use {prefix}.{other_names[name]}."

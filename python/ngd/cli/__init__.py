@@ -27,7 +27,7 @@ examples:
 documentation: {page_url("cli")}
 """
 COMMANDS: Final = {"run": run, "doctor": doctor, "profile": profile, "examples": examples}
-"""The module of each subcommand: its texts, `add_arguments` and `run`."""
+"""The module of each subcommand: it has the help texts, `add_arguments()` and `run()`."""
 
 STDOUT: Final = 1
 """The file descriptor of the standard output."""
@@ -36,8 +36,8 @@ STDOUT: Final = 1
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status.
 
-    If the reader of the output closes it, as in `ngd examples | head -1`, the command ends without
-    a traceback. Its exit status is that of a program that SIGPIPE has killed.
+    If the reader of the output closes the pipe, as in `ngd examples | head -1`, the command ends
+    without a traceback. Its exit status is that of a program that SIGPIPE has killed.
     """
     try:
         return run_command(argv)

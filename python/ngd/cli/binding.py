@@ -78,7 +78,7 @@ def text_of(cpus: Collection[int]) -> str:
 
 
 def listed(text: str) -> set[int]:
-    """Return the CPUs of a list in the kernel's format, such as "0-3,8"."""
+    """Return the CPUs in a text in the kernel's list format, such as "0-3,8"."""
     cpus: set[int] = set()
     for part in text.strip().split(","):
         if part:

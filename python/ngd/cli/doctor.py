@@ -59,7 +59,10 @@ documentation: {page_url("cli")}
 FIX_OF_VARIABLES: Final = f"{page_url('environment')} lists the values"
 SELF_TEST_SECONDS: Final = 60.0
 LEAST_SEGMENT: Final = 256 << 20
-"""The least address space per rank of the host, in bytes: src/cpp/comm/shm/segment.cpp."""
+"""The least address space that a rank needs for each rank of its host, in bytes.
+
+src/cpp/comm/shm/segment.cpp has the same number as `kSmallest`.
+"""
 SLOW_US: Final = 100.0
 """The limit for a warning about an all-reduce of 8 bytes, in microseconds.
 
@@ -90,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check, print the findings, and return 1 if something does not work, else 0."""
+    """Run all checks, print the findings, and return 1 if something does not work, else 0."""
     findings = [*_build(), *_mpi(), *_switches(), *_memory()]
     os.environ.setdefault("NGD_TIMEOUT", "30")
     me: Launch | None = None
@@ -274,7 +277,7 @@ def _refused_by_the_kernel() -> str:
 
 
 def _cgroup_memory() -> int:
-    """Return the memory limit of this process's cgroup and its parents, in bytes."""
+    """Return the least memory limit among this process's cgroup and its parents, in bytes."""
     least = UNLIMITED
     try:
         lines = Path("/proc/self/cgroup").read_text(errors="replace").splitlines()
@@ -428,7 +431,10 @@ import json
 from ngd.cli import doctor
 print(json.dumps(doctor.measure(doctor.init())))
 """
-"""The program of a rank of the self-test. `-m` would run this module a second time."""
+"""The Python program of a rank of the self-test.
+
+`python -m ngd.cli.doctor` would not do, because it would load this module a second time.
+"""
 
 
 def _self_test() -> Finding:
@@ -470,7 +476,10 @@ def _self_test() -> Finding:
 
 
 def error_of(stderr: str) -> str:
-    """Return the first line of the last error that Python printed, or the last line."""
+    """Return the line with the class and message of the last error that Python printed.
+
+    Return the last line of `stderr` if it has no such line.
+    """
     lines = stderr.strip().splitlines()
     errors = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Interrupt)\b", line)]
     return (errors or lines or [""])[-1]

@@ -19,7 +19,7 @@ from .job import Job, Options, Restarts
 from .processes import describe_end
 
 MAX_WAIT_SECONDS: Final = 3600.0
-"""The longest wait for a deadline, which may be infinite."""
+"""The longest wait for events. A deadline may be infinite, and `select` needs a finite time."""
 
 
 class ElasticJob(Job):
@@ -37,19 +37,22 @@ class ElasticJob(Job):
         return member_environment(rank, self.board.folder, super().environment_of(rank))
 
     def deadlines(self) -> list[float]:
-        """Return the deadlines of `Job`, and the deadline of the next world."""
+        """Return the deadlines of `Job`, and the time by which veterans must wait for a world."""
         deadlines = super().deadlines()
         if self.board.deadline is not None:
             deadlines.append(min(self.board.deadline, time.monotonic() + MAX_WAIT_SECONDS))
         return deadlines
 
     def wait_for_events(self) -> None:
-        """Handle the next events, and kill members that missed the deadline."""
+        """Handle the next events, and kill members that missed the deadline of the next world."""
         super().wait_for_events()
         self._kill_late_members()
 
     def handle_waiting(self, members: Sequence[int]) -> None:
-        """Record that members wait, and print a new world and waiting newcomers."""
+        """Record that members wait for the next world.
+
+        Print the members of the new world if it is complete, and newcomers that must wait.
+        """
         for member in members:
             if member not in self.ranks or self.attempt.ending is not None:
                 continue
@@ -73,7 +76,10 @@ class ElasticJob(Job):
             self._settle(rank, code)
 
     def _settle(self, rank: int, code: int) -> None:
-        """End the job, or form the next world if it is complete, after the end of a member."""
+        """End the job or continue it, after the end of a member.
+
+        It continues if enough members are left. Then form the next world if all veterans wait.
+        """
         veterans = self.board.veterans
         if code != 0 and not (self._is_enough() and (veterans or self.num_done)):
             self.restarts.forbid()
@@ -85,7 +91,7 @@ class ElasticJob(Job):
             self._announce(self.board.settle())
 
     def _is_enough(self) -> bool:
-        """Return True if enough members are left, including those that returned 0."""
+        """Return True if at least `min_ranks` members still run or have returned 0."""
         return len(self.ranks) + self.num_done >= self.min_ranks
 
     def _replace(self, member: int, code: int) -> None:
@@ -97,7 +103,7 @@ class ElasticJob(Job):
         self.start_rank(replacement)
 
     def _announce(self, world: World | None) -> None:
-        """Print the members of a new world, if there is one."""
+        """Print the members of a new world; do nothing for None."""
         if world is not None:
             self.say(f"world {world.number} has the members {', '.join(map(str, world.members))}")
 

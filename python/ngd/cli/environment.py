@@ -70,9 +70,11 @@ def rank_environment(
 
 
 def member_environment(member: int, folder: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a rank of an elastic job, from that of `rank_environment`.
+    """Return the environment of a member of an elastic job.
 
-    The launcher writes its answers to `ngd.init()` into the folder.
+    `environ` is a result of `rank_environment`. NGD_MEMBER and NGD_ELASTIC_DIR are added.
+
+    The launcher writes the members of each world to a file in `folder`, which `ngd.init()` reads.
     """
     inherited = {name: value for name, value in environ.items() if name not in SET_BY_INIT}
     return {**inherited, "NGD_MEMBER": str(member), "NGD_ELASTIC_DIR": folder}

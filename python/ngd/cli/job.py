@@ -51,7 +51,7 @@ from .streams import OutputStream, print_message, streams_of
 
 ENDING_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LAST_WORDS_SECONDS: Final = 1.0
-"""The time in which ranks notice that a rank is lost, and end by themselves, in seconds."""
+"""The time, in seconds, for ranks to notice that a rank is lost and to end by themselves."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,10 @@ class Options:
     grace_seconds: float
     has_prefix: bool
     folder: str | None
-    """The folder that exists until the job ends, if the job can be restarted or is elastic."""
+    """A folder that exists until the job ends.
+
+    None for a job that is not elastic and cannot be restarted.
+    """
 
 
 @dataclass
@@ -86,7 +89,7 @@ class Restarts:
 
 
 class Phase(Enum):
-    """The signals that were sent to the ranks of a job that ends."""
+    """The phase of a job that ends. Its value describes the signals that the ranks got so far."""
 
     LAST_WORDS = "none: ranks that have noticed the failure end by themselves"
     SIGNALLED = "a signal that they can handle"
@@ -99,19 +102,19 @@ class Ending:
 
     exit_code: int
     number: int
-    """The signal at the end of the phase LAST_WORDS."""
+    """The number of the signal that ranks get at the end of the phase LAST_WORDS."""
     grace_seconds: float
-    """The time between this signal and SIGKILL."""
+    """The time between the signal `number` and SIGKILL."""
     deadline: float | None
-    """The time of the next phase; None in the last one."""
+    """The time at which the next phase begins; None in the last phase."""
     phase: Phase = Phase.LAST_WORDS
     first: int | None = None
-    """The rank whose failure ends the job, if a failure does."""
+    """The rank whose failure ends the job; None if the job ends for another reason."""
     is_interrupted: bool = False
     """True if the launcher got a signal."""
 
     def next_signal(self) -> int | None:
-        """Enter the next phase and return its signal; None before the deadline."""
+        """At the deadline, enter the next phase and return its signal; before it, return None."""
         if self.deadline is None or time.monotonic() < self.deadline:
             return None
         if self.phase is Phase.LAST_WORDS:
@@ -122,7 +125,7 @@ class Ending:
         return signal.SIGKILL
 
     def hurry(self) -> None:
-        """Make SIGKILL the next signal, at once."""
+        """Make the next call of `next_signal` return SIGKILL at once."""
         self.phase, self.deadline = Phase.SIGNALLED, 0.0
 
 
@@ -133,13 +136,13 @@ class Attempt:
         self.key = secrets.token_hex(16)
         self.port = free_port()
         self.log_fields = logs.place_of(None, num_ranks, label_of(f"ngd:{self.key}"))
-        """The fields of the job in lines of JSON."""
+        """The fields size, job and host of the launcher's lines with NGD_LOG=json; rank is None."""
         self.leaving: list[int] = []
         """The ranks in the order in which they began to end."""
         self.codes: set[int] = set()
-        """The codes of the ranks that have ended; -N for signal N."""
+        """The exit codes of the ranks that have ended; -N for a rank that signal N killed."""
         self.ending: Ending | None = None
-        """None while no reason is known to end the job."""
+        """The end of the job, from its reason on; None while there is no reason to end it."""
 
 
 class Messages:
@@ -154,7 +157,10 @@ class Messages:
         return address_of_launcher(self.reader)
 
     def read(self) -> list[str]:
-        """Return the messages in the pipe: numbers of ranks that end, or WAITS and a number."""
+        """Return the messages in the pipe.
+
+        "3" means that rank 3 begins to end, and "+3" (see WAITS) that member 3 waits for a world.
+        """
         try:
             return os.read(self.reader, 1 << 20).decode(errors="replace").split()
         except BlockingIOError:
@@ -180,13 +186,13 @@ class EndingSignals:
         self._received.append(number)
 
     def read(self) -> list[int]:
-        """Return the signals since the last call."""
+        """Return the numbers of the signals that the launcher got since the last call."""
         os.read(self.reader, 1 << 10)
         received, self._received = self._received, []
         return received
 
     def close(self) -> None:
-        """Restore the earlier handlers."""
+        """Restore the signal handlers that were set before."""
         for number, handler in self._old_handlers.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._old_wakeup)
@@ -213,7 +219,7 @@ class Job:
             self.attempt = Attempt(options.num_ranks)
             opened.pop_all()
         self.ranks: dict[int, RankProcess] = {}
-        """The ranks that run, and those whose end was not handled yet."""
+        """The processes of the ranks. An ended rank is removed when its end is handled."""
         self.cores = list(options.cores)
         """The cores of each rank; an elastic job appends those of new ranks."""
 
@@ -236,7 +242,7 @@ class Job:
             self._close()
 
     def _exit_status(self) -> int:
-        """Return the exit status of a job that has no ranks."""
+        """Return the exit status of a job whose ranks have all ended."""
         ending, codes = self.attempt.ending, self.attempt.codes
         if ending is None:
             return 0
@@ -308,11 +314,11 @@ class Job:
         )
 
     def _watch(self, descriptor: int, function: Callable[..., None], *args: Any) -> None:
-        """Call a function with these arguments whenever a descriptor is readable."""
+        """Register `function` to be called with `args` whenever the descriptor is readable."""
         self.selector.register(descriptor, selectors.EVENT_READ, functools.partial(function, *args))
 
     def wait_for_events(self) -> None:
-        """Handle the next events, or the next deadline."""
+        """Wait for events or the next deadline. Then handle the events, or send the next signal."""
         deadline = min(self.deadlines(), default=None)
         timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
         for key, _ in self.selector.select(timeout):
@@ -322,7 +328,7 @@ class Job:
             self._signal_ranks(number)
 
     def deadlines(self) -> list[float]:
-        """Return the times at which the job has something to do without an event."""
+        """Return the times at which the job must act even if no event occurs."""
         ending = self.attempt.ending
         return [] if ending is None or ending.deadline is None else [ending.deadline]
 
@@ -424,7 +430,7 @@ class Job:
 
 
 def free_port() -> int:
-    """Return a port for the ranks' own use, such as MASTER_PORT for torch.distributed."""
+    """Return a free port, which the ranks get as MASTER_PORT, for example for torch.distributed."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

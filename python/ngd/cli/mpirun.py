@@ -14,7 +14,7 @@ from ..comm.calls import build_info
 from .streams import print_message
 
 PASSED: Final = tuple(name for name in config.VARIABLES if name != "NGD_HOST")
-"""The variables that mpirun passes to other hosts; NGD_HOST differs between hosts."""
+"""The variables that mpirun passes to other hosts. NGD_HOST is not one: it differs per host."""
 
 
 def explain_mpirun(hosts: str, ranks: int | None, command: Sequence[str]) -> int:
@@ -55,7 +55,7 @@ def hosts_in(path: str) -> str:
 
 
 def mpirun_command(hosts: str, command: Sequence[str]) -> list[str]:
-    """Return the mpirun command for "a:2,b:2"; raise ValueError for another form."""
+    """Return the mpirun command for hosts such as "a:2,b:2"; raise ValueError for another form."""
     slots_of_hosts = []
     for part in hosts.split(","):
         name, colon, slots = part.strip().partition(":")

@@ -35,8 +35,8 @@ for group in groups:
 """
 """The program of the guard.
 
-It reads the numbers of the groups until its standard input is closed. The kernel closes it when the
-launcher ends, whatever the reason is.
+It reads the numbers of the groups until its standard input is closed. The kernel closes the input
+when the launcher ends, whatever the reason is.
 """
 
 
@@ -51,11 +51,11 @@ class Guard:
         )
 
     def add(self, group: int) -> None:
-        """Kill this group if the launcher ends."""
+        """Make the guard kill this process group if the launcher ends."""
         self._write(f"+{group}\n")
 
     def remove(self, group: int) -> None:
-        """Do not kill this group, which has ended."""
+        """Make the guard forget this process group, which has ended."""
         self._write(f"-{group}\n")
 
     def _write(self, line: str) -> None:
@@ -72,7 +72,7 @@ class Guard:
 
 @dataclass
 class RankProcess:
-    """A rank that was started and not waited for yet."""
+    """The process of a rank, from its start until `reap` has waited for its end."""
 
     process: subprocess.Popen[bytes]
     streams: list[OutputStream] = field(default_factory=list)
@@ -89,7 +89,7 @@ class RankProcess:
         return os.waitid(os.P_PID, self.process.pid, flags) is not None
 
     def reap(self) -> int:
-        """Kill what the ended rank has started, and return the code of the rank."""
+        """Kill the processes that an ended rank has started; return the rank's exit code."""
         # The rank is a zombie until wait(), so no other group can have its number.
         os.killpg(self.process.pid, signal.SIGKILL)
         return self.process.wait()
@@ -98,7 +98,10 @@ class RankProcess:
 def start_process(
     command: Sequence[str], env: Mapping[str, str], cores: list[int] | None
 ) -> subprocess.Popen[bytes]:
-    """Start the process of a rank on its cores; OSError if the command cannot be executed."""
+    """Start the process of a rank on its cores.
+
+    Raise OSError if the command cannot be executed.
+    """
     return subprocess.Popen(
         command,
         env=env,

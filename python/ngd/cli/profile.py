@@ -112,7 +112,7 @@ def reports_of(steps: Sequence[Any]) -> list[Report]:
     for step in steps:
         try:
             report = step.report()
-        except Error:  # of a device without instructions
+        except Error:  # the device has no instructions to report
             continue
         if report.runs:
             reports.append(report)

@@ -178,9 +178,9 @@ def run_job(args: argparse.Namespace, command: Sequence[str]) -> int:
 
 
 def make_folder(args: argparse.Namespace) -> contextlib.AbstractContextManager[str | None]:
-    """Return a context with a folder that is removed after the job.
+    """Return a context manager that yields a folder, and removes it after the job.
 
-    It gives None if the job is not elastic and cannot be restarted.
+    It yields None if the job is not elastic and cannot be restarted, because it needs no folder.
     """
     if not args.max_restarts and not args.min_ranks:
         return contextlib.nullcontext()
@@ -188,7 +188,10 @@ def make_folder(args: argparse.Namespace) -> contextlib.AbstractContextManager[s
 
 
 def assign_cores(how: str, ranks: int) -> Sequence[list[int] | None]:
-    """Return the cores of each rank, None for all; print a warning if ranks share cores."""
+    """Return the cores of each rank; print a warning if ranks share cores.
+
+    The entry of a rank is None if the rank is not bound to cores.
+    """
     if how == "none":
         return [None] * ranks
     allowed = os.sched_getaffinity(0)
@@ -222,7 +225,7 @@ def check_numbers(args: argparse.Namespace) -> None:
 
 
 def check_script(script: str) -> None:
-    """Raise FileNotFoundError if there is no such file."""
+    """Raise FileNotFoundError if the script does not exist."""
     try:
         os.stat(script)
     except (FileNotFoundError, NotADirectoryError):
@@ -257,7 +260,10 @@ def check_module(name: str) -> None:
 
 
 def find_spec(name: str, path: list[str]) -> ModuleSpec | None:
-    """Return the spec of a module, from a path or from the finders of this interpreter."""
+    """Return the import spec of a module, or None if it is not found.
+
+    Search the folders of `path` first, and then the finders of this interpreter.
+    """
     spec = PathFinder.find_spec(name, path)
     finders = iter(sys.meta_path)
     while spec is None and (finder := next(finders, None)) is not None:
@@ -266,10 +272,13 @@ def find_spec(name: str, path: list[str]) -> ModuleSpec | None:
 
 
 def ranks_of_torchrun(environ: Mapping[str, str], requested: int | None) -> int | None:
-    """Return the number of -n, or else of PET_NPROC_PER_NODE, a variable of torchrun, or None.
+    """Return the number of ranks of -n, or else of torchrun's variable PET_NPROC_PER_NODE.
 
-    Raise ValueError if the variable is invalid, or if PET_NNODES is not 1. Otherwise the ranks of
-    each node would form a separate job.
+    Return None if neither is set.
+
+
+    Raise ValueError if the variable is invalid, or if PET_NNODES is not 1. With several nodes, the
+    ranks of each node would form a separate job.
     """
     nodes, ranks = environ.get("PET_NNODES") or "1", environ.get("PET_NPROC_PER_NODE") or None
     if nodes not in ("1", "1:1"):

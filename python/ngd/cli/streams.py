@@ -22,7 +22,7 @@ from .._util import config
 MAX_LINE_BYTES: Final = 1 << 16
 """The longest unfinished line, in bytes. The launcher prints a longer one before it is complete."""
 PIPE_BYTES: Final = 1 << 20
-"""The size of one read. It returns all bytes of a pipe with the default limits."""
+"""The size of one read, in bytes. With Linux's default limits, no pipe holds more."""
 
 
 class OutputStream:
@@ -37,7 +37,7 @@ class OutputStream:
     prefix : str
         The text before each line.
     rewrite : function, optional
-        A function that returns the line to print instead of a line and its prefix.
+        A function that gets a line of the rank. Its result is printed, without the prefix.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class OutputStream:
     def forward(self, is_last: bool = False) -> bool:
         """Print the lines that can be read, and return True if more may follow.
 
-        A line without an end is printed only if `is_last`.
+        An unfinished line at the end is printed only if `is_last` is True or the pipe is closed.
         """
         data, may_continue = self._read()
         lines = self._split(data, is_last or not may_continue)
@@ -89,7 +89,11 @@ class OutputStream:
         return lines
 
     def _print(self, lines: list[bytes]) -> None:
-        """Write the lines, with the prefix before each line that begins a line of the target."""
+        """Write the lines, each with the prefix before it.
+
+        A line gets no prefix if it continues an unfinished line, or is only the newline after a
+        carriage return.
+        """
         for line in lines:
             begins = self.last_byte == b"\n" or (self.last_byte == b"\r" and line != b"\n")
             self.target.write(self.prefix + line if begins else line)
@@ -101,7 +105,7 @@ def streams_of(
 ) -> list[OutputStream]:
     """Return the two streams of a rank.
 
-    `log_fields` are the fields of the job in lines of JSON.
+    `log_fields` are the fields size, job and host that each line gets with NGD_LOG=json.
     """
     streams = []
     for source, target in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
@@ -119,7 +123,7 @@ def streams_of(
 def print_message(line: str, log_fields: Mapping[str, Any] | None = None) -> None:
     """Print a message of the launcher on standard error, as JSON with NGD_LOG=json.
 
-    `log_fields` are the fields of the job, if there is one.
+    `log_fields` are the fields size, job and host of the line; None before the job starts.
     """
     text = f"ngd run: {line}"
     if config.log_as_json():

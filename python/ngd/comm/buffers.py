@@ -29,16 +29,20 @@ def operand(array: Any, where: str) -> Array:
 
 
 def is_list(array: Any) -> bool:
-    """Return True for a list or tuple of arrays, and False for a list of numbers."""
+    """Return True for a list or tuple of arrays, and False for anything else.
+
+    A list of numbers is not a list of arrays, but one array.
+    """
     return isinstance(array, (list, tuple)) and all(
         isinstance(a, np.ndarray) or hasattr(a, "__dlpack__") for a in array
     )
 
 
 def destinations(out: Any, sources: Sequence[Array], is_sequence: bool, where: str) -> list[Array]:
-    """Return a destination for each source, of its shape and dtype.
+    """Return an array for the result of each source, with the shape and dtype of the source.
 
-    `many` is True if the caller gave a list of arrays. `out` is then None or a list.
+    `is_sequence` is True if the caller gave a list of arrays. Then `out` must be None or a list
+    with one array per source. Otherwise `out` is None or one array.
     """
     if not is_sequence:
         out = [out]
@@ -59,8 +63,8 @@ def destinations(out: Any, sources: Sequence[Array], is_sequence: bool, where: s
 def check_apart(part: Array, full: Array, where: str, own: Array | None = None) -> None:
     """Raise ValueError if the memory of two arrays overlaps.
 
-    One overlap is allowed: `part` may have exactly the memory of `own`, which is this rank's block
-    of `full`, or of `full` itself if `own` is None.
+    One overlap is allowed: `part` may have exactly the memory of `own`, this rank's block of
+    `full`. If `own` is None, `part` may have exactly the memory of `full`.
     """
     if not np.may_share_memory(part, full):
         return
@@ -100,9 +104,10 @@ def check_disjoint(source: Array, buffer: Array, where: str) -> None:
 def destination_along(
     out: Any, dtype: DType, shape: Shape, axis: int, where: str
 ) -> tuple[Array, Callable[[], Any]]:
-    """Return a buffer whose first axis is the caller's `axis`, and a function.
+    """Return a buffer for the collective, and a function that returns the caller's result from it.
 
-    After the collective, the function moves the axis back and returns the result.
+    A collective splits or concatenates along the first axis. So the caller's `axis` is the first
+    axis of the buffer, and the function moves it back after the collective.
     """
     if axis == 0:
         buffer = check_out(out, dtype, shape, where)

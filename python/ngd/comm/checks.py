@@ -61,7 +61,7 @@ def check_other_rank(other: int, rank: int, size: int, where: str, name: str) ->
 
 
 def check_row_counts(counts: Sequence[int], size: int, where: str, name: str) -> Array:
-    """Return the numbers of rows as int64; raise ShapeError unless there is one per rank."""
+    """Return `counts` as int64; raise ShapeError unless it has one valid number per rank."""
     row_counts = np.asarray(counts)
     is_valid = row_counts.shape == (size,) and row_counts.dtype.kind in "iu"
     if not is_valid or (row_counts < 0).any() or (row_counts > MOST_ROWS).any():
@@ -106,7 +106,7 @@ def normal_axis(axis: int, shape: Shape, where: str) -> int:
 
 
 def block_rows(shape: Shape, size: int, where: str) -> int:
-    """Return the rows of one block; raise ShapeError unless axis 0 divides evenly by `size`."""
+    """Return the number of rows per block; raise ShapeError if the blocks would not be equal."""
     if not shape or shape[0] % size:
         raise ShapeError(
             f"{where}: expected an array whose axis 0 divides evenly among {size} ranks; got one "
@@ -116,7 +116,7 @@ def block_rows(shape: Shape, size: int, where: str) -> int:
 
 
 def element_counts(rows: Array, source: Array) -> list[int]:
-    """Return the number of elements for each number of rows of `source`."""
+    """Convert numbers of rows of `source` to numbers of elements."""
     row = int(np.prod(source.shape[1:], dtype=np.int64))
     return [int(n) * row for n in rows]
 

@@ -73,12 +73,15 @@ class TopK:
         return None if memory is None else memory.copy()
 
     def reset(self) -> None:
-        """Delete the residual, including those of all keys."""
+        """Delete the residual, and the TopKs of all keys with their residuals."""
         self._residual = self._next = None
         self._parts.clear()
 
     def check(self, op: str, source: Array) -> None:
-        """Raise ValueError for an unsupported op or dtype, or a shape that the residual has not."""
+        """Raise ValueError for an op or dtype that TopK does not support.
+
+        Raise it too if the shape or dtype differs from that of the residual of earlier calls.
+        """
         if op not in TOP_K or source.dtype not in (float32, float64):
             raise ValueError(
                 "all_reduce: expected op='sum' or 'mean' of float32 or float64 for ngd.TopK; got "
@@ -112,10 +115,10 @@ class TopK:
         return chosen, total.reshape(source.shape)
 
     def keep(self, residual: Array, call: _core.Call) -> None:
-        """Set the next residual. It replaces the present one when `call` has started.
+        """Store the residual after `call`, the collective that sends the chosen elements.
 
-        `call` sends the chosen elements. If it never starts, nothing was sent, and the present
-        residual remains valid.
+        It replaces the present residual when `call` has started. If `call` never starts, nothing
+        was sent, and the present residual remains valid.
         """
         self._next = call, residual
 

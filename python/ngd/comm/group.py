@@ -37,7 +37,7 @@ GROUPS: weakref.WeakSet[Group] = weakref.WeakSet()
 
 
 def living(groups: weakref.WeakSet[Group]) -> list[Group]:
-    """Return a list of the groups in a set that other threads may change during the call."""
+    """Return the groups of a WeakSet as a list, even if other threads change the set."""
     while True:
         try:
             return list(groups)
@@ -110,7 +110,7 @@ class Group(BoundToProcess):
             )
 
     def split(self, color: int | None, key: int = 0, *, name: str | None = None) -> Group:
-        """Split the group into smaller groups. Every rank of the group calls it.
+        """Split the group into smaller groups. Every rank of the group calls this method.
 
         Parameters
         ----------
@@ -147,7 +147,7 @@ class Group(BoundToProcess):
         return self._adopt(Group(communicator, name or f"{self.name}/{color}"))
 
     def group_of(self, members: Sequence[int], number: int, key: str, name: str) -> Group:
-        """Make a group of some ranks of a world over MPI. Only these ranks call it.
+        """Make a group of some ranks of a world over MPI. Only these ranks call this method.
 
         Parameters
         ----------
@@ -171,7 +171,10 @@ class Group(BoundToProcess):
         return self._adopt(Group(communicator, name))
 
     def _adopt(self, child: Group) -> Group:
-        """Add a new group to the children, and close it if another thread has closed this group."""
+        """Register a group that was split from this one, and return it.
+
+        If another thread has closed this group, close the new group and raise GroupClosedError.
+        """
         self._children.add(child)
         if self.closed:
             child.close()
@@ -482,7 +485,7 @@ class NonMember(Group):
         self.refuse(call)
 
     def quick(self, kind: str, *_: Any) -> Any:
-        """Raise a NotMemberError that names the collective."""
+        """Raise a NotMemberError that names the collective `kind`."""
         self.refuse(kind)
 
     def quick_barrier(self) -> Any:

@@ -26,31 +26,34 @@ Part: TypeAlias = Literal["nothing", "whole", "block", "blocks"]
 """The content of a rank's operand or result, in relation to the other ranks' arrays.
 
 "whole" is an array of the same size on all ranks, "block" is the block of this rank, and "blocks"
-are the blocks of all ranks, concatenated along the first axis. Every call compares these values.
-They are strings because a comparison of Enum members is slower.
+are the blocks of all ranks, concatenated along the first axis. "nothing" is no array. Every call
+compares these values. They are strings because a comparison of Enum members is slower.
 """
 
 
 class Kind(NamedTuple):
-    """A row of the table: one collective."""
+    """One collective: a row of the table of all collectives."""
 
     name: str
     gives: Part
-    """The operand of a rank."""
+    """The content of a rank's operand."""
     gets: Part
-    """The result on a rank."""
+    """The content of a rank's result."""
     rooted: Literal["", "gives", "gets"] = ""
-    """The part that only the root has: "gives" for the operand, "gets" for the result."""
+    """"gives" if only the root has an operand, "gets" if only the root has a result; else empty."""
     reduces: bool = False
     """True if the collective needs a reduction op."""
     between_two: bool = False
-    """True for send and recv, which are not in the common sequence of the group's collectives."""
+    """True for send and recv, which only two ranks of the group call."""
     told: str = ""
-    """The communicator's name of a collective with blocks of different lengths, else empty."""
+    """The communicator's name of the collective, if it is not `name`; else empty.
+
+    The communicator's all_gather and all_to_all also accept blocks of different lengths.
+    """
 
     @property
     def wire(self) -> str:
-        """The name of the collective in calls of the communicator."""
+        """The name of the collective that is requested from the communicator."""
         return self.told or self.name
 
     @property
@@ -91,4 +94,4 @@ _ROWS = (
 )
 
 KINDS: Final = {kind.name: kind for kind in _ROWS}
-"""The rows of the table by name."""
+"""The collectives by name."""

@@ -45,12 +45,12 @@ HOSTS_WAIT: Final = "hosts-wait"
 AGAIN: Final = "again"
 """The file that ranks create if they end because new hosts wait, and the training is not done."""
 WAITS: Final = "+"
-"""The prefix of the number of a member in the message that the member waits."""
+"""The first character of a message such as "+3": member 3 waits for the next world."""
 MEETING_SECONDS: Final = 20.0
 """The time limit of the rendezvous of a new world, in seconds.
 
-All members lived when the launcher formed the world. If one has died since, the others wait only
-for this time. A member that is later joins the next world.
+All members lived when the launcher formed the world. If one of them dies before it arrives, the
+other members wait for this time only. A member that arrives later joins the next world.
 """
 LOOKS_EACH: Final = 0.01
 """The time between two reads of the file, in seconds."""
@@ -88,9 +88,10 @@ def number_of(environ: Environ) -> int | None:
 
 
 def seat(environ: Environ) -> Launch | None:
-    """Return a launch that identifies this member in its job; None if the ranks are fixed.
+    """Return a launch whose rank is the member number of this process; None if the ranks are fixed.
 
-    Its rank is the member number, and its job key is the same in all worlds of the job.
+    Unlike the launch of a world, this launch stays the same during the job. So `init` uses it to
+    find out if another process is this member already.
     """
     number = number_of(environ)
     if number is None:
@@ -105,7 +106,7 @@ def take_place(environ: MutableMapping[str, str], timeout: float) -> None:
     A veteran waits for the other veterans. The launcher ends this wait after `timeout` seconds; 0
     means no limit. A newcomer waits without a limit until the veterans need a new world.
 
-    Raise InitError if the launcher's pipe is closed, or if there is no answer in time.
+    Raise InitError if the launcher's pipe is closed, or if the launcher does not answer in time.
     """
     number, folder = number_of(environ), environ["NGD_ELASTIC_DIR"]
     last_world, is_newcomer = (
@@ -139,7 +140,10 @@ def take_place(environ: MutableMapping[str, str], timeout: float) -> None:
 
 
 def to_meet(timeout: float) -> float:
-    """Return the time limit of the rendezvous of a new world, in seconds."""
+    """Return the time limit of the rendezvous of a new world, in seconds.
+
+    `timeout` is NGD_TIMEOUT; 0 means no limit of the user.
+    """
     return min(timeout, MEETING_SECONDS) if timeout else MEETING_SECONDS
 
 
@@ -166,9 +170,9 @@ def newcomers() -> int | None:
 
 
 def hosts_wait() -> bool | None:
-    """Return True if new hosts wait for the ranks to end.
+    """Return True if new hosts wait until the ranks end and are started again on all hosts.
 
-    Return None in a job whose ranks are not started again.
+    Return None unless `ngd.ray.run_elastic` started the job, because only it starts ranks again.
     """
     if os.environ.get("NGD_ELASTIC_HOSTS") != "1":
         return None
@@ -176,7 +180,7 @@ def hosts_wait() -> bool | None:
 
 
 def end_for_hosts() -> None:
-    """Notify the launcher that the ranks of this host end for the next world.
+    """Notify the launcher that the ranks of this host end so that new hosts can join.
 
     The ranks must have saved their state before the call.
     """
@@ -194,8 +198,8 @@ class Board:
     size : int
         The number of members that start with the job.
     timeout : float
-        The time that veterans have to wait for the next world after the first one, in seconds; 0
-        means no limit.
+        The time between the first veteran that waits for the next world and the deadline for the
+        other veterans, in seconds; 0 means no deadline.
     """
 
     def __init__(self, folder: str, size: int, timeout: float) -> None:
@@ -206,10 +210,13 @@ class Board:
         """The members that wait for the next world."""
         self.world = World()
         self.deadline: float | None = None
-        """The time by which all veterans must wait; None if there is no limit now."""
+        """The time by which all veterans must wait for a world; None if no deadline is set."""
 
     def waits(self, member: int) -> World | None:
-        """Record that a member waits; return the new world if that completes one."""
+        """Record that a member waits for the next world.
+
+        If all veterans wait now, form the new world and return it. Otherwise return None.
+        """
         self.waiting.add(member)
         return self.settle()
 
@@ -246,7 +253,10 @@ class Board:
         return None
 
     def _publish(self) -> None:
-        """Replace the file atomically. Only the user of the job can write to the folder."""
+        """Write the world to the file, which is replaced atomically.
+
+        Only the user of the job can write to the folder, so no other user can change the file.
+        """
         path = os.path.join(self.folder, FILE)
         with open(f"{path}.part", "w") as file:
             json.dump(self.world._asdict(), file)

@@ -84,7 +84,7 @@ class Mesh:
             self._along[name] = line
 
     def _compare(self) -> str:
-        """Return a message if the ranks gave different arguments, else an empty text.
+        """Return an error message if the ranks gave different shapes or names, else an empty text.
 
         All ranks get the same result.
         """

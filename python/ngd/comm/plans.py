@@ -54,7 +54,10 @@ def plan_one(
     shape: Shape = (),
     more: int = 0,
 ) -> Plan:
-    """Prepare one collective from an array to another. `finish` returns the caller's result."""
+    """Prepare one collective that reads `source` and writes `buffer`.
+
+    After the collective, `finish()` returns the caller's result.
+    """
     group.check_open(kind)
     call = _core.Call.on_array(
         group.communicator,
@@ -85,9 +88,9 @@ def plan_blocks(
     root: int = 0,
     axis: int | None = None,
 ) -> Plan:
-    """Prepare the collective `where`, whose blocks all have the same length.
+    """Prepare a collective, named `where`, in which all blocks have the same length.
 
-    Its row in the table of collectives gives the sizes of the operand and the result.
+    `KINDS[where]` says if the operand and the result are a block, all blocks, or a whole array.
     """
     kind, gets_result = KINDS[where], True
     if kind.rooted:
@@ -127,7 +130,7 @@ def plan_blocks(
 def block_destination(
     group: RankGroup, kind: Kind, source: Array, out: Any, axis: int
 ) -> tuple[Array, Callable[[], Any]]:
-    """Return the array for the result of `plan_blocks`, and the function that returns it."""
+    """Return the buffer for the result, and the function that returns the caller's result."""
     shape = source.shape
     if kind.gives != kind.gets:
         shape = (kind.rows(len(source), group.size), *shape[1:])
@@ -138,7 +141,7 @@ def block_destination(
 
 
 def plan_all_gather_v(group: RankGroup, source: Array, rows: Array, out: Any, site: str) -> Plan:
-    """Prepare an all_gather_v. `rows` has the number of rows of each rank, equal on all ranks."""
+    """Prepare an all_gather_v. `rows[r]` is the number of rows of rank r, equal on all ranks."""
     where, rank = "all_gather_v", group.rank
     check_own_rows(rows, rank, len(source), where)
     buffer = check_out(out, source.dtype, (int(rows.sum()), *source.shape[1:]), where)
@@ -150,7 +153,10 @@ def plan_all_gather_v(group: RankGroup, source: Array, rows: Array, out: Any, si
 def plan_all_to_all_v(
     group: RankGroup, source: Array, sent_rows: Array, received_rows: Array, out: Any, site: str
 ) -> Plan:
-    """Prepare an all_to_all_v. The rows of this rank are counted per other rank."""
+    """Prepare an all_to_all_v.
+
+    This rank sends `sent_rows[r]` rows to rank r, and gets `received_rows[r]` rows from it.
+    """
     where = "all_to_all_v"
     buffer = check_out(out, source.dtype, (int(received_rows.sum()), *source.shape[1:]), where)
     check_disjoint(source, buffer, where)
@@ -171,7 +177,7 @@ def plan_rows(
     counts: list[int],
     receive_counts: list[int] | None = None,
 ) -> Plan:
-    """Prepare a collective with blocks of different lengths. The counts are in elements."""
+    """Prepare a collective with blocks of different lengths. `counts` are numbers of elements."""
     wire, shape = KINDS[where].wire, source.shape[1:]
     result = buffer if out is None else out
     return plan_one(
@@ -246,4 +252,4 @@ def plan_scatter(
 
 
 def _nothing() -> None:
-    """Return None, the result on a rank that gets no result."""
+    """Return None, as the `finish` of a rank that gets no result."""

@@ -5,10 +5,10 @@ Each variant returns the collectives to start and a function `fill`. `fill` runs
 collectives are complete, and computes the results from the received arrays:
 
 - `plan_plain`: the collectives write the results themselves.
-- `plan_weighted`: the ranks exchange their weights w_r, send their arrays times their share, and
-  divide the sum. The mean is sum(w_r * x_r) / sum(w_r) over the ranks r. To avoid overflow if the
-  mean is finite, all weights are first divided by a power of two, so that their sum is in
-  [1/4, 1/2).
+- `plan_weighted`: the mean is sum(w_r * x_r) / sum(w_r) over the ranks r, with weight w_r and array
+  x_r. The ranks exchange their weights, reduce the arrays w_r * x_r to their sum, and divide it by
+  the sum of the weights. To avoid overflow if the mean is finite, all weights are first divided by
+  a power of two, so that their sum is in [1/4, 1/2).
 - `plan_rounded`: the ranks send bfloat16 copies.
 - `plan_sparse`: the ranks gather the chosen elements and add them.
 """
@@ -33,7 +33,7 @@ from .summation import sum_in_order
 from .work import Plan, RankGroup
 
 CallsAndFill = tuple[list[_core.Call], Callable[[], None]]
-"""The collectives to start, and the function that computes the results after they complete."""
+"""The collectives to start, and `fill`, which computes the results when they are complete."""
 
 
 class Options(NamedTuple):
@@ -46,7 +46,10 @@ class Options(NamedTuple):
 
 
 def check_algorithm(algorithm: str, compression: Any) -> None:
-    """Raise ValueError for an unknown algorithm, or for a choice with TopK, which has none."""
+    """Raise ValueError for an unknown algorithm, or one other than "auto" with an ngd.TopK.
+
+    A TopK gathers elements, so the algorithms of the all-reduce do not apply.
+    """
     if algorithm not in ALGORITHMS:
         raise ValueError(
             f"all_reduce: expected algorithm among {', '.join(ALGORITHMS)}; got {algorithm!r}"
@@ -93,7 +96,7 @@ def plan(options: Options, array: Any, out: Any, weight: float | None, compressi
 
 
 def plan_plain(options: Options, sources: list[Array], buffers: list[Array]) -> CallsAndFill:
-    """Prepare an all-reduce of the arrays themselves. A list is one call of the communicator."""
+    """Prepare an all-reduce of unchanged arrays. All arrays of a list are one communicator call."""
     communicator = options.group.communicator
     if len(sources) == 1:
         call = _core.Call.on_array(
@@ -126,7 +129,8 @@ def plan_weighted(
 ) -> CallsAndFill:
     """Prepare a weighted mean, with the same result as the op in a graph; 0 if all weights are 0.
 
-    16-bit floats are multiplied and added in float32. An all-gather of the weights runs here.
+    16-bit floats are multiplied and added in float32. This function also runs the all-gather of the
+    weights.
     """
     for source in sources:
         if options.op != "mean" or not is_float(source.dtype):

@@ -110,14 +110,15 @@ def stats_of(group: Group) -> list[CallStats]:
 
 
 def compare_ranks(group: Group, text: str, computation: int, site: str) -> str:
-    """Return the first difference between the ranks' sequences of collectives, as text.
+    """Compare the sequences of collectives of a step between the ranks, and return a text.
 
-    All ranks of the group call this function, and all get the same result. If the sequences are
-    equal, the text states this, and names a rank whose `computation` differs.
+    The result has the first collective that differs from that of rank 0. If the sequences are
+    equal, the result states this, and names the first rank whose `computation` is not equal to that
+    of rank 0. All ranks of the group call this function, and all get the same result.
 
-    `text` has one collective per line, in order. Each line ends with " at FILE:LINE". An empty line
-    and the name of the step follow. `computation` is a hash of the computation of the step, and
-    `site` is the call site of the comparison.
+    `text` has one collective per line, in order. Each line ends with " at FILE:LINE". After these
+    lines, it has an empty line and the name of the step. `computation` is a hash of the computation
+    of the step, and `site` is the call site of the comparison.
     """
     own_text = np.frombuffer(text.encode(errors="backslashreplace"), np.uint8)
     site = f"compare_ranks() at {site}"

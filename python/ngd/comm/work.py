@@ -13,7 +13,7 @@ from ..errors import BusyError
 
 
 class RankGroup(Protocol):
-    """The interface of an ngd.Group that plans and handles use."""
+    """The part of ngd.Group's interface that the classes Plan and Work use."""
 
     communicator: _core.Communicator
     rank: int
@@ -34,7 +34,7 @@ class Plan(NamedTuple):
     calls: list[_core.Call]
     """The calls of the communicator, in the order in which they will start."""
     finish: Callable[[], Any]
-    """A function that returns the result after the calls. It may be called again."""
+    """A function that returns the result after all `calls`. It may be called again."""
 
 
 class Work(BoundToProcess):
@@ -130,7 +130,8 @@ class Work(BoundToProcess):
     def _advance(self, seconds: float | None) -> bool:
         """Make progress for at most `seconds`, and return True if the collective has ended.
 
-        None means no limit except NGD_TIMEOUT. An interrupt does not change the handle.
+        If `seconds` is None, only NGD_TIMEOUT limits the wait. An interrupt, such as Ctrl-C, does
+        not change the handle.
         """
         plan = self._plan
         if plan is None:

@@ -30,16 +30,22 @@ from .launchers.launcher_pipe import tell_launcher
 from .launchers.process_tree import refuse_inherited_place
 
 current: Group | None = None
-"""The world that this process joined last; it may be closed. Collectives on arrays read it."""
+"""The world that this process joined last, even if it is closed; None before the first one.
+
+Collectives on arrays use it if they get no `group`.
+"""
 _alone: Group | None = None
-"""The group of `alone()`, after its first call."""
+"""The group that `alone()` returns; None before its first call."""
 _hooked_pid: int | None = None
-"""The pid of the process that installed the hooks. A forked child has them, but is not a rank."""
+"""The process that ran `install_hooks`. A forked child inherits the hooks, but is not a rank."""
 _mark: _core.Mark | None = None
-"""The mark by which child processes see that this process already has its rank in the job."""
+"""A mark that child processes find in /proc. It shows that this process already has its rank.
+
+So a child that inherits the environment cannot join the job as the same rank.
+"""
 
 _joining_callbacks: Final[list[Callable[[int | None], None]]] = []
-"""The functions of `call_after_joining`."""
+"""The functions that `call_after_joining` registered."""
 
 MOST_BYTES: Final = 4096
 """The longest text of an exception that `raise_together` sends to the other ranks, in bytes."""
@@ -48,7 +54,7 @@ MOST_BYTES: Final = 4096
 def call_after_joining(callback: Callable[[int | None], None]) -> None:
     """Register a function to call when this process has joined a world or a local group.
 
-    The argument is the number of ranks of a world, and None for a group of `make_local_group`.
+    `callback` gets the number of ranks of the world, or None for a group of `make_local_group`.
     """
     _joining_callbacks.append(callback)
 
@@ -147,7 +153,7 @@ def _join(comm: Any) -> Group:
 
 @contextmanager
 def abort_on_error(communicator: _core.Communicator) -> Iterator[None]:
-    """Abort the group if the block raises, because the other ranks already use the group."""
+    """Abort a new group if the block raises: the other ranks may use it and wait for this rank."""
     try:
         yield
     except BaseException as error:
@@ -168,7 +174,7 @@ class _Entrance:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Hold the lock during the block.
+        """Hold the lock in a `with` block, in which only this thread may join the world.
 
         Raise InitError if the attempt of another thread failed while this thread waited.
         """
@@ -407,7 +413,7 @@ def raise_together(*, group: Group | None = None) -> Iterator[None]:
 
 
 def _exchange(ranks: Group, text: str, site: str) -> dict[int, str]:
-    """Send the text of this rank to all ranks, and return the non-empty texts by world rank."""
+    """Gather one text of each rank, and return the non-empty texts by rank of the world."""
     own_text = text.encode(errors="replace")[:MOST_BYTES]
     number = np.array([rank(), len(own_text)], np.int64)
     site = f"raise_together() at {site}"

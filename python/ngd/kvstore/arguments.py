@@ -30,10 +30,10 @@ def keys_of(where: str, key: Any) -> list[Key]:
 
 
 def by_key(where: str, what: str, key: Any, values: Any) -> dict[Key, list[Any]]:
-    """Return the list of values of each key, unconverted.
+    """Return the list of values of each key, as the caller gave them.
 
-    If a key occurs twice, its values are in one list. `where` and `what` are the call and the
-    argument, for error messages.
+    If a key occurs twice, its values are in one list. Error messages show `where`, the public call,
+    and `what`, the name of the argument.
     """
     keys = keys_of(where, key)
     per_key: Sequence[Any] = [values]
@@ -54,7 +54,7 @@ def by_key(where: str, what: str, key: Any, values: Any) -> dict[Key, list[Any]]
 
 
 def read(where: str, value: Any) -> Array:
-    """Return a value of the caller as a contiguous array; raise an error for another dtype."""
+    """Return a value of the caller as a contiguous array; raise an error if ngd lacks its dtype."""
     array = view(value, where)
     as_dtype(array.dtype, where)
     return np.ascontiguousarray(array).reshape(array.shape)
@@ -75,9 +75,10 @@ def expect_like(where: str, key: Key, array: Array, stored: Array) -> None:
 
 
 def target(where: str, key: Key, out: Any, shape: tuple[int, ...]) -> Array:
-    """Return an `out` of the caller as an array; raise ShapeError unless a value fits into it.
+    """Return the caller's `out` for a key as a NumPy array.
 
-    Its dtype may differ from that of the value.
+    Raise ShapeError unless it is writable and has the shape of the value. Its dtype may differ from
+    that of the value.
     """
     if isinstance(out, np.ndarray):
         array = out
@@ -99,7 +100,7 @@ def target(where: str, key: Key, out: Any, shape: tuple[int, ...]) -> Array:
 def total(values: list[Array]) -> Array:
     """Return the sum of a key's values, added in order.
 
-    The result is a new array, or the array of the caller if there is only one.
+    The result is a new array. If there is only one value, the result is that array itself.
     """
     if len(values) == 1:
         return values[0]

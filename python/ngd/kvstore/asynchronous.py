@@ -31,8 +31,8 @@ class AsyncStore(KVStore):
     `pull` returns the value that the owner has when the request arrives.
 
     All ranks call `init`, `broadcast`, `set_optimizer`, `set_updater` and `barrier` together. The
-    other calls are independent. The last common call is `close`, which the end of the program makes
-    if the program has not.
+    other calls are independent. The last common call is `close`. If the program does not call it,
+    ngd calls it at the end of the program.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ class AsyncStore(KVStore):
         atexit.register(self._leave)
 
     def set_gradient_compression(self, compression_params: Any) -> None:
-        """Raise ValueError, because only other stores support compression."""
+        """Raise ValueError, because this kind of store does not support compression."""
         raise ValueError(
             "set_gradient_compression: expected a dist_sync or device store; got dist_async. "
             "Remove the call."
@@ -72,7 +72,7 @@ class AsyncStore(KVStore):
         )
 
     def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
-        """Raise ValueError, as MXNet does."""
+        """Raise ValueError, as MXNet does, because this kind of store cannot load them."""
         raise ValueError(
             "load_optimizer_states: expected a dist_sync or local store; got dist_async. Load the "
             "values instead."
@@ -200,7 +200,10 @@ class AsyncStore(KVStore):
         return value if where == "row_sparse_pull" else value.reshape(self._shapes[key].shape)
 
     def _together(self, where: str, start: Callable[[Group], Any]) -> Any:
-        """Let the server thread run a collective of its group, and return the result."""
+        """Run `start`, a collective of the server threads' group, in the server thread.
+
+        Return the result of the collective.
+        """
         return self._wait(where, self._service.collective(start))
 
     def _wait(self, what: str, future: Future[Any], owner: int | None = None) -> Any:

@@ -42,7 +42,7 @@ class TwoBits:
         self._residuals: dict[Hashable, Array] = {}
 
     def encode(self, gradient_key: Hashable, gradient: Array) -> Array:
-        """Return the codes of a float32 array, four per byte, and update its residual.
+        """Return the codes of a float32 gradient, four per byte, and update the residual.
 
         `gradient_key` identifies the gradient: a key, or a key and the number of a device.
         """
@@ -63,7 +63,10 @@ class TwoBits:
         return packed
 
     def total(self, packed: Array, shape: tuple[int, ...]) -> Array:
-        """Return the float32 sum of several encoded arrays of a shape; each row is one array."""
+        """Return the float32 sum of several encoded arrays.
+
+        Each row of `packed` has the codes of one array. All arrays have the shape `shape`.
+        """
         size = int(np.prod(shape))
         count = np.zeros(packed.shape[1] * 4, np.int32)
         for position in range(4):

@@ -47,8 +47,8 @@ class WritableMemory:
 def writable(array: Any) -> Array:
     """Return the memory of a dense MXNet array on the CPU as a writable NumPy array.
 
-    It waits until MXNet has completed all operations on the array. NumPy marks arrays from DLPack
-    as read-only. So the result is made from the address of such an array.
+    This function waits until MXNet has completed all operations on the array. NumPy marks arrays
+    from DLPack as read-only. So the result is made from the address of such an array.
     """
     if array.context.device_type not in ("cpu", "cpu_pinned", "cpu_shared"):
         raise TypeError(f"ngd.kvstore: expected an array of MXNet on the CPU; got {array.context}")
@@ -83,7 +83,7 @@ def as_dense(values: Any) -> Any:
 
 
 def pairs(one: Any, other: Any) -> list[tuple[Any, Any]]:
-    """Return the pairs of elements at the same positions of two nested lists."""
+    """Return the pairs of elements that have equal positions in two nested lists."""
     if isinstance(one, (list, tuple)):
         return [pair for each in zip(one, other, strict=True) for pair in pairs(*each)]
     return [(one, other)]
@@ -175,7 +175,10 @@ class Store(KVStoreBase):
 
     @property
     def _updater(self) -> Any:
-        """The updater from which MXNet's Trainer takes its optimizer after it loads states."""
+        """The updater object of MXNet, or None if the values are updated in another way.
+
+        MXNet's Trainer takes its optimizer from here after it has loaded optimizer states.
+        """
         return getattr(self.store.updater, "updater", None)
 
     @property

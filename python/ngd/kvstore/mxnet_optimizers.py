@@ -69,6 +69,7 @@ class Updater:
 def as_mxnet(array: Array) -> Any:
     """Return an MXNet array with the memory of a NumPy array.
 
-    MXNet marks the NumPy array that it gets as read-only. So it gets a view, or a reshaped scalar.
+    MXNet marks the NumPy array that it gets as read-only. So it gets a view, which has the shape
+    (1,) for a scalar.
     """
     return mx.nd.from_numpy(array.view() if array.ndim else array.reshape(1), zero_copy=True)

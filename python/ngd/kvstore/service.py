@@ -49,7 +49,7 @@ class Kind(IntEnum):
     ROWS = 2
     ANSWER = 3
     LATE = 4
-    """The answer to a push after a timeout. The payload has the slow ranks."""
+    """The answer to a push whose rank waited too long for slower ranks. The payload lists these."""
     HERE = 5
     """The sender still uses the store. It is sent to ranks that have sent BYE."""
     BYE = 6
@@ -91,14 +91,17 @@ class Peer:
         self.payload: Array | None = None
         self.work: Work | None = None
         self.last_message_time = 0.0
-        """The time of its last message."""
+        """The time of the last message of `rank`."""
         self.ended = False
-        """True if it has sent END."""
+        """True if `rank` has sent END."""
 
 
 @dataclass(frozen=True)
 class PendingPush:
-    """A push that was applied and not answered, because its rank may be too far ahead."""
+    """A push that the owner has applied but not answered yet.
+
+    The answer waits while the rank that pushed is too many pushes ahead of the slowest rank.
+    """
 
     from_rank: int
     number: int
@@ -125,9 +128,9 @@ class Service:
         self.group, self.staleness = group, staleness
         self.table: Plain | InGraph = Plain()
         self.homes: list[Home] = []
-        """All keys of the store, by number."""
+        """All keys of the store, with owner, shape and dtype, by the number of the key."""
         self._clocks: dict[int, list[int]] = {}
-        """The number of pushes of each rank, for each key that this rank owns."""
+        """The number of pushes of each rank, by the number of a key that this rank owns."""
         self._ended_ranks: set[int] = set()
         """The ranks that have sent BYE."""
         self._peers = [Peer(rank) for rank in range(group.size) if rank != group.rank]
@@ -339,12 +342,15 @@ class Service:
                 time.sleep(SHORTEST_NAP)
 
     def _value(self, number: int) -> Array:
-        """Return a copy of a value, which later pushes do not change."""
+        """Return a copy of the value of a key, so that later pushes do not change the result."""
         value = self.table.value(self.homes[number].key)
         return value.copy() if isinstance(self.table, Plain) else value
 
     def _release(self) -> None:
-        """Answer the pushes whose ranks are not too far ahead, or have waited for NGD_TIMEOUT."""
+        """Answer the pending pushes whose rank is not too far ahead now, or has waited too long.
+
+        Too long is NGD_TIMEOUT. The answer is then LATE, with the slower ranks.
+        """
         for each in list(self._pending_pushes):
             clock = self._clocks[each.number]
             active = [
@@ -425,7 +431,10 @@ class Service:
             raise error
 
     def _at_end(self) -> bool:
-        """Send END if all ranks have sent BYE. Return True if all messages are complete."""
+        """Send END if all ranks have sent BYE.
+
+        Return True if all sends are complete and all other ranks have sent END.
+        """
         if self._closing is None or len(self._ended_ranks) < self.group.size:
             return False
         if not self._has_sent_end:

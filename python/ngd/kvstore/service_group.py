@@ -21,8 +21,9 @@ def world_ranks_of(group: Group) -> list[int]:
 def make_service_group(group: Group, name: str) -> Group:
     """Return a new group with the same ranks, for another thread. All ranks call this function.
 
-    On one host it is made by a separate rendezvous. So no call to one group finds the other group
-    in use by another thread. Over MPI it is a group of the world.
+    If the world is not over MPI, the new group has a rendezvous and shared memory of its own. So
+    a call to one group never fails because a thread uses the other.
+    Over MPI, it is a group of the world.
     """
     if group.size == 1:
         return Group(_core.Communicator.make_self(), name)

@@ -338,7 +338,7 @@ class KVStore:
         self._shapes[key] = np.broadcast_to(np.empty((), value.dtype), value.shape)
 
     def _read_arrays(self, where: str, key: Any, value: Any) -> dict[Key, list[Array]]:
-        """Return the arrays of a push, checked, with the keys in ascending order."""
+        """Return the checked arrays of a push by key, with the keys in ascending order."""
         values_of_key = by_key(where, "value", key, value)
         arrays: dict[Key, list[Array]] = {}
         for k in sorted(values_of_key, key=lambda k: (isinstance(k, str), k)):
@@ -349,7 +349,7 @@ class KVStore:
         return arrays
 
     def _targets(self, where: str, key: Any, out: Any) -> dict[Key, list[Array]]:
-        """Return the arrays of `out`, checked, by key."""
+        """Return the checked arrays of `out` by key."""
         if out is None:
             raise TypeError(f"{where}: out: expected an array, or a list of arrays; got None")
         return {
@@ -358,7 +358,7 @@ class KVStore:
         }
 
     def _of_first(self, values: list[Array]) -> list[Array]:
-        """Return the values of rank 0, by a broadcast."""
+        """Broadcast the values of rank 0, and return them on every rank."""
         if self.group is None or not values:
             return values
         first: list[Array] = self.group.broadcast(values, 0)
@@ -423,10 +423,10 @@ class KVStore:
 def direct_outs(
     sums: Mapping[Key, Array], outs: Mapping[Key, list[Array]] | None
 ) -> dict[Key, Array] | None:
-    """Return the first `out` of each key, if a step can write its results into them directly.
+    """Return the first `out` array of each key, if a compiled step can write new values into them.
 
-    Return None if the keys differ, or if an array has another dtype, is not contiguous, or may
-    overlap a sum, which the step reads.
+    Return None if that is impossible: `outs` is None or has other keys than `sums`, or an array has
+    another dtype than its sum, is not contiguous, or may overlap a sum, which the step reads.
     """
     if outs is None or outs.keys() != sums.keys():
         return None

@@ -19,7 +19,7 @@ from ..optim import Optimizer, clip_by_global_norm
 from .arguments import Key
 
 Updater: TypeAlias = Callable[[Key, Array, Array], Any]
-"""A function of a key, the sum of gradients, and the stored value, which it changes in place."""
+"""A function of key, sum of gradients, and stored value. It changes the value in place."""
 
 
 class Plain:
@@ -71,7 +71,10 @@ class Plain:
             np.copyto(stored, gradient)
 
     def save(self, path: Path, dump_optimizer: bool) -> None:
-        """Write the result of the updater's `get_states` to a file; updaters of MXNet have it."""
+        """Write the state of the updater, from its method `get_states`, to a file.
+
+        Updaters of MXNet have this method. For another updater, raise an error.
+        """
         states = self._updater_method("save_optimizer_states", "get_states")(dump_optimizer)
         checkpoint.replace(path, [states])
 
@@ -120,7 +123,7 @@ class InGraph:
             )
 
     def add(self, key: Key, value: Array) -> None:
-        """Add a key: a variable, and an optimizer with its state."""
+        """Add a key: a variable with its value, and an optimizer with its own state."""
         self.check(key, value.dtype)
         added = self._variables[key] = variable(str(key), value)
         optimizer = self._optimizers[key] = self.optimizer.apart(f"{self.optimizer.name}.{key}")
@@ -136,7 +139,7 @@ class InGraph:
     ) -> None:
         """Update the values of some keys, and write the new values into `outs` if it is given.
 
-        `summed` means that the gradients are sums over the ranks already.
+        `summed` is True if the gradients are sums over the ranks already. Then no all-reduce runs.
         """
         step = self._step(tuple(gradients), outs is not None, summed or self.group is None)
         step(*gradients.values(), out=None if outs is None else list(outs.values()))

@@ -9,13 +9,14 @@ from ..passes import Plan
 from ..passes.memory.plan import Storage
 
 NAMED = 2
-"""The largest number of variables that a text names."""
+"""The largest number of variables that `shown_names` lists."""
 
 
 def variables_of(plan: Plan) -> dict[int, tuple[str, ...]]:
     """Return the names of the variables that are updated from each collective.
 
-    The keys are the numbers of the instructions that start a collective or wait for it. A variable
+    The keys of the dict are the numbers of the instructions that start a collective or wait for it,
+    and the values are the names. A variable
     is updated from a collective if an instruction reads its result and writes the variable, or if
     the result is written into the variable itself. Optimizer state is named only if no other
     variable is updated.
@@ -35,9 +36,10 @@ def variables_of(plan: Plan) -> dict[int, tuple[str, ...]]:
 
 
 def updating_reads(plan: Plan) -> defaultdict[int, list[tuple[int, Storage, list[int]]]]:
-    """Return the reads of instructions that write variables, by the id of the storage they read.
+    """Return what the instructions that write variables read, by id() of the storage that is read.
 
-    A read is (instruction, storage, positions of the written variables).
+    A storage is the memory of a value. Each entry is a list of tuples: the number of the
+    instruction, the storage, and the positions of the variables that the instruction writes.
     """
     reads: defaultdict[int, list[tuple[int, Storage, list[int]]]] = defaultdict(list)
     for number, step in enumerate(plan.steps):
@@ -48,13 +50,16 @@ def updating_reads(plan: Plan) -> defaultdict[int, list[tuple[int, Storage, list
 
 
 def names_of(plan: Plan, positions: list[int]) -> tuple[str, ...]:
-    """Return the names of variables by position, without optimizer state if there are others."""
+    """Return the names of the variables at these positions of the plan.
+
+    Optimizer state is left out, unless all of the variables are optimizer state.
+    """
     written = [plan.variables[position] for position in dict.fromkeys(positions)]
     parameters = [node for node in written if getattr(node, "owner", None) is None]
     return tuple(str(node.attrs["name"]) for node in parameters or written)
 
 
 def shown_names(names: tuple[str, ...]) -> str:
-    """Return a text with the first names and the number of the others."""
+    """Return a text such as "w1, w2 and 3 more"."""
     num_others = len(names) - NAMED
     return ", ".join(names[:NAMED]) + (f" and {num_others} more" if num_others > 0 else "")

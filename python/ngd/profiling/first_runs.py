@@ -16,10 +16,13 @@ from ..dtypes import Array
 from ..errors import BusyError
 
 Times: TypeAlias = tuple[int, int, int, int]
-"""The number of calls, ns of all calls, ns of the shortest call, and for a wait the ns since its
-collective started."""
+"""The number of calls, ns of all calls, ns of the shortest call, and, for a wait, ns from the start
+of its collective to the end of the wait."""
 Record: TypeAlias = tuple[Times, Sequence[Times], Sequence[Any]]
-"""The times of a program, of its instructions, and the records of the programs that these run."""
+"""The times of a program, the times of each instruction, and the records of the nested programs.
+
+A nested program is the body of a loop or a branch.
+"""
 
 
 class FirstRun(_core.Hold):

@@ -29,7 +29,7 @@ small { color: #666 }
 
 
 def text(summary: str, rows: Sequence[Row]) -> str:
-    """Return a text with the summary and a table of the longest rows."""
+    """Return a text with the summary and a table of the rows that took the longest time."""
     rows = sorted(rows, key=lambda row: -row.seconds)
     visible = rows[:SHOWN]
     table = [HEAD, *[cells(row) for row in visible]]
@@ -93,7 +93,7 @@ def micros(seconds: float) -> str:
 
 
 def rate(amount: int, seconds: float) -> str:
-    """Return `amount` per second as a text, in units of 1e9; empty if it is unknown."""
+    """Return `amount` per second as a text, in units of 1e9; empty if amount or time is 0."""
     return f"{amount / seconds / 1e9:.1f}" if amount and seconds else ""
 
 
@@ -119,7 +119,7 @@ def html(title: str, summary: str, rows: Sequence[Row], memory: Mapping[str, int
 
 
 def html_row(row: Row) -> str:
-    """Return a row of the HTML table: the cells, and a bar whose length is the share."""
+    """Return a row of the HTML table: the cells, and a bar for the row's share of the time."""
     escaped = [escape(cell).replace("  ", "&nbsp;&nbsp;") for cell in cells(row)]
     columns = "".join(f"<td{number(i)}>{cell}</td>" for i, cell in enumerate(escaped))
     sites = escape("\n".join(f"{op} {site}" for op, site in row.made_of) or row.site)
@@ -128,7 +128,7 @@ def html_row(row: Row) -> str:
 
 
 def number(column: int) -> str:
-    """Return the HTML attribute of a column of numbers, or an empty text."""
+    """Return the HTML attribute that aligns numbers to the right; empty for a column of texts."""
     return ' class="n"' if column in NUMBERS else ""
 
 

@@ -35,12 +35,21 @@ the file."""
 PINGS: Final = 30
 """The number of round trips that measure the offset of a clock."""
 BRIDGES: Final = 1_000_000
-"""The number of the row for collectives of a bridge. The numbers of threads are smaller."""
+"""The number of the row with the collectives of a bridge, such as ngd.horovod.
+
+A row is a thread in the file, and the numbers of real threads are smaller.
+"""
 
 Event: TypeAlias = tuple[int, int, int, int, int]
-"""The program, the instruction or -1 for a whole run, the thread, begin and end in ns."""
+"""(program, instruction, thread, begin in ns, end in ns), with numbers for the first three.
+
+Instruction -1 stands for a run of the whole program.
+"""
 Label: TypeAlias = tuple[str, str, str, int]
-"""The action, op and call site of an instruction; for a wait, the instruction that started it."""
+"""(action, op, call site, start) of an instruction.
+
+`start` is, for a wait, the number of the instruction that started the collective.
+"""
 
 
 @contextmanager
@@ -83,9 +92,9 @@ def timeline(
 
     Notes
     -----
-    Ranks on one kernel use the same clock. For a rank on another kernel, the offset to the clock of
-    rank 0 is measured by 30 round trips. The shortest one counts, and rank 0 is assumed to read its
-    clock in the middle of it (F. Cristian 1989, "Probabilistic clock synchronization").
+    Ranks on one Linux kernel use the same clock. For a rank on another one, the offset to the
+    clock of rank 0 is measured by 30 round trips. The shortest one counts, and rank 0 is assumed to
+    read its clock in the middle of it (F. Cristian 1989, "Probabilistic clock synchronization").
 
     Examples
     --------
@@ -103,7 +112,7 @@ def timeline(
 
 @contextmanager
 def timeline_file(path: Path, most_events: int) -> Iterator[Recording]:
-    """Record the steps in a block, and write the events of all ranks to a file at its end."""
+    """Record the steps that run in a block. At its end, write the events of all ranks to a file."""
     entered = False
     try:
         with recorded(most_events) as recording:
@@ -128,7 +137,7 @@ def timeline_file(path: Path, most_events: int) -> Iterator[Recording]:
 
 
 def gather_events(world: Group) -> list[bytes]:
-    """Return the JSON texts of the events of all ranks on rank 0, and nothing on other ranks."""
+    """On rank 0, return the JSON text of each rank's events; on other ranks, an empty list."""
     events = _core.recorded_events()
     offset = offset_to_root(world)
     begin = int(world.all_reduce(np.int64(first(events) + offset), op="min"))
@@ -192,9 +201,10 @@ def save(path: Path, parts: Iterable[bytes]) -> None:
 
 
 def part(rank: int, events: Iterable[Event], offset: int, begin: int) -> bytes:
-    """Return the events of a rank as JSON objects.
+    """Return the events of this process as JSON objects, separated by commas, for the file.
 
-    `offset` is added to the times, which then count from `begin`. The file has microseconds.
+    The file has the microseconds from `begin` to the time of an event plus `offset`. All times of
+    events, `begin` and `offset` are in ns.
     """
     dropped = _core.dropped_events()
     name = f"rank {rank} on {os.uname().nodename}" + (
@@ -212,7 +222,7 @@ def part(rank: int, events: Iterable[Event], offset: int, begin: int) -> bytes:
 
 
 def bridge_slice(rank: int, call: Noted, shift: int) -> dict[str, Any]:
-    """Return the JSON object of a collective that a bridge has recorded: a slice in its own row."""
+    """Return the JSON object, in the row BRIDGES, of a collective that a bridge has recorded."""
     name, site, begin, end = call
     length = {"ts": (begin + shift) / 1e3, "dur": (end - begin) / 1e3}
     at = {"ph": "X", "cat": "collective", "pid": rank, "tid": BRIDGES}
@@ -235,13 +245,13 @@ class EventConverter:
         self.programs = {program: n for n, program in enumerate(sorted(labels))}
         self.details = details_of(labels)
         self.started: dict[tuple[int, int], int] = {}
-        """The begin of the last run of each start, by program and instruction."""
+        """The time in ns at which a pending collective started, by program and instruction."""
         self.num_collectives = 0
 
     def objects(self, event: Event, shift: int) -> Iterator[dict[str, Any]]:
         """Yield the slice of an event, and after a wait the time span of its collective.
 
-        `shift` is added to the times.
+        `shift` is added to the times, in ns.
         """
         program, number, thread, begin, end = event
         at = {"pid": self.rank, "tid": thread}
@@ -273,8 +283,9 @@ class EventConverter:
 def details_of(labels: dict[int, list[Label]]) -> dict[int, list[dict[str, str]]]:
     """Return the type and the variables of each collective, by program and instruction.
 
-    The events do not refer to a plan, so the plan of a program is found by equal labels. If plans
-    with the same labels differ in a collective, for example in its shape, it gets no details.
+    The recorded events do not refer to a plan. So the plan of a program is found by its labels: it
+    has the same ones. If several plans with these labels differ in a collective, for example in its
+    shape, this collective gets no details.
     """
     details_of_labels: dict[tuple[Label, ...], list[dict[str, str]]] = {}
     remaining = list(plans())

@@ -29,7 +29,7 @@ class Recording:
 
     def __init__(self) -> None:
         self.steps: list[Any] = []
-        """The executables that were compiled in the block, in order; this keeps them alive."""
+        """The executables that were compiled in the block, in order. The list keeps them alive."""
 
 
 class Latecomers:
@@ -44,7 +44,7 @@ class Latecomers:
         self.after = count_last_arrivals()
 
     def of(self, call: Call) -> dict[int, int]:
-        """Return the count of each rank for a collective, without ranks whose count is 0."""
+        """Return how often each rank arrived last at a collective, without ranks that never did."""
         counts = (self.after or count_last_arrivals()) - self.before
         return {rank: n for (each, rank), n in sorted(counts.items()) if each == call}
 
@@ -57,16 +57,16 @@ _on: Recording | None = None
 _noted: list[Noted] = []
 """The collectives of bridges in the newest recording."""
 _most_noted = 0
-"""The largest number of them."""
+"""The largest number of collectives in `_noted`; 0 if the recording has no events."""
 _latecomers: Latecomers | None = None
 _leaves_out_first_runs = False
-"""True while `ngd profile` runs a script."""
+"""True while `ngd profile` runs a script: the times then leave out the first run of each step."""
 _first_records: WeakKeyDictionary[Any, Record] = WeakKeyDictionary()
-"""The times of the first run of each step in the newest recording, if it leaves them out."""
+"""The times of the first run of each step, if the newest recording leaves first runs out."""
 _steps: Final[WeakSet[Any]] = WeakSet()
-"""All steps of the process that have a plan."""
+"""All existing steps of the process that have a plan (a list of instructions)."""
 _recorded_steps: WeakSet[Any] = WeakSet()
-"""The steps that may have run in the newest recording, if it has events."""
+"""The steps that may have run in the newest recording; empty if that has no events."""
 
 
 @contextmanager
@@ -102,7 +102,7 @@ def profile() -> Iterator[Recording]:
 
 @contextmanager
 def recorded(most_events: int) -> Iterator[Recording]:
-    """Record times in the block, and at most `most_events` events."""
+    """Record the times of instructions in the block, and also at most `most_events` events."""
     global \
         _on, \
         _latecomers, \
@@ -126,7 +126,7 @@ def recorded(most_events: int) -> Iterator[Recording]:
 
 
 def made(step: Any) -> None:
-    """Register a compiled step, for the recording that runs now and for later ones."""
+    """Register a step that was just compiled, for the present recording and for later ones."""
     has_plan = getattr(step, "plan", None) is not None
     if has_plan:
         _steps.add(step)
@@ -140,13 +140,13 @@ def made(step: Any) -> None:
 
 
 def leave_out_first_runs() -> None:
-    """Exclude the first run of each step that is compiled from now on from this recording."""
+    """Leave first runs out of the present recording, for steps compiled from now on."""
     global _leaves_out_first_runs
     _leaves_out_first_runs = True
 
 
 def first_record(step: Any) -> Record | None:
-    """Return the times of the first run of a step, if the newest recording leaves it out."""
+    """Return the times of a step's first run if the newest recording leaves it out, else None."""
     return _first_records.get(step)
 
 

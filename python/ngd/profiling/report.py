@@ -17,7 +17,7 @@ from .first_runs import Record, subtract_record
 from .rows import NEVER, Peaks, Row, dtype_of, rows_of, steps_of
 
 NUM_SHARES: Final = 10
-"""The largest number of kinds of instructions in a summary."""
+"""The largest number of kinds of instructions that a summary lists."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,11 @@ class Report:
 
     @property
     def overlap(self) -> float:
-        """The part of the time of all collectives in which this rank did other work, 0 to 1."""
+        """The overlap of collectives with other work of this rank, from 0 to 1.
+
+        It is the part of the collectives' time, from start to the end of the wait, in which this
+        rank did not wait.
+        """
         waits = [row for row in self.rows if row.action == "wait"]
         flight = sum(row.flight for row in waits)
         return 1 - sum(row.seconds for row in waits) / flight if flight else 0.0

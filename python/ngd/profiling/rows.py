@@ -131,7 +131,7 @@ class Row:
     flight: float = 0.0
     """The time from the start of a collective to the end of its wait, in seconds, for a wait."""
     last: Mapping[int, int] = field(default_factory=dict)
-    """The counts of last arrivals of each rank, at all collectives of this op and line."""
+    """The number of times that each rank arrived last, over all collectives of this op and line."""
     variables: tuple[str, ...] = ()
     """The names of the variables that are updated from the result, for a start or wait."""
 
@@ -173,7 +173,7 @@ def steps_of(plan: Plan) -> Iterator[Step]:
 def dtype_of(step: Step) -> DType | None:
     """Return the dtype in which an instruction computes: that of its first float operand.
 
-    Return None if it has none.
+    Return None if no operand is a float.
     """
     types = [type for type, _ in (*step.inputs, *step.outputs)]
     return next((t.dtype for t in types if t.dtype.kind in "fV"), None)

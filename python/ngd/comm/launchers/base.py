@@ -44,11 +44,11 @@ class Launcher(NamedTuple):
     is_present: Callable[[Environ], bool]
     """A function that returns True if this launcher started the process."""
     read: Callable[[Environ], Launch]
-    """A function that returns the launch. It is called only if `is_present` returns True."""
+    """A function that returns the `Launch`. It is called only if `is_present` returns True."""
     variables: tuple[str, ...] = ()
-    """The variables that identify the launcher and its job."""
+    """The environment variables that identify the launcher and its job."""
     mpi: str | None = None
-    """The MPI library that its ranks use: a name, "" if it may be any, None if they use no MPI."""
+    """The name of the MPI library that its ranks use; "" for any library, None for no MPI."""
 
 
 def expect_size(size: int, launcher: str, environ: Environ) -> None:
@@ -65,7 +65,7 @@ def expect_size(size: int, launcher: str, environ: Environ) -> None:
 
 
 def read_plain_launch(environ: Environ, launcher: str, job_key: str) -> Launch:
-    """Return the launch that RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE give."""
+    """Return the `Launch` from RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE in `environ`."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     return read_launch(environ, launcher, job_key, *names)
 
@@ -79,10 +79,10 @@ def read_launch(
     local_rank_name: str,
     local_size: str | int | None,
 ) -> Launch:
-    """Return the launch that four variables give, and check them.
+    """Return the `Launch` from four variables: rank, size, local rank and local size. Check them.
 
     `local_size` is the name of a variable, or the number itself if the launcher's module has
-    computed it. Both local values may be absent: then all ranks are assumed to be on one host.
+    computed it. If the local size is unknown, all ranks are assumed to be on one host.
     """
     size = read_number(environ, size_name, least=1, because=rank_name)
     rank = read_number(environ, rank_name, least=0, because=size_name)
@@ -114,8 +114,8 @@ def read_launch(
 def read_number(environ: Environ, name: str, least: int, because: str | None = None) -> int:
     """Return the value of a variable as a number; raise InitError if it is invalid or missing.
 
-    `because` is a variable that is set and needs this one. The message of a missing variable names
-    it.
+    `because` is another variable, which needs this one. If only `because` is set, the error message
+    names both.
     """
     text = environ.get(name)
     if text is None:

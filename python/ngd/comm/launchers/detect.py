@@ -15,7 +15,7 @@ from .registry import OTHER_LAUNCHERS
 
 
 def detect(environ: Environ | None = None) -> Launch:
-    """Return the launch of this process, from the first launcher whose variables are set.
+    """Return the `Launch` of this process, from the first launcher whose variables are set.
 
     Without a launcher, the process is rank 0 of 1. Raise InitError if a variable is missing or
     invalid, or if the number of ranks differs from NGD_EXPECT_SIZE.
@@ -35,7 +35,7 @@ def launched_rank_and_size() -> tuple[int, int]:
 def told_by_launcher(environ: Environ) -> Launch:
     """Return the same as `detect`, without the check of NGD_EXPECT_SIZE.
 
-    It is for log fields and names of this process.
+    Log fields and names of this process use the result.
     """
     for launcher in (NGD, *OTHER_LAUNCHERS):
         if launcher.is_present(environ):

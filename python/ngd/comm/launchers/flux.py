@@ -16,7 +16,7 @@ def is_present(environ: Environ) -> bool:
 
 
 def read(environ: Environ) -> Launch:
-    """Return the launch of a task of `flux run`.
+    """Return the `Launch` (rank, size and job) of a task of `flux run`.
 
     Flux gives the number of nodes, and not the number of tasks on this node. So the tasks are
     assumed to be spread evenly. Flux also sets the variables of PMI, with the same numbers.

@@ -22,6 +22,9 @@ def name_of_metrics(launch: Launch) -> str:
 
 
 def name_of_place(launch: Launch) -> str:
-    """Return the name of the mark (_core.Mark) of the process that is this rank of its job."""
+    """Return the name of the mark (_core.Mark) of the process that has this rank in this job.
+
+    The mark shows other processes that the rank is taken.
+    """
     key = f"{launch.job_key}/{launch.rank}".encode(errors="surrogateescape")
     return f"ngd-rank-{hashlib.sha256(key).hexdigest()[:32]}"

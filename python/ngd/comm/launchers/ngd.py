@@ -19,7 +19,7 @@ def is_present(environ: Environ) -> bool:
 
 
 def read(environ: Environ) -> Launch:
-    """Return the launch of a rank of `ngd run`."""
+    """Return the `Launch` (rank, size and job) of a rank of `ngd run`."""
     return read_plain_launch(environ, "ngd", f"ngd:{environ['NGD_JOB']}")
 
 

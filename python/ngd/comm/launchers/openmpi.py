@@ -17,7 +17,7 @@ def is_present(environ: Environ) -> bool:
 
 
 def read(environ: Environ) -> Launch:
-    """Return the launch of a rank of Open MPI."""
+    """Return the `Launch` (rank, size and job) of a rank of Open MPI."""
     namespace = environ.get("PMIX_NAMESPACE")
     return read_launch(
         environ,

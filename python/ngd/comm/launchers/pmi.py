@@ -16,7 +16,7 @@ def has_pmi(environ: Environ) -> bool:
 
 
 def read_pmi(environ: Environ) -> Launch:
-    """Return the launch of a rank of Hydra (MPICH, Intel MPI) or of `srun --mpi=pmi2`.
+    """Return the `Launch` of a rank of Hydra (MPICH, Intel MPI) or of `srun --mpi=pmi2`.
 
     The job key is that of the launcher process, from which every rank of a host descends. In mode
     MLSL a job is on one host, so this is enough.
@@ -50,7 +50,7 @@ def has_pmix(environ: Environ) -> bool:
 
 
 def read_pmix(environ: Environ) -> Launch:
-    """Return the launch of a rank of `srun --mpi=pmix`, which has no variables of Open MPI.
+    """Return the `Launch` of a rank of `srun --mpi=pmix`, which has no variables of Open MPI.
 
     The variables of the Slurm step give the number of ranks.
     """

@@ -23,7 +23,7 @@ def is_present(environ: Environ) -> bool:
 
 
 def read(environ: Environ) -> Launch:
-    """Return the launch of a task of srun."""
+    """Return the `Launch` (rank, size and job) of a task of srun."""
     size_name = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
     return read_launch(
         environ,

@@ -18,7 +18,10 @@ def is_present(environ: Environ) -> bool:
 
 
 def read(environ: Environ) -> Launch:
-    """Return the launch of a rank; without MASTER_ADDR and MASTER_PORT, it is "plain"."""
+    """Return the `Launch` of this rank.
+
+    The name of its launcher is "torchrun", or "plain" without MASTER_ADDR and MASTER_PORT.
+    """
     if not any(name in environ for name in ADDRESS):
         return read_plain_launch(environ, "plain", process_job_key(environ, "RANK"))
     for name in ADDRESS:
