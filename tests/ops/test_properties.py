@@ -252,7 +252,7 @@ def test_gather_and_its_adjoint(run: Runner, data: st.DataObject) -> None:
 @COMMON
 @given(SHAPES.filter(lambda s: bool(s) and s[-1] > 0), st.sampled_from([float32, float64]))
 def test_softmax_family(run: Runner, shape: tuple[int, ...], dtype: DType) -> None:
-    """By the textbook's formulas, in float64, which does not overflow for such inputs."""
+    """Compute the textbook's formulas in float64, which does not overflow for such inputs."""
     x = values(8, shape, dtype) * dtype.type(3)
     labels = np.random.default_rng(9).integers(0, shape[-1], shape[:-1])
 
