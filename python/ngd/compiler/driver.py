@@ -35,7 +35,7 @@ from ..graph.node import Node
 from ..graph.variable import Variable
 from ..graph.variable_names import sort_key
 from ..ops._host import call_host
-from ..ops._operands import HALVES
+from ..ops._operands import FLOATS_16_BIT
 from ..ops.collectives.groups import expect_member, settle_world
 from ..ops.control.bodies import expect_agreement
 from ..passes import CompileOptions, Plan, Target
@@ -277,7 +277,7 @@ def as_precision(where: str, precision: Any) -> DType:
     except DTypeError:
         got, fix = repr(precision), 'Write a full name: "bfloat16".'
     else:
-        if dtype in (float32, *HALVES):
+        if dtype in (float32, *FLOATS_16_BIT):
             return dtype
         got, fix = dtype.name, "For float64, cast the inputs and variables."
     raise DTypeError(f"{where}: precision: expected float32, bfloat16 or float16; got {got}. {fix}")

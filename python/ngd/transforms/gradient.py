@@ -100,7 +100,7 @@ def pulled(
     for result, part in zip(results, dy, strict=True):
         if part is not None and is_float(result.dtype):
             seeds[result] = add(seeds[result], part) if result in seeds else part
-    adjoints = walk_back(seeds, targets, beyond=False)
+    adjoints = walk_back(seeds, targets, past_targets=False)
     return [adjoints.get(node) for node in targets]
 
 

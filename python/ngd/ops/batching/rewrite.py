@@ -195,7 +195,7 @@ def expand(batching: Batching, node: Node, operands: Sequence[Batched]) -> Resul
     return batching.rewrite(expansion(node))
 
 
-def lead(x: Batched, ndim: int) -> Node:
+def align_batch_axis(x: Batched, ndim: int) -> Node:
     """Insert axes of extent 1 after the batch axis, so that `ndim` axes follow it.
 
     A node that is not mapped broadcasts as it is.

@@ -109,7 +109,7 @@ def with_group(call: str, attrs: Mapping[str, Any], group: Ranks | None) -> dict
     return dict(attrs) if group is None else {**attrs, "group": expect_member(call, group)}
 
 
-def everywhere_equal(inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
+def is_equal_on_all_ranks(inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
     """Return True if a value that is equal on all ranks of the group is equal on all ranks."""
     group = attrs.get("group")
     of_world = group is None or is_launched(group) or group is joined_world()

@@ -49,7 +49,7 @@ from .._operands import Value, as_node, compute_dtype, scalar
 from .._shape import stop_gradient
 from .._transcendental import log, power
 from .checks import expect_reduction, expect_root
-from .groups import ONE_RANK, Ranks, everywhere_equal, with_group
+from .groups import ONE_RANK, Ranks, is_equal_on_all_ranks, with_group
 
 __all__ = ["all_reduce", "broadcast", "own_rank", "reduce"]
 
@@ -75,7 +75,7 @@ class Collective(Op):
             cls.dtypes = ()
 
     def is_uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
-        return self.kind.equal_results and everywhere_equal(inputs, attrs)
+        return self.kind.equal_results and is_equal_on_all_ranks(inputs, attrs)
 
     def submission(self, x: Type, **attrs: Any) -> dict[str, Any]:
         """Return the arguments of the communicator that do not follow from the operand.

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from ...graph.graph import Graph
 from ...graph.leaves import VARIABLE
 from ...graph.node import Node, offset_of
-from ...ops._operands import HALVES
+from ...ops._operands import FLOATS_16_BIT
 from ...ops.collectives.reductions import COMBINED
 from ..collective_order import Ordered
 from ..partition import is_divided
@@ -75,7 +75,7 @@ class ShardNeeds:
         partition, group = self.sharing.partition, self.sharing.group
         if not isinstance(node.op, Ordered) or not is_divided(node.type, partition.parts):
             return False
-        if partition.there.size > 1 and node.dtype in HALVES:
+        if partition.there.size > 1 and node.dtype in FLOATS_16_BIT:
             return False
         kind, attrs = node.op.block.kind, node.attrs
         is_of_step = attrs.get("group", group) == group
