@@ -186,7 +186,7 @@ class CountedHold(_core.Hold):
 
 def hold_of(read: list[_core.Cell], written: list[_core.Cell], device: str) -> _core.Hold:
     """Return the object that holds the variables of a step while it runs."""
-    if not metrics.wanted():
+    if not metrics.is_enabled():
         return _core.Hold(read, written, device)
     metrics.begin()
     return CountedHold(read, written, device, metrics.tally(call_site()))

@@ -23,7 +23,7 @@ from .. import _core
 from ..comm import CallStats, Group
 from ..comm.group import GROUPS, living
 from ..comm.statistics import stats_of
-from .counting import BOUNDS, by_hand, by_site
+from .counting import BOUNDS, by_site, user_counts
 
 CALL: Final = ("group", "op", "site")
 INFO: Final = ("mode", "version", "host")
@@ -120,12 +120,12 @@ def step_families() -> Iterator[Metric]:
         names = [*map(floatToGoString, BOUNDS), "+Inf"]
         steps.add_metric([site], cumulative[-1])
         histogram.add_metric([site], [*zip(names, cumulative, strict=True)], tally.seconds)
-    if by_hand.steps:
-        steps.add_metric([USER_SITE], by_hand.steps)
+    if user_counts.steps:
+        steps.add_metric([USER_SITE], user_counts.steps)
     yield steps
     yield histogram
     yield CounterMetricFamily(
-        "ngd_examples", "Examples that this rank has trained on.", by_hand.examples
+        "ngd_examples", "Examples that this rank has trained on.", user_counts.examples
     )
 
 

@@ -24,7 +24,7 @@ from ..graph.variable_names import Scope
 from .constructors import naming_errors
 from .modes import current
 from .parameter import Parameter
-from .plain import CONTAINERS, Held, find_in, refusal
+from .plain import CONTAINERS, ContainedValue, find_in, plain_container_error
 from .state_dict import Keys, load
 
 INSTEAD: Final = {
@@ -214,7 +214,7 @@ class Module:
 
     def _refuse_hidden(self) -> None:
         """Raise TypeError if a plain container has declarations that `declared` does not yield."""
-        items: list[Held] = []
+        items: list[ContainedValue] = []
         for key, value in self.__dict__.items():
             if isinstance(value, CONTAINERS) and key not in REGISTERS:
                 items += find_in(key, value, (Module, Parameter, Variable))
@@ -224,10 +224,10 @@ class Module:
                 if id(item.value) not in registered_ids:
                     raise self._refusal(item)
 
-    def _refusal(self, item: Held) -> TypeError:
+    def _refusal(self, item: ContainedValue) -> TypeError:
         """Return the error for a value that is in a plain container of this module."""
         module = item.value.title if isinstance(item.value, Module) else None
-        return refusal(type(self).__name__, item, module)
+        return plain_container_error(type(self).__name__, item, module)
 
     def _registered_ids(self) -> set[int]:
         """Return the ids of this module and its submodules, of their declarations and variables."""
