@@ -410,7 +410,7 @@ TWO_PACKAGES = [(0, 0), (0, 1), (1, 0), (1, 1)] * 2
 def test_binding(tmp_path: Path, how: str, ranks: int, quota: int, expected: list[str]) -> None:
     system = machine(tmp_path, TWO_PACKAGES, ["0-1,4-5", "2-3,6-7"])
     cores = binding.cores_of_ranks(how, ranks, range(8), quota, system)
-    assert [binding.text_of(each) for each in cores] == expected
+    assert [binding.format_cpus(each) for each in cores] == expected
 
 
 def test_binding_keeps_to_the_mask_and_does_without_a_topology(tmp_path: Path) -> None:

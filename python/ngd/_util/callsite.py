@@ -30,14 +30,14 @@ COMMANDS: Final = os.path.join(sys.prefix, "bin", "")
 INSTALLED: Final = tuple(os.sep + each + os.sep for each in ("site-packages", "dist-packages"))
 
 
-class Shown(threading.local):
+class SiteStack(threading.local):
     """The stack of call sites that replace the caller's line, per thread; the last one is used."""
 
     def __init__(self) -> None:
         self.sites: list[str] = []
 
 
-_shown: Final = Shown()
+_site_stack: Final = SiteStack()
 
 
 class Owner(Enum):
@@ -113,8 +113,8 @@ def call_site() -> str:
 
     In a layer (errors.in_layer) it is `file:line in enc.2: Linear(17, 8)`.
     """
-    if _shown.sites:
-        return _shown.sites[-1]
+    if _site_stack.sites:
+        return _site_stack.sites[-1]
     frame: FrameType | None = sys._getframe(1)
     site_frame = library_frame = None
     while frame is not None:
@@ -146,7 +146,7 @@ def at_site(site: str) -> Iterator[Callable[[str], None]]:
     Passes give new nodes the call site of the nodes that they replace. The block gets a function
     that changes the site.
     """
-    sites = _shown.sites
+    sites = _site_stack.sites
     sites.append(site)
 
     def move(to: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .._util.caller_arrays import view
-from ..dtypes import SHORT_NAMES, Array, DType, Shape, as_dtype, lengths
+from ..dtypes import SHORT_NAMES, Array, DType, Shape, as_dtype, parse_shape
 from .checks import check_out
 from .kinds import Kind
 
@@ -131,4 +131,4 @@ def receive_buffer(out: Any, shape: Shape | None, dtype: Any, where: str) -> Arr
             f"{where}: expected out, or shape and dtype, of the received array; got neither"
         )
     element_type = as_dtype(dtype, where)
-    return check_out(out, element_type, lengths(shape, where, element_type.itemsize), where)
+    return check_out(out, element_type, parse_shape(shape, where, element_type.itemsize), where)

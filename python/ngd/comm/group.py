@@ -17,7 +17,7 @@ from .. import _core
 from .._util.callsite import call_site
 from .._util.process_local import BoundToProcess
 from .._util.signature_errors import REQUIRED, expect_op, with_signature
-from ..dtypes import Array, Shape, whole
+from ..dtypes import Array, Shape, as_int
 from ..errors import GroupClosedError, NotMemberError
 from . import reduction
 from .buffers import operand, receive_buffer
@@ -137,11 +137,11 @@ class Group(BoundToProcess):
         >>> world.split(world.rank % 2, name="parity").size
         1
         """
-        number = -1 if color is None else whole(color, "split", "color")
+        number = -1 if color is None else as_int(color, "split", "color")
         if color is not None and number < 0:
             raise ValueError(f"split: expected a color >= 0, or None; got {color}")
         self.check_open("split")
-        communicator = self.communicator.split(number, whole(key, "split", "key"))
+        communicator = self.communicator.split(number, as_int(key, "split", "key"))
         if communicator is None:
             return NonMember(name or f"{self.name}/None")
         return self._adopt(Group(communicator, name or f"{self.name}/{color}"))
@@ -226,7 +226,7 @@ class Group(BoundToProcess):
             result = self.quick("reduce_scatter", x, out, op)
             if result is not None:
                 return result
-        along = whole(axis, "reduce_scatter", "axis")
+        along = as_int(axis, "reduce_scatter", "axis")
         plan = plan_blocks(self, "reduce_scatter", x, out, site, op=op, axis=along)
         return self._run_plan("reduce_scatter", plan, async_op)
 
@@ -244,7 +244,7 @@ class Group(BoundToProcess):
             result = self.quick("all_gather", x, out, "none")
             if result is not None:
                 return result
-        along = whole(axis, "all_gather", "axis")
+        along = as_int(axis, "all_gather", "axis")
         plan = plan_blocks(self, "all_gather", x, out, site, axis=along)
         return self._run_plan("all_gather", plan, async_op)
 
@@ -370,7 +370,7 @@ class Group(BoundToProcess):
         """Send an array to one rank; see ngd.send."""
         source = operand(x, "send")
         to = check_other_rank(to, self.rank, self.size, "send", "to")
-        tag = whole(tag, "send", "tag")
+        tag = as_int(tag, "send", "tag")
         plan = plan_one(
             self, "send", source, source, lambda: None, site, root=to, tag=tag, count=source.size
         )
@@ -389,7 +389,7 @@ class Group(BoundToProcess):
     ) -> Any:
         """Receive an array from one rank; see ngd.recv."""
         source = check_other_rank(source, self.rank, self.size, "recv", "source")
-        tag = whole(tag, "recv", "tag")
+        tag = as_int(tag, "recv", "tag")
         buffer = receive_buffer(out, shape, dtype, "recv")
         result = buffer if out is None else out
         count = buffer.size

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from .._util.callsite import call_site
-from ..dtypes import Array, whole
+from ..dtypes import Array, as_int
 from .group import Group
 from .world import chosen
 
@@ -52,7 +52,7 @@ class Mesh:
 
     def __init__(self, group: Group, shape: Sequence[int], names: Sequence[str]) -> None:
         group.check_open("make_mesh")
-        self.shape = tuple(whole(n, "make_mesh", "shape") for n in shape)
+        self.shape = tuple(as_int(n, "make_mesh", "shape") for n in shape)
         self.names = tuple(names)
         if len(self.shape) != len(self.names) or len(set(self.names)) != len(self.names):
             raise ValueError(

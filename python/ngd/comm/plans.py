@@ -13,7 +13,7 @@ import numpy as np
 
 from .. import _core
 from .._util.callsite import call_site
-from ..dtypes import Array, Shape, whole
+from ..dtypes import Array, Shape, as_int
 from .buffers import (
     check_apart,
     check_blocks_apart,
@@ -190,7 +190,7 @@ def plan_rows(
 def plan_broadcast(group: RankGroup, x: Any, root: Any, out: Any, site: str | None) -> Plan:
     """Prepare the broadcast of an array or of a list of arrays."""
     where, is_sequence = "broadcast", is_list(x)
-    root = whole(root, where, "root")
+    root = as_int(root, where, "root")
     sources = [operand(a, where) for a in (x if is_sequence else [x])]
     buffers = destinations(out, sources, is_sequence, where)
     results = list(buffers) if out is None else list(out) if is_sequence else [out]

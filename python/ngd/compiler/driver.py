@@ -26,7 +26,7 @@ from ..devices.executable import Executable, StepGraph
 from ..devices.native import native_attrs, spec
 from ..devices.statement_ops import Members
 from ..devices.structured import StructuredStep, is_flat
-from ..dtypes import DType, Type, as_dtype, float32, whole
+from ..dtypes import DType, Type, as_dtype, as_int, float32
 from ..errors import DTypeError
 from ..graph import notes
 from ..graph.graph import Graph
@@ -235,7 +235,7 @@ def compile_in(
     graph, num_prints = with_prints(graph)
     settle_world(graph)
     group = group_of(graph, group, shard)
-    limit = None if memory_limit is None else whole(memory_limit, "compile", "memory_limit", 64)
+    limit = None if memory_limit is None else as_int(memory_limit, "compile", "memory_limit", 64)
     options = CompileOptions(dtype, shard, limit)
     key = (signature(graph), name, group, options, arena)
     executable: Executable | None = _cache.get(key)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final
 
-from .._util.blocks import opened
+from .._util.blocks import open_block
 
 WIDE: Final[ContextVar[bool]] = ContextVar("wide", default=False)
 """True if new nodes stay float32 in every step."""
@@ -30,7 +30,7 @@ def full_precision() -> Iterator[None]:
     --------
     ngd.compile : its `precision` asks for 16-bit floats.
     """
-    with opened("ngd.full_precision"), wide(True):
+    with open_block("ngd.full_precision"), wide(True):
         yield
 
 

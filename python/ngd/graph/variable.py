@@ -16,7 +16,7 @@ from .._util.caller_arrays import view
 from .._util.callsite import at_site, call_site
 from ..comm import Group
 from ..comm.world import chosen
-from ..dtypes import Array, DType, Shape, Type, as_dtype, lengths
+from ..dtypes import Array, DType, Shape, Type, as_dtype, parse_shape
 from ..errors import ShapeError
 from . import notes
 from .leaves import PLACEHOLDER, VARIABLE, constant_node
@@ -383,7 +383,7 @@ def placeholder(name: str, shape: Shape, dtype: Any = np.float32, *, uniform: bo
     where = f"placeholder {name!r}"
     element_type = as_dtype(dtype, where)
     try:
-        sizes = lengths(shape, where, element_type.itemsize)
+        sizes = parse_shape(shape, where, element_type.itemsize)
     except (TypeError, ValueError):
         raise ShapeError(
             f"{where}: expected a shape of integers >= 0 and of fewer than 2**63 bytes; got "

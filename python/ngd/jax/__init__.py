@@ -40,7 +40,7 @@ from ..comm import Group
 from ..comm.checks import block_rows, check_other_rank, check_root
 from ..comm.kinds import KINDS, Kind
 from ..comm.world import chosen
-from ..dtypes import ALL, Type, as_dtype, lengths, whole
+from ..dtypes import ALL, Type, as_dtype, as_int, parse_shape
 from ..errors import DTypeError, GradientError, ShapeError
 from ..ops.collectives.checks import expect_reduction, expect_rows
 
@@ -113,7 +113,7 @@ def point_to_point_params(
     """Return the params of send_p and recv_p that describe the other rank."""
     where, ranks = f"ngd.jax.{call}", chosen(group)
     other = check_other_rank(other, ranks.rank, ranks.size, where, name)
-    params = {"root": other, "tag": whole(tag, where, "tag"), "group": number_of(ranks)}
+    params = {"root": other, "tag": as_int(tag, where, "tag"), "group": number_of(ranks)}
     return {**params, "asynchronous": bool(asynchronous), "site": call_site()}
 
 
@@ -497,7 +497,7 @@ def recv(
     if after.ndim:
         raise ShapeError(f"{where}: after: expected a scalar; got an array of shape {after.shape}")
     params = point_to_point_params("recv", "source", source, tag, group, async_op)
-    params |= {"shape": lengths(shape, where, wanted_dtype.itemsize), "dtype": wanted_dtype}
+    params |= {"shape": parse_shape(shape, where, wanted_dtype.itemsize), "dtype": wanted_dtype}
     return recv_p.bind(after, np.int32(0), **params)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from .._util import config
 from .._util.signature_errors import check_public_names
-from ..dtypes import whole
+from ..dtypes import as_int
 from .counting import Tally, tally, user_counts
 
 _begun = False
@@ -44,7 +44,7 @@ def count(*, examples: int = 0, steps: int = 0) -> None:
     """
     numbers = {}
     for name, value in (("examples", examples), ("steps", steps)):
-        numbers[name] = whole(value, "metrics.count", name, 64)
+        numbers[name] = as_int(value, "metrics.count", name, 64)
         if numbers[name] < 0:
             raise ValueError(f"metrics.count: {name}: expected a number >= 0; got {value}")
     user_counts.add(**numbers)

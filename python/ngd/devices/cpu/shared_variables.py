@@ -41,7 +41,7 @@ import numpy as np
 from ... import _core
 from ..._util.callsite import call_site
 from ...comm import Group
-from ...dtypes import Array, aligned
+from ...dtypes import Array, align_up
 from ...errors import BusyError, CompileError, PoisonedVariableError, VariableMismatchError
 from ...graph.graph import Graph
 from ...graph.node import Node
@@ -243,7 +243,7 @@ def allocate(
     memory, parts = None, []
     with suppress(MemoryError):
         parts = [storage.room(*span) for storage, span in apart.items()]
-    sizes = [aligned(storage.type.bytes) for storage in once]
+    sizes = [align_up(storage.type.bytes) for storage in once]
     if sizes:
         memory = common_memory(record.partition.here, sum(sizes), record.site)
     is_complete = len(parts) == len(apart) and (memory is not None or not sizes)
@@ -259,7 +259,7 @@ def write_slices(
         assert memory is not None
         memory.write(offset, value, *record.span(storage.type))
         offsets[storage] = offset
-        offset += aligned(storage.type.bytes)
+        offset += align_up(storage.type.bytes)
     return offsets
 
 
@@ -318,7 +318,7 @@ def share_equal(frozen: Sequence[CpuStorage], record: SharingRecord) -> None:
     equal = {s: value for s, value in zip(moving, values, strict=True) if not s.differs}
     if not equal:
         return
-    size = sum(aligned(storage.type.bytes) for storage in equal)
+    size = sum(align_up(storage.type.bytes) for storage in equal)
     memory = common_memory(record.partition.here, size, site)
     if not group.all_gather(np.array([memory is not None]), site=site).all():
         return

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from ...comm.checks import check_op
 from ...comm.kinds import REDUCTIONS, Kind
-from ...dtypes import Type, whole
+from ...dtypes import Type, as_int
 from ...errors import ShapeError
 from .._operands import expect_dtype
 from .groups import Ranks
@@ -79,7 +79,7 @@ def expect_counts(where: str, counts: Sequence[int], size: int, rows: int, what:
 
 def as_counts(counts: Sequence[int]) -> tuple[int, ...]:
     """Return numbers of rows as a tuple of ints, the value of an attribute."""
-    return tuple(whole(n, "counts", f"number {i}", 64) for i, n in enumerate(counts))
+    return tuple(as_int(n, "counts", f"number {i}", 64) for i, n in enumerate(counts))
 
 
 def with_rows(x: Type, rows: int) -> Type:

@@ -15,7 +15,7 @@ import numpy as np
 
 from ...comm.kinds import KINDS
 from ...comm.world import alone
-from ...dtypes import Type, whole
+from ...dtypes import Type, as_int
 from ...errors import ShapeError
 from ...graph.node import Node
 from ...graph.registry import register
@@ -534,7 +534,7 @@ class Gather(Collective):
             )
         x, attrs = (
             as_node(x, where=self.name),
-            {"root": whole(root, self.name, "root"), "group": ranks_of(self.name, group)},
+            {"root": as_int(root, self.name, "root"), "group": ranks_of(self.name, group)},
         )
         concat_axis = as_axis(self.name, axis, x.ndim, x.type)
         if concat_axis == 0:
@@ -600,7 +600,7 @@ class Scatter(Collective):
     ) -> Node:
         x, ranks = as_node(x, where=self.name), ranks_of(self.name, group)
         split_axis = as_axis(self.name, axis, x.ndim, x.type)
-        attrs = {"root": whole(root, self.name, "root"), "group": ranks}
+        attrs = {"root": as_int(root, self.name, "root"), "group": ranks}
         if split_axis == 0:
             return self.node((x,), attrs)
         own_block = self.node((blocks_of(self.name, x, split_axis, ranks.size),), attrs)

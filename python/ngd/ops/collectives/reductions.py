@@ -29,13 +29,13 @@ from ...dtypes import (
     Array,
     DType,
     Type,
+    as_int,
     bfloat16,
     bool_,
     float32,
     float64,
     int64,
     is_float,
-    whole,
 )
 from ...errors import DTypeError, GradientError, ShapeError
 from ...graph.node import Node, Op
@@ -320,7 +320,7 @@ class Broadcast(Collective):
     def __call__(self, x: Value, root: int = 0, *, group: Ranks | None = None) -> Node:
         return self.node(
             (as_node(x, where=self.name),),
-            with_group(self.name, {"root": whole(root, self.name, "root")}, group),
+            with_group(self.name, {"root": as_int(root, self.name, "root")}, group),
         )
 
     def infer(self, x: Type, *, root: int, group: Ranks | None = None) -> Type:
@@ -379,7 +379,7 @@ class Reduce(Collective):
 
     def __call__(self, x: Value, root: int = 0, *, op: str, group: Ranks | None = None) -> Node:
         attrs = with_group(
-            self.name, {"reduce_op": op, "root": whole(root, self.name, "root")}, group
+            self.name, {"reduce_op": op, "root": as_int(root, self.name, "root")}, group
         )
         return self.node((as_node(x, where=self.name),), attrs)
 

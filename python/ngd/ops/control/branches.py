@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any, Final
 
 from ... import trees
-from ...dtypes import Array, Type, aligned, bool_, float32, float64, is_float
+from ...dtypes import Array, Type, align_up, bool_, float32, float64, is_float
 from ...errors import CompileError, DTypeError, ShapeError
 from ...graph import notes
 from ...graph.cost import Cost
@@ -68,7 +68,7 @@ class Cond(Control):
 
     def scratch_bytes(self, **attrs: Any) -> int:
         """Return the bytes of one buffer per result, for results that are not read."""
-        return sum(aligned(node.type.bytes) for node in attrs["on_true"].graph.outputs)
+        return sum(align_up(node.type.bytes) for node in attrs["on_true"].graph.outputs)
 
     def expect_agreement(self, node: Node) -> None:
         """Raise CompileError if a branch has a collective and ranks may differ in the predicate."""

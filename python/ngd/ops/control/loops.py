@@ -16,7 +16,7 @@ import numpy as np
 
 from ... import trees
 from ..._util.callsite import at_site
-from ...dtypes import Array, Type, aligned, float32, float64, is_float
+from ...dtypes import Array, Type, align_up, float32, float64, is_float
 from ...errors import DTypeError, ShapeError
 from ...graph import notes
 from ...graph.cost import Cost
@@ -115,7 +115,7 @@ class Scan(Control):
 
     def scratch_bytes(self, **attrs: Any) -> int:
         """Return the bytes of two buffers per carried value and one slice per stacked result."""
-        sizes = [aligned(node.type.bytes) for node in attrs["body"].graph.outputs]
+        sizes = [align_up(node.type.bytes) for node in attrs["body"].graph.outputs]
         return sum(sizes) + sum(sizes[: attrs["carries"]])
 
     def expect_agreement(self, node: Node) -> None:

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from ...dtypes import Type, aligned, uint8
+from ...dtypes import Type, align_up, uint8
 from ...graph.graph import Graph, bodies_of
 from ...graph.leaves import CONSTANT, PLACEHOLDER, VARIABLE, Leaf
 from ...graph.node import Node
@@ -285,9 +285,9 @@ class Planner:
 
     def arenas_of_bodies(self, node: Node, bodies: list[Plan]) -> list[tuple[Type, Storage]]:
         """Return storages for the arenas of bodies that run one at a time, and of their op."""
-        private = max(aligned(body.private_bytes) for body in bodies)
+        private = max(align_up(body.private_bytes) for body in bodies)
         private += node.op.scratch_bytes(**node.attrs)
-        shared = max(aligned(body.shared_bytes) for body in bodies)
+        shared = max(align_up(body.shared_bytes) for body in bodies)
         lent = self.storages.new("shared", shared) if shared else Storage("nowhere")
         return [
             (Type(uint8, (private,)), self.storages.new("private", private)),
@@ -405,10 +405,10 @@ def assign_offsets(plan: Plan, parts: Iterable[Storage], target: Target) -> None
     for lane in ("private", "shared"):
         storages = [s for s in plan.storages if s.lane == lane and s.bytes > 0]
         storages.sort(key=lambda s: (-s.bytes, s.first))
-        lives = [(s.first, s.last, aligned(s.bytes)) for s in storages]
+        lives = [(s.first, s.last, align_up(s.bytes)) for s in storages]
         for storage, offset in zip(storages, target.first_fit(lives), strict=True):
             storage.place = offset
-        total = max((s.place + aligned(s.bytes) for s in storages), default=0)
+        total = max((s.place + align_up(s.bytes) for s in storages), default=0)
         setattr(plan, f"{lane}_bytes", total)
     for part in parts:
         assert part.whole is not None
@@ -419,7 +419,7 @@ def assign_offsets(plan: Plan, parts: Iterable[Storage], target: Target) -> None
 def bytes_without_reuse(schedule: Schedule, uses: Uses) -> int:
     """Return the size that the arenas would have if every value had bytes of its own."""
     return sum(
-        aligned(result.type.bytes)
+        align_up(result.type.bytes)
         for node in schedule.order
         if not is_view(node)
         for result in node.results
