@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any
 
 from ._util import config
-from .comm.launchers.detect import told_by_launcher
+from .comm.launchers.detect import launch_from_environment
 from .comm.launchers.job_names import label_of
 from .errors import InitError
 
@@ -31,7 +31,7 @@ logger = logging.getLogger("ngd")
 def log_fields() -> dict[str, Any]:
     """Return the fields rank, size, job and host of this process, from the launcher's variables."""
     try:
-        launch = told_by_launcher(os.environ)
+        launch = launch_from_environment(os.environ)
     except InitError:  # ngd.init() will raise it
         return log_fields_of(None, None, None)
     return log_fields_of(launch.rank, launch.size, label_of(launch.job_key))

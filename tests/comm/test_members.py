@@ -362,4 +362,4 @@ def test_a_launcher_that_does_not_hear_is_an_error(tmp_path: Path) -> None:
     environ = {"NGD_MEMBER": "1", "NGD_ELASTIC_DIR": str(tmp_path), "NGD_RESTART_COUNT": "0"}
     environ["NGD_SURROUNDINGS"] = ngd.comm.launchers.registry.surroundings(environ)
     with pytest.raises(InitError, match="expected an answer of `ngd run`"):
-        membership.take_place(environ, 1)
+        membership.join_next_world(environ, 1)

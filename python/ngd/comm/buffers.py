@@ -52,11 +52,11 @@ def destinations(out: Any, sources: Sequence[Array], is_sequence: bool, where: s
         )
     buffers = [check_out(o, s.dtype, s.shape, where) for o, s in zip(out, sources, strict=True)]
     for source, buffer in zip(sources, buffers, strict=True):
-        check_apart(source, buffer, where)
+        check_no_overlap(source, buffer, where)
     return buffers
 
 
-def check_apart(part: Array, full: Array, where: str, own: Array | None = None) -> None:
+def check_no_overlap(part: Array, full: Array, where: str, own: Array | None = None) -> None:
     """Raise ValueError if the memory of two arrays overlaps.
 
     One overlap is allowed: `part` may have exactly the memory of `own`, which is this rank's block
@@ -73,19 +73,19 @@ def check_apart(part: Array, full: Array, where: str, own: Array | None = None) 
         )
 
 
-def check_blocks_apart(kind: Kind, source: Array, buffer: Array, rank: int) -> None:
+def check_no_block_overlap(kind: Kind, source: Array, buffer: Array, rank: int) -> None:
     """Raise ValueError if the source and the destination of a collective overlap.
 
     One overlap is allowed: the smaller array may be this rank's block of the larger one.
     """
     if kind.gives == kind.gets:
-        check_apart(source, buffer, kind.name)
+        check_no_overlap(source, buffer, kind.name)
     elif kind.gets == "blocks":
         rows = len(source)
-        check_apart(source, buffer, kind.name, buffer[rank * rows :][:rows])
+        check_no_overlap(source, buffer, kind.name, buffer[rank * rows :][:rows])
     else:
         rows = len(buffer)
-        check_apart(buffer, source, kind.name, source[rank * rows :][:rows])
+        check_no_overlap(buffer, source, kind.name, source[rank * rows :][:rows])
 
 
 def check_disjoint(source: Array, buffer: Array, where: str) -> None:

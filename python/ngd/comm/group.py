@@ -36,7 +36,7 @@ GROUPS: weakref.WeakSet[Group] = weakref.WeakSet()
 """All groups of this process, for ngd.comm_stats and for the end of the program."""
 
 
-def living(groups: weakref.WeakSet[Group]) -> list[Group]:
+def existing_groups(groups: weakref.WeakSet[Group]) -> list[Group]:
     """Return a list of the groups in a set that other threads may change during the call."""
     while True:
         try:
@@ -416,7 +416,7 @@ class Group(BoundToProcess):
         traceback : str
             The text that the errors of the other ranks contain.
         """
-        for child in living(self._children):
+        for child in existing_groups(self._children):
             child.abort(traceback)
         self.communicator.abort(traceback)
 
@@ -426,7 +426,7 @@ class Group(BoundToProcess):
         A second call does nothing.
         """
         self.closed = True
-        for child in living(self._children):
+        for child in existing_groups(self._children):
             child.close()
         self.communicator.close()
 

@@ -33,7 +33,7 @@ from typing import Final, NamedTuple
 
 from ..errors import InitError
 from .launchers.base import Environ, Launch
-from .launchers.launcher_pipe import say_to_launcher
+from .launchers.launcher_pipe import send_to_launcher
 from .launchers.registry import surroundings
 
 logger = logging.getLogger("ngd")
@@ -46,7 +46,7 @@ AGAIN: Final = "again"
 """The file that ranks create if they end because new hosts wait, and the training is not done."""
 WAITS: Final = "+"
 """The prefix of the number of a member in the message that the member waits."""
-MEETING_SECONDS: Final = 20.0
+RENDEZVOUS_SECONDS: Final = 20.0
 """The time limit of the rendezvous of a new world, in seconds.
 
 All members lived when the launcher formed the world. If one has died since, the others wait only
@@ -87,7 +87,7 @@ def number_of(environ: Environ) -> int | None:
     return int(number) if number.isdecimal() and not is_foreign else None
 
 
-def seat(environ: Environ) -> Launch | None:
+def member_launch(environ: Environ) -> Launch | None:
     """Return a launch that identifies this member in its job; None if the ranks are fixed.
 
     Its rank is the member number, and its job key is the same in all worlds of the job.
@@ -99,7 +99,7 @@ def seat(environ: Environ) -> Launch | None:
     return Launch("ngd", number, number + 1, number, number + 1, key)
 
 
-def take_place(environ: MutableMapping[str, str], timeout: float) -> None:
+def join_next_world(environ: MutableMapping[str, str], timeout: float) -> None:
     """Wait for the next world, and set the variables of this rank in the environment.
 
     A veteran waits for the other veterans. The launcher ends this wait after `timeout` seconds; 0
@@ -112,7 +112,7 @@ def take_place(environ: MutableMapping[str, str], timeout: float) -> None:
         int(environ.get("NGD_WORLD", "0")),
         environ.get("NGD_RESTART_COUNT") != "0",
     )
-    if not say_to_launcher(f"{WAITS}{number}", environ):
+    if not send_to_launcher(f"{WAITS}{number}", environ):
         raise InitError(
             "ngd.init: expected an answer of `ngd run`, which starts the ranks; got none. Check "
             "that it still runs, and start the job again."
@@ -138,9 +138,9 @@ def take_place(environ: MutableMapping[str, str], timeout: float) -> None:
     logger.info("member %d is rank %s of world %d: %s", number, rank, world.number, world.members)
 
 
-def to_meet(timeout: float) -> float:
+def rendezvous_seconds(timeout: float) -> float:
     """Return the time limit of the rendezvous of a new world, in seconds."""
-    return min(timeout, MEETING_SECONDS) if timeout else MEETING_SECONDS
+    return min(timeout, RENDEZVOUS_SECONDS) if timeout else RENDEZVOUS_SECONDS
 
 
 def newcomers() -> int | None:

@@ -11,7 +11,7 @@ import numpy as np
 from .._util.callsite import call_site
 from ..dtypes import Array, as_int
 from .group import Group
-from .world import chosen
+from .world import group_or_world
 
 
 class Mesh:
@@ -149,4 +149,4 @@ def make_mesh(shape: Sequence[int], names: Sequence[str], *, group: Group | None
     >>> mesh["data"].size
     1
     """
-    return Mesh(chosen(group), shape, names)
+    return Mesh(group_or_world(group), shape, names)

@@ -15,9 +15,9 @@ from .. import _core
 from .._util.callsite import call_site
 from ..dtypes import Array, Shape, as_int
 from .buffers import (
-    check_apart,
-    check_blocks_apart,
     check_disjoint,
+    check_no_block_overlap,
+    check_no_overlap,
     destination_along,
     destinations,
     is_list,
@@ -133,7 +133,7 @@ def block_destination(
         shape = (kind.rows(len(source), group.size), *shape[1:])
     buffer, finish = destination_along(out, source.dtype, shape, axis, kind.name)
     if axis == 0:
-        check_blocks_apart(kind, source, buffer, group.rank)
+        check_no_block_overlap(kind, source, buffer, group.rank)
     return buffer, finish
 
 
@@ -143,7 +143,7 @@ def plan_all_gather_v(group: RankGroup, source: Array, rows: Array, out: Any, si
     check_own_rows(rows, rank, len(source), where)
     buffer = check_out(out, source.dtype, (int(rows.sum()), *source.shape[1:]), where)
     begin = int(rows[:rank].sum())
-    check_apart(source, buffer, where, buffer[begin : begin + len(source)])
+    check_no_overlap(source, buffer, where, buffer[begin : begin + len(source)])
     return plan_rows(group, where, source, buffer, out, site, element_counts(rows, source))
 
 
@@ -230,7 +230,7 @@ def plan_scatter(
         source = operand(x, where)
         rows = block_rows(source.shape, group.size, where)
         buffer = check_out(out, source.dtype, (rows, *source.shape[1:]), where)
-        check_blocks_apart(KINDS[where], source, buffer, group.rank)
+        check_no_block_overlap(KINDS[where], source, buffer, group.rank)
     result = buffer if out is None else out
     return plan_one(
         group,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .group import GROUPS, Group, living
+from .group import GROUPS, Group, existing_groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def comm_stats() -> CommStats:
     >>> stats = ngd.comm_stats()
     >>> waited = sum(row.waited for row in stats)
     """
-    rows = [row for group in living(GROUPS) for row in stats_of(group)]
+    rows = [row for group in existing_groups(GROUPS) for row in stats_of(group)]
     return CommStats(sorted(rows, key=lambda row: (-row.waited, row.group, row.op, row.site)))
 
 

@@ -27,7 +27,7 @@ from .._util.caller_arrays import view
 from .._util.callsite import call_site
 from .._util.signature_errors import expect_fit
 from ..comm import Group
-from ..comm.world import init, living_world
+from ..comm.world import init, open_world
 from ..devices.arguments import is_python
 from ..devices.executable import Executable
 from ..dtypes import Type, as_dtype, float32, float64
@@ -464,7 +464,7 @@ def lists_of_numbers(path: str, tree: Any) -> Iterator[tuple[str, Any]]:
 
 def is_replaced(world: Group | None) -> bool:
     """Return whether a world is closed, and another one has replaced it."""
-    return world is not None and world.closed and living_world() is not None
+    return world is not None and world.closed and open_world() is not None
 
 
 def as_result(where: str, returned: Any) -> Any:

@@ -15,7 +15,7 @@ from .._util import config
 from .._util.caller_arrays import view
 from .._util.callsite import at_site, call_site
 from ..comm import Group
-from ..comm.world import chosen
+from ..comm.world import group_or_world
 from ..dtypes import Array, DType, Shape, Type, as_dtype, parse_shape
 from ..errors import ShapeError
 from . import notes
@@ -451,7 +451,7 @@ def broadcast_variables(
     --------
     >>> ngd.broadcast_variables(model.variables().values())
     """
-    site, ranks = call_site(), chosen(group)
+    site, ranks = call_site(), group_or_world(group)
     variable_list = list(variables) if isinstance(variables, Iterable) else [variables]
     if any(not isinstance(variable, Variable) for variable in variable_list):
         raise TypeError(

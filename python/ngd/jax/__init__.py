@@ -39,7 +39,7 @@ from .._util.callsite import call_site
 from ..comm import Group
 from ..comm.checks import block_rows, check_other_rank, check_root
 from ..comm.kinds import KINDS, Kind
-from ..comm.world import chosen
+from ..comm.world import group_or_world
 from ..dtypes import ALL, Type, as_dtype, as_int, parse_shape
 from ..errors import DTypeError, GradientError, ShapeError
 from ..ops.collectives.checks import expect_reduction, expect_rows
@@ -93,7 +93,7 @@ def bind_collective(
 ) -> Any:
     """Check the arguments of a collective on one array, and bind its primitive."""
     where = f"ngd.jax.{kind.name}"
-    ranks, x = chosen(group), operand(x, where)
+    ranks, x = group_or_world(group), operand(x, where)
     operand_type = Type(np.dtype(x.dtype), x.shape)
     if kind.reduces:
         expect_reduction(where, op, operand_type)
@@ -111,7 +111,7 @@ def point_to_point_params(
     call: str, name: str, other: int, tag: int, group: Group | None, asynchronous: bool
 ) -> dict[str, Any]:
     """Return the params of send_p and recv_p that describe the other rank."""
-    where, ranks = f"ngd.jax.{call}", chosen(group)
+    where, ranks = f"ngd.jax.{call}", group_or_world(group)
     other = check_other_rank(other, ranks.rank, ranks.size, where, name)
     params = {"root": other, "tag": as_int(tag, where, "tag"), "group": number_of(ranks)}
     return {**params, "asynchronous": bool(asynchronous), "site": call_site()}

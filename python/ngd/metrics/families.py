@@ -21,7 +21,7 @@ from prometheus_client.utils import floatToGoString
 
 from .. import _core
 from ..comm import CallStats, Group
-from ..comm.group import GROUPS, living
+from ..comm.group import GROUPS, existing_groups
 from ..comm.statistics import stats_of
 from .counting import BOUNDS, by_site, user_counts
 
@@ -73,7 +73,9 @@ class Collectives:
 
     def totals(self) -> dict[tuple[str, ...], Total]:
         """Return the totals by group, op and call site."""
-        self.rows_by_group |= {weakref.ref(group): stats_of(group) for group in living(GROUPS)}
+        self.rows_by_group |= {
+            weakref.ref(group): stats_of(group) for group in existing_groups(GROUPS)
+        }
         for group in [group for group in self.rows_by_group if group() is None]:
             add_rows(self.deleted, self.rows_by_group.pop(group))
         totals = copy.deepcopy(self.deleted)

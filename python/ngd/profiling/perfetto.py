@@ -20,7 +20,7 @@ import numpy as np
 from .. import _core
 from ..comm import Group
 from ..comm.launchers.detect import detect
-from ..comm.world import living_world
+from ..comm.world import open_world
 from ..errors import InitError
 from ..passes import Plan
 from .collectives import shown_names, variables_of
@@ -113,7 +113,7 @@ def timeline_file(path: Path, most_events: int) -> Iterator[Recording]:
         if entered:
             write_after_error(path)
         raise
-    world = living_world()
+    world = open_world()
     if world is None:
         write_own_events(path)
     else:

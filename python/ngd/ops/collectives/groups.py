@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 from ..._util.callsite import call_site
 from ...comm import Group
 from ...comm.launchers.detect import launched_rank_and_size
-from ...comm.world import init, living_world
+from ...comm.world import init, open_world
 from ...errors import CompileError, NotMemberError
 from ...graph.graph import Graph, bodies_of
 from ...graph.node import Node
@@ -46,7 +46,7 @@ def joined_world() -> Group | None:
 def world_ranks() -> Ranks:
     """Return the world, or the launcher's numbers if the world is not joined."""
     global _last_joined
-    group = living_world()
+    group = open_world()
     if group is None:
         return LaunchedWorld(*launched_rank_and_size())
     _last_joined = weakref.ref(group)
