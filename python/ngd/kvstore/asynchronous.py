@@ -16,10 +16,10 @@ from ..comm import Group
 from ..dtypes import Array
 from ..errors import CollectiveTimeoutError
 from .arguments import Key, total
-from .service import Home, Kind, Service
+from .service import KeyInfo, Kind, Service
 from .service_group import make_service_group, world_ranks_of
 from .store import KVStore
-from .tables import InGraph, Plain, moved
+from .tables import InGraph, Plain, copy_values
 
 
 class AsyncStore(KVStore):
@@ -110,7 +110,7 @@ class AsyncStore(KVStore):
         def change() -> None:
             if isinstance(table, InGraph):
                 table.group = None  # a push has the gradient of one rank: no all-reduce
-            service.table = moved(service.table, table)
+            service.table = copy_values(service.table, table)
 
         self._wait("set_optimizer", service.call(change))
         self.barrier()
@@ -133,7 +133,7 @@ class AsyncStore(KVStore):
         self._bytes[owner] += value.nbytes
         self._shapes[key] = np.broadcast_to(np.empty((), value.dtype), value.shape)
         number = self._key_numbers[key] = len(self._key_numbers)
-        service, home = self._service, Home(key, owner, value.shape, value.dtype)
+        service, home = self._service, KeyInfo(key, owner, value.shape, value.dtype)
 
         def add() -> None:
             assert len(service.homes) == number

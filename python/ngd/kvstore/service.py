@@ -67,7 +67,7 @@ Answer: TypeAlias = Callable[[Kind, Array | None], None]
 
 
 @dataclass(frozen=True)
-class Home:
+class KeyInfo:
     """A key, its owner, and the shape and dtype of its value."""
 
     key: Key
@@ -124,7 +124,7 @@ class Service:
     def __init__(self, group: Group, staleness: int | None) -> None:
         self.group, self.staleness = group, staleness
         self.table: Plain | InGraph = Plain()
-        self.homes: list[Home] = []
+        self.homes: list[KeyInfo] = []
         """All keys of the store, by number."""
         self._clocks: dict[int, list[int]] = {}
         """The number of pushes of each rank, for each key that this rank owns."""
@@ -324,7 +324,7 @@ class Service:
         value = self._value(number)
         answer(Kind.ANSWER, value if kind == Kind.PULL else value[payload])
 
-    def _apply(self, home: Home, gradient: Array) -> None:
+    def _apply(self, home: KeyInfo, gradient: Array) -> None:
         array, table = gradient.reshape(home.shape), self.table
         if isinstance(table, Plain):
             table.push(home.key, array)

@@ -16,7 +16,7 @@ from ..dtypes import Array
 from ..errors import ShapeError
 from .arguments import Key, by_key, expect_like, read, rows_of, target, total
 from .compression import TwoBits
-from .tables import InGraph, Plain, Updater, moved
+from .tables import InGraph, Plain, Updater, copy_values
 
 
 class KVStore:
@@ -314,7 +314,7 @@ class KVStore:
         self._table = Plain()
 
     def _use(self, table: Plain | InGraph) -> None:
-        self._table = moved(self._table, table)
+        self._table = copy_values(self._table, table)
 
     def _expect_new(self, where: str, key: Key) -> None:
         if key in self._shapes:

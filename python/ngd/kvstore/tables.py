@@ -185,7 +185,7 @@ class InGraph:
             v.assign(saved[name])
 
 
-def moved(old: Plain | InGraph, new: Plain | InGraph) -> Plain | InGraph:
+def copy_values(old: Plain | InGraph, new: Plain | InGraph) -> Plain | InGraph:
     """Copy all values of the old table into the new one, and return the new one."""
     for key in old.names():
         new.add(key, old.value(key))
