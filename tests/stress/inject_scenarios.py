@@ -409,7 +409,7 @@ def interpreter(rank: int) -> list[Step]:
     ran: list[bool] = []
 
     def recorded() -> None:
-        with recording.recorded(100):
+        with recording.record_block(100):
             if not ran:  # a recording fails at its end, too
                 run(1)
                 ran.append(True)

@@ -40,7 +40,7 @@ from ..ops.collectives.groups import expect_member, settle_world
 from ..ops.control.bodies import expect_agreement
 from ..passes import CompileOptions, Plan, Target
 from ..passes.collective_order import talks
-from ..profiling.recording import made
+from ..profiling.recording import register_step
 from ..trees import LEAF, Structure, flatten
 from .warnings import warn_of_graph
 
@@ -339,7 +339,7 @@ def build(
             return lower(source, target, arena).plan
 
         step = kind.load(source, agreement, lowered, plan_again)
-    made(step)
+    register_step(step)
     return step
 
 

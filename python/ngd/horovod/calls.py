@@ -25,7 +25,7 @@ from ..comm import Group, Work
 from ..comm.checks import block_rows, check_row_counts, check_sum_of_rows, normal_axis
 from ..dtypes import ALL, Array, DType, Shape, bfloat16, float16, is_float
 from ..errors import BusyError, CollectiveError, DTypeError
-from ..profiling.recording import clock, note
+from ..profiling.recording import add_bridge_call, clock
 from .world import HorovodInternalError, ProcessSet, global_process_set
 
 Average: Final = 0
@@ -106,7 +106,7 @@ class Handle:
                 for work in self.works:
                     work.wait()
             self.result = self.finish()
-            note(f"hvd.{self.call}", self.site, self.start_time)
+            add_bridge_call(f"hvd.{self.call}", self.site, self.start_time)
         except BusyError:
             raise
         except Exception as error:

@@ -24,7 +24,7 @@ from ..comm.world import open_world
 from ..errors import InitError
 from ..passes import Plan
 from .collectives import shown_names, variables_of
-from .recording import Noted, Recording, noted, plans, recorded
+from .recording import BridgeCall, Recording, bridge_calls, plans, record_block
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -106,7 +106,7 @@ def timeline_file(path: Path, most_events: int) -> Iterator[Recording]:
     """Record the steps in a block, and write the events of all ranks to a file at its end."""
     entered = False
     try:
-        with recorded(most_events) as recording:
+        with record_block(most_events) as recording:
             entered = True
             yield recording
     except BaseException:
@@ -169,7 +169,7 @@ def write_after_error(path: Path) -> None:
 
 def first(events: Iterable[Event]) -> int:
     """Return the begin of the first event in ns, or the present time if there are no events."""
-    begins = [event[3] for event in events] + [begin for _, _, begin, _ in noted()]
+    begins = [event[3] for event in events] + [begin for _, _, begin, _ in bridge_calls()]
     return min(begins, default=_core.clock_ns())
 
 
@@ -207,11 +207,11 @@ def part(rank: int, events: Iterable[Event], offset: int, begin: int) -> bytes:
     converter = EventConverter(rank, _core.recorded_labels())
     shift = offset - begin
     lines = [*head, *[each for event in events for each in converter.objects(event, shift)]]
-    lines += [bridge_slice(rank, call, shift) for call in noted()]
+    lines += [bridge_slice(rank, call, shift) for call in bridge_calls()]
     return ",\n".join(map(json.dumps, lines)).encode(errors="backslashreplace")
 
 
-def bridge_slice(rank: int, call: Noted, shift: int) -> dict[str, Any]:
+def bridge_slice(rank: int, call: BridgeCall, shift: int) -> dict[str, Any]:
     """Return the JSON object of a collective that a bridge has recorded: a slice in its own row."""
     name, site, begin, end = call
     length = {"ts": (begin + shift) / 1e3, "dur": (end - begin) / 1e3}

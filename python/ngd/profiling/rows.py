@@ -12,7 +12,7 @@ from ..graph.cost import Cost
 from ..passes import Plan, Step
 from .collectives import variables_of
 from .first_runs import Record, Times
-from .recording import last_to_come
+from .recording import last_arrival_counts
 
 NEVER: Final[Times] = (0, 0, 0, 0)
 """The times of an instruction that has not run."""
@@ -220,5 +220,5 @@ def row_of(plan: Plan, step: Step, number: str, times: Times, whole_ns: int, pea
         ns / whole_ns if whole_ns else 0.0,
         bound * calls / (ns / 1e9) if ns else 0.0,
         flight / 1e9,
-        last_to_come((op, step.site)) if step.action == "wait" and calls else {},
+        last_arrival_counts((op, step.site)) if step.action == "wait" and calls else {},
     )
