@@ -39,7 +39,7 @@ from ..ops._operands import FLOATS_16_BIT
 from ..ops.collectives.groups import expect_member, settle_world
 from ..ops.control.bodies import expect_agreement
 from ..passes import CompileOptions, Plan, Target
-from ..passes.collective_order import talks
+from ..passes.collective_order import depends_on_group
 from ..profiling.recording import register_step
 from ..trees import LEAF, Structure, flatten
 from .warnings import warn_of_graph
@@ -305,7 +305,7 @@ def group_of(graph: Graph, group: Group | None, shard: str) -> Group:
 
 def together(graph: Graph, shard: str) -> bool:
     """Return whether a step depends on the ranks of its group, or shares variables with them."""
-    return talks(graph) or shard != "none"
+    return depends_on_group(graph) or shard != "none"
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from .options import CompileOptions
 from .target import Target
 
 
-def in_order(graph: Graph) -> list[Node]:
+def collectives_in_order(graph: Graph) -> list[Node]:
     """Return the nodes that communicate, in the order in which every rank starts them.
 
     This is the order of depth, so that the gradients that the backward pass computes first are sent
@@ -60,7 +60,7 @@ def in_order(graph: Graph) -> list[Node]:
     )
 
 
-def talks(graph: Graph) -> bool:
+def depends_on_group(graph: Graph) -> bool:
     """Return whether a graph communicates, or has values that depend on the group."""
     return any(communicates(n) or n.op.comm.has_group_value for n in graph.nodes)
 
@@ -79,9 +79,9 @@ def order_collectives(graph: Graph, target: Target, options: CompileOptions) -> 
     of nodes of the given graph, which is built in the same way on all ranks. A key of new nodes
     could differ: two operands may become one node on a rank that is the only member of a group.
     """
-    if not talks(graph):
+    if not depends_on_group(graph):
         return graph
-    orders = {node: Order(number) for number, node in enumerate(in_order(graph))}
+    orders = {node: Order(number) for number, node in enumerate(collectives_in_order(graph))}
     merged = Merged()
 
     def change(node: Node, inputs: tuple[Node, ...]) -> Node:

@@ -95,7 +95,7 @@ class Uses:
 
     def visit(self, node: Node) -> None:
         """Note what a node needs of its operands, after all readers of its results."""
-        wide_flags = zip(node.results, stay_wide(node), strict=True)
+        wide_flags = zip(node.results, stay_float32(node), strict=True)
         self.wide.update(result for result, is_wide in wide_flags if is_wide)
         self.wide.update(chosen_values(node))
         floats = [x for x in node.inputs if x.dtype == float32]
@@ -305,7 +305,7 @@ def unreduced(node: Node) -> tuple[Node, ...]:
     return stored_results(node) if is_reducing_kernel(node) else node.results
 
 
-def stay_wide(node: Node) -> tuple[bool, ...]:
+def stay_float32(node: Node) -> tuple[bool, ...]:
     """Return for each result of an op whether it stays float32 because of ngd.full_precision."""
     if isinstance(node.op, FusedKernel):
         return (*node.op.wide, *(False for _ in range(len(node.results) - len(node.op.wide))))
@@ -313,7 +313,7 @@ def stay_wide(node: Node) -> tuple[bool, ...]:
 
 
 @cache
-def chooses() -> frozenset[str]:
+def selecting_reductions() -> frozenset[str]:
     """Return the kinds of the reductions that return one of the elements, such as a maximum.
 
     Gradients compare the elements with the result, so both need the same bits.
@@ -324,14 +324,14 @@ def chooses() -> frozenset[str]:
 
 def chosen_values(node: Node) -> list[Node]:
     """Return the operands and results of an op that chooses one of the elements."""
-    if node.op.kernel.reduction in chooses():
+    if node.op.kernel.reduction in selecting_reductions():
         return list(node.inputs)
     if not is_reducing_kernel(node):
         return []
     body, chosen = body_of(node), list[Node]()
     assert body.reductions is not None
     for number, kind in zip(body.reduced, body.reductions.kinds, strict=True):
-        if kind in chooses():
+        if kind in selecting_reductions():
             stored = zip(node.results, body.stored, strict=False)
             chosen += [result for result, made in stored if made == number]
             operands = body.statements[number].operands

@@ -37,7 +37,7 @@ from ..ops._custom import after
 from .memory.plan import Plan
 from .op_costs import cost_of_graph
 from .options import CompileOptions
-from .precision import chooses
+from .precision import selecting_reductions
 from .scheduling import schedule
 from .target import Target
 from .views import is_view, source_of
@@ -49,7 +49,7 @@ LONGEST: Final = 16
 """The largest number of ops that compute a copy."""
 
 
-def within(
+def plan_within_limit(
     graph: Graph,
     target: Target,
     options: CompileOptions,
@@ -115,7 +115,9 @@ class Waiting:
         self.position = {r: i for i, node in enumerate(self.order) for r in node.results}
         self.last = self.last_reads()
         rounds = options.has_low_precision
-        ordered = (n for n in self.order if rounds and n.op.kernel.reduction in chooses())
+        ordered = (
+            n for n in self.order if rounds and n.op.kernel.reduction in selecting_reductions()
+        )
         self.compared = {source_of(node.inputs[0]) for node in ordered}
         """The values that are compared with their own maximum. They are not copied, because the
         copy may be rounded in another way."""
@@ -266,4 +268,4 @@ def is_cheap(node: Node) -> bool:
     return is_one_pass or (kernel.is_view and len(node.inputs) == 1)
 
 
-__all__ = ["within"]
+__all__ = ["plan_within_limit"]

@@ -17,7 +17,7 @@ from ...graph.node import Node
 from ...graph.variable import Variable
 from ...ops.collectives.reductions import Collective
 from ...passes import Plan, lower_precision
-from ...passes.collective_order import check_root, in_order, is_message
+from ...passes.collective_order import check_root, collectives_in_order, is_message
 from ..collective_sequence import CollectiveSequence, opened
 from ..device import Lowered
 from ..executable import CompiledStep, StepGraph
@@ -62,7 +62,7 @@ class StepCollectives:
     def __init__(self, graph: Graph, group: Group, precision: DType) -> None:
         self.rank, self.size = group.rank, group.size
         self.sequence = CollectiveSequence(group, graph, precision)
-        self.communicates = bool(in_order(graph))
+        self.communicates = bool(collectives_in_order(graph))
         self.branches: dict[Node, int] = {}
         """The number of the branch in which a collective is."""
         self.note(graph, group)
@@ -78,7 +78,7 @@ class StepCollectives:
 
     def note(self, graph: Graph, group: Group) -> None:
         """Add the collectives of a graph, and of graphs inside it, to the sequence."""
-        for node in in_order(graph):
+        for node in collectives_in_order(graph):
             name, attrs = node.op.lower(**node.attrs)
             for body in self.sequence.inside(name, attrs, node.site, bodies_of(node)):
                 self.note(body, group)

@@ -17,7 +17,7 @@ from ...graph.graph import Graph
 from ...graph.leaves import CONSTANT, Leaf
 from ...graph.node import Node, topological
 from ...ops.control.bodies import Control
-from ...passes.collective_order import in_order
+from ...passes.collective_order import collectives_in_order
 
 
 class Group(Protocol):
@@ -57,7 +57,7 @@ def evaluate(
     values = dict(zip(graph.inputs, inputs, strict=True)) | dict(variables)
     for node, value in values.items():
         _check(node, value)
-    order = topological([*in_order(graph), *graph.roots])
+    order = topological([*collectives_in_order(graph), *graph.roots])
     uses = Counter((*graph.roots, *(i for n in order for i in n.inputs)))
     started: dict[Node, Callable[[], Array]] = {}
 

@@ -75,7 +75,7 @@ LAST: Final[Need] = (Order(maxsize), inf)
 """The need of a value that is only an output or the next value of a variable."""
 
 
-class Place(NamedTuple):
+class MergeKey(NamedTuple):
     """The place of an op; see the head of this file."""
 
     depth: int
@@ -88,7 +88,7 @@ class Kernel:
     """A fused kernel to which ops are added."""
 
     number: int
-    place: Place
+    place: MergeKey
     members: list[Node] = field(default_factory=list)
     """The ops of the kernel, each before its operands."""
     results: list[Node] = field(default_factory=list)
@@ -127,7 +127,7 @@ def fuse_elementwise(graph: Graph, target: Target, options: CompileOptions) -> G
             new.update(zip(reversed(kernel.results), emit(kernel, new).results, strict=True))
         return new.get(node, node)
 
-    return graph.rewrite(change, in_turn(graph.roots, kernels))
+    return graph.rewrite(change, order_bundles(graph.roots, kernels))
 
 
 class Bundle(Protocol):
@@ -144,7 +144,7 @@ class Bundle(Protocol):
         ...
 
 
-def in_turn(roots: Iterable[Node], kernels: Mapping[Node, Bundle]) -> list[Node]:
+def order_bundles(roots: Iterable[Node], kernels: Mapping[Node, Bundle]) -> list[Node]:
     """Return the nodes like `topological`, but the members of a kernel follow one another.
 
     They come after everything that one of them reads.
@@ -181,7 +181,7 @@ class Grouping:
         """The nodes that are read by nodes other than kernels, or are roots."""
         self.readers: dict[Node, dict[Kernel, None]] = {}
         """The kernels that read a value."""
-        self.latest: dict[tuple[Place, Node], Kernel] = {}
+        self.latest: dict[tuple[MergeKey, Node], Kernel] = {}
         """The last kernel of a place that read an operand of full size."""
         for node in reversed(graph.nodes):
             if not is_elementwise(node):
@@ -205,7 +205,7 @@ class Grouping:
         sources, readers = external(node), self.readers.get(node, {})
         kernel = self.sole_reader(node, sources, readers)
         if kernel is None:
-            place = Place(self.depths[node], self.needs[node], node.shape)
+            place = MergeKey(self.depths[node], self.needs[node], node.shape)
             kernel = self.mergeable(node, place, sources, readers)
             if kernel is None:
                 kernel = Kernel(self.num_started, place)
@@ -229,7 +229,7 @@ class Grouping:
         return None
 
     def mergeable(
-        self, node: Node, place: Place, sources: list[Node], readers: Mapping[Kernel, None]
+        self, node: Node, place: MergeKey, sources: list[Node], readers: Mapping[Kernel, None]
     ) -> Kernel | None:
         """Return a kernel of a place that can have an op as one more result, or None."""
         reading_kernels = [kernel for kernel in readers if kernel.place == place]
@@ -400,4 +400,4 @@ def dense_operands(kernel: Node) -> dict[Node, int]:
     }
 
 
-__all__ = ["dense_operands", "depths", "fuse_elementwise", "in_turn", "needs"]
+__all__ = ["dense_operands", "depths", "fuse_elementwise", "order_bundles", "needs"]

@@ -27,7 +27,7 @@ from ...graph.order import Order
 from ...ops._shape import reshape
 from ..options import CompileOptions
 from ..target import Target
-from .elementwise import dense_operands, depths, in_turn, needs, see_through
+from .elementwise import dense_operands, depths, needs, order_bundles, see_through
 from .kernel_body import (
     FusedKernel,
     Input,
@@ -79,7 +79,7 @@ def share_sums(graph: Graph, target: Target, options: CompileOptions) -> Graph:
         new[node] = made
         return made
 
-    return graph.rewrite(change, in_turn(graph.roots, bundles))
+    return graph.rewrite(change, order_bundles(graph.roots, bundles))
 
 
 def shareable_sums(graph: Graph) -> Iterator[tuple[Node, tuple[Node, list[Node]]]]:
@@ -200,7 +200,7 @@ def fuse_reductions(graph: Graph, target: Target, options: CompileOptions) -> Gr
             return results if node.several else results[0]
         return new[node]
 
-    return graph.rewrite(change, in_turn(graph.roots, reducing_kernel_of))
+    return graph.rewrite(change, order_bundles(graph.roots, reducing_kernel_of))
 
 
 def reducing_kernels(graph: Graph) -> Iterator[ReducingKernel]:

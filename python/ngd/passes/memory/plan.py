@@ -88,7 +88,7 @@ class Storage:
 
 
 @dataclass
-class Step:
+class Instruction:
     """One instruction: a kernel, the start or the wait of a collective, or a copy."""
 
     action: str
@@ -115,7 +115,7 @@ class Plan:
     inputs: int = 0
     outputs: int = 0
     """The numbers of arguments and of results of a call."""
-    steps: list[Step] = field(default_factory=list)
+    steps: list[Instruction] = field(default_factory=list)
     storages: list[Storage] = field(default_factory=list)
     variables: list[Node] = field(default_factory=list)
     constants: list[Array] = field(default_factory=list)
@@ -140,7 +140,7 @@ class Plan:
         self.verify_lives()
         self.verify_pending()
 
-    def verify_start(self, step: Step) -> None:
+    def verify_start(self, step: Instruction) -> None:
         """Raise an error if a result overlaps its operand and is not in the same storage."""
         operand, result = step.inputs[0], step.outputs[0]
         same_storage = (operand[1].whole or operand[1]) is (result[1].whole or result[1])
@@ -240,4 +240,4 @@ def overlap(a: tuple[Type, Storage], b: tuple[Type, Storage]) -> bool:
     return a_lane == b_lane and max(a_begin, b_begin) < min(a_end, b_end)
 
 
-__all__ = ["Plan", "Step", "Storage"]
+__all__ = ["Plan", "Instruction", "Storage"]

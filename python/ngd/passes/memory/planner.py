@@ -34,7 +34,7 @@ from ..op_costs import cost_of
 from ..scheduling import Schedule
 from ..target import Target, query_node
 from ..views import is_view, parts_written, source_of, span_of
-from .plan import Plan, Step, Storage
+from .plan import Instruction, Plan, Storage
 
 
 def plan_memory(schedule: Schedule, target: Target, plan_body: Callable[[Graph], Plan]) -> Plan:
@@ -219,9 +219,9 @@ class Planner:
         groups = self.barrier_groups(before_writes)
         starts = range(len(self.plan.steps), len(self.plan.steps) + len(groups))
         for group in groups:
-            self.append(Step("start", "barrier", [nothing], [result], {}, site, group=group))
+            self.append(Instruction("start", "barrier", [nothing], [result], {}, site, group=group))
         for start in reversed(starts):
-            self.append(Step("wait", "barrier", [], [result], {}, site, start))
+            self.append(Instruction("wait", "barrier", [], [result], {}, site, start))
 
     def barrier_groups(self, before_writes: bool) -> list[Ranks | None]:
         """Return the groups of the barriers; None is the group of the step."""
@@ -248,7 +248,7 @@ class Planner:
         assert isinstance(start.op, Start)
         kind = start.op.block.kind.wire
         outputs = [(node.type, result)]
-        self.append(Step("wait", kind, [], outputs, {}, node.site, self.started[start]))
+        self.append(Instruction("wait", kind, [], outputs, {}, node.site, self.started[start]))
 
     def emit_start(self, node: Node) -> None:
         """Emit the start of a collective."""
@@ -258,7 +258,7 @@ class Planner:
         result = self.storages.of[node] = self.choose_received(node, source)
         self.started[node] = len(self.plan.steps)
         self.append(
-            Step(
+            Instruction(
                 "start",
                 block.kind.wire,
                 [(operand.type, source)],
@@ -278,7 +278,7 @@ class Planner:
         bodies = [self.plan_body(graph) for graph in bodies_of(node)]
         outputs += self.arenas_of_bodies(node, bodies) if bodies else []
         action = node.op.kernel.control_flow or "run"
-        step = Step(action, name, inputs, outputs, attrs, node.site)
+        step = Instruction(action, name, inputs, outputs, attrs, node.site)
         step.bodies, step.cost = bodies, cost_of(node, [body.cost for body in bodies])
         step.made_of, step.layout = node.op.fused_ops(node), node.op.layout.name
         self.append(step)
@@ -298,9 +298,9 @@ class Planner:
         """Emit a copy of a value of the node's type."""
         source.keep(len(self.plan.steps))
         types = (node.type, source), (node.type, destination)
-        self.append(Step("run", "copy", [types[0]], [types[1]], {}, node.site))
+        self.append(Instruction("run", "copy", [types[0]], [types[1]], {}, node.site))
 
-    def append(self, step: Step) -> None:
+    def append(self, step: Instruction) -> None:
         """Append an instruction, and extend the lifetimes of its results to it."""
         for _, storage in step.outputs:
             storage.keep(len(self.plan.steps))

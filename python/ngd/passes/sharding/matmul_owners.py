@@ -23,9 +23,9 @@ from ...graph.node import Node
 from ..collective_order import order_of
 from ..op_costs import cost_of
 
-LEAST: Final = 4_000_000
+MIN_FLOPS: Final = 4_000_000
 """The least number of operations of a chain that are worth a broadcast; they take about 40 us."""
-LEAST_A_BYTE: Final = 64
+MIN_FLOPS_PER_BYTE: Final = 64
 """The least number of operations per byte that is broadcast."""
 
 
@@ -47,10 +47,10 @@ class Chain:
     @property
     def is_worth_it(self) -> bool:
         """True if the result takes less time to send than to compute."""
-        return self.flops >= max(LEAST, LEAST_A_BYTE * self.total.type.bytes)
+        return self.flops >= max(MIN_FLOPS, MIN_FLOPS_PER_BYTE * self.total.type.bytes)
 
 
-def owned(candidates: Iterable[Chain], ends: Ends, ranks: int) -> dict[Node, Chain]:
+def assign_owners(candidates: Iterable[Chain], ends: Ends, ranks: int) -> dict[Node, Chain]:
     """Return the chains that have owners, by their ends. All ranks find them in the same order."""
     owned_by_end: dict[Node, Chain] = {}
     for chain in sorted(candidates, key=lambda c: order_of(c.total)) if ranks > 1 else ():
@@ -176,4 +176,4 @@ class Ends:
         return True
 
 
-__all__ = ["Chain", "Ends", "chains", "owned"]
+__all__ = ["Chain", "Ends", "chains", "assign_owners"]

@@ -28,7 +28,7 @@ from ...ops.collectives.reductions import COMBINED
 from ..collective_order import Ordered
 from ..partition import is_divided
 from ..target import Sharing
-from .matmul_owners import Ends, chains, owned
+from .matmul_owners import Ends, assign_owners, chains
 
 
 class ShardNeeds:
@@ -45,7 +45,7 @@ class ShardNeeds:
         sums_of_totals = {total: self.sums[total.inputs[0]] for total in self.totals}
         candidates = chains(graph, self.is_sum)
         ends = Ends(graph, self.values, sums_of_totals)
-        self.owned = owned(candidates, ends, sharing.partition.here.size)
+        self.owned = assign_owners(candidates, ends, sharing.partition.here.size)
         """The chains of matrix multiplications that one rank per host computes, by their ends."""
         self.whole: set[Node] = set()
         """The nodes that this rank needs whole."""

@@ -91,7 +91,7 @@ class ReduceShard(Collective):
 REDUCE_SHARD: Final = ReduceShard()
 
 
-def update_in_slices(graph: Graph, target: Target, options: CompileOptions) -> Graph:
+def shard_updates(graph: Graph, target: Target, options: CompileOptions) -> Graph:
     """Shard the updates of the variables that the ranks share."""
     shared = target.sharing.variables
     updates = {v: value for v, value in graph.updates if v in shared and value is not v}
@@ -331,4 +331,4 @@ def elements_of(node: Node, begin: int, end: int) -> Node:
     return part
 
 
-__all__ = ["shareable_variables", "update_in_slices"]
+__all__ = ["shareable_variables", "shard_updates"]
