@@ -24,7 +24,7 @@ from ..devices.collective_sequence import CollectiveSequence
 from ..devices.device import Lowered
 from ..devices.executable import Executable, StepGraph
 from ..devices.native import native_attrs, spec
-from ..devices.statement_ops import Members
+from ..devices.statement_ops import StatementOps
 from ..devices.structured import StructuredStep, is_flat
 from ..dtypes import DType, Type, as_dtype, as_int, float32
 from ..errors import DTypeError
@@ -82,7 +82,7 @@ def write(plan: Plan, sequence: CollectiveSequence) -> _core.ProgramBuilder:
     for constant in plan.constants:
         builder.add_constant(constant.tobytes())
     numbers: dict[Any, int] = {}
-    members = Members() if config.check_finite() else None
+    members = StatementOps() if config.check_finite() else None
 
     def value(typed_storage: tuple[Type, Any]) -> int:
         type_, storage = typed_storage
@@ -298,12 +298,12 @@ def group_of(graph: Graph, group: Group | None, shard: str) -> Group:
     """
     expect_agreement(graph)
     if group is None:
-        all_ranks = together(graph, shard)
+        all_ranks = needs_group(graph, shard)
         group = init() if all_ranks else alone()
     return group
 
 
-def together(graph: Graph, shard: str) -> bool:
+def needs_group(graph: Graph, shard: str) -> bool:
     """Return whether a step depends on the ranks of its group, or shares variables with them."""
     return depends_on_group(graph) or shard != "none"
 

@@ -39,7 +39,7 @@ from ..graph.variable import TRACING, Variable, placeholder
 from ..ops._operands import as_node
 from ..passes.fingerprint import Family, compiling
 from ..trees import LEAF, Structure, flatten, leaves_of, split
-from .driver import as_precision, as_shard, compile, sorted_updates, together
+from .driver import as_precision, as_shard, compile, needs_group, sorted_updates
 from .trace_keys import (
     DEFAULT,
     FLOAT,
@@ -322,7 +322,7 @@ class Function:
         leaf_indices = [i for i, node in enumerate(inputs) if node is not None]
         return Trace(
             step,
-            init() if self.group is None and together(graph, self.shard) else None,
+            init() if self.group is None and needs_group(graph, self.shard) else None,
             None if len(leaf_indices) == len(inputs) else leaf_indices,
             structure,
             {i: leaf for i, leaf in enumerate(made) if not isinstance(leaf, Node)},

@@ -17,7 +17,7 @@ The number is equal for all ops that one op was expanded into; -1 for an op that
 """
 
 
-class Members:
+class StatementOps:
     """The numbers of the applications of a program's expanded ops."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Members:
             return op_members
         split = len(op_members) - len(step.attrs.get("reductions", ()))
         names = [op for op, _ in step.made_of[:split]]
-        return [*of_statements(step.attrs, names, op_members), *op_members[split:]]
+        return [*ops_of_statements(step.attrs, names, op_members), *op_members[split:]]
 
     def member(self, op: str, site: str) -> Member:
         """Return the entry of an op."""
@@ -44,7 +44,7 @@ class Members:
         return site.op, str(site), number
 
 
-def of_statements(
+def ops_of_statements(
     attrs: dict[str, Any], names: Sequence[str], op_members: list[Member]
 ) -> list[Member]:
     """Return the op of each statement of a kernel body.

@@ -13,7 +13,7 @@ from ..dtypes import SHORT_NAMES, DType, float32
 from ..errors import CompileError
 from .leaves import PLACEHOLDER, VARIABLE
 from .node import Node, topological, types_of
-from .precision_marks import WIDE, wide
+from .precision_marks import KEEPS_FLOAT32, keep_float32
 from .text import print_attrs, print_types
 from .variable_names import sort_key, unique_names
 
@@ -64,10 +64,10 @@ class Graph:
         graph's nodes in which each node comes after its inputs.
         """
         new: dict[Node, Node] = {}  # without nodes that replace themselves
-        with at_site("") as move_to, wide(False):
+        with at_site("") as move_to, keep_float32(False):
             for node in self.nodes if order is None else order:
                 move_to(node.site)
-                WIDE.set(node.wide)
+                KEEPS_FLOAT32.set(node.wide)
                 inputs = node.inputs
                 if not new.keys().isdisjoint(inputs):
                     inputs = tuple([new.get(i, i) for i in inputs])

@@ -25,7 +25,7 @@ from ..errors import GradientError
 from .array_methods import ArrayMethods
 from .cost import Cost
 from .order import Order
-from .precision_marks import WIDE, wide
+from .precision_marks import KEEPS_FLOAT32, keep_float32
 from .registry import OPS, op_named, public_function
 from .samples import Sample
 from .traits import Comm, Fusion, Kernel, Layout, Numerics
@@ -245,7 +245,7 @@ class Node(ArrayMethods["Node"]):
         self.attrs = dict(attrs)
         self.type = type
         self.site = call_site()
-        self.wide = WIDE.get()
+        self.wide = KEEPS_FLOAT32.get()
         self.uniform = op.is_uniform(inputs, attrs)
         self.id = next(_next_id)
 
@@ -389,7 +389,7 @@ def remade_node(
         if isinstance(value, np.ndarray):
             value.flags.writeable = False
     made: tuple[Node, ...]
-    with at_site(site), wide(is_wide):
+    with at_site(site), keep_float32(is_wide):
         if isinstance(types, Type):
             made = (Node(op, inputs, attrs, types),)
         else:

@@ -18,7 +18,7 @@ from ..dtypes import Shape, float32, is_float
 from ..errors import Error, GradientError
 from ..graph.leaves import constant_node
 from ..graph.node import Node, Op, topological
-from ..graph.precision_marks import WIDE, wide
+from ..graph.precision_marks import KEEPS_FLOAT32, keep_float32
 from ..trees import flatten
 from ._arithmetic import add
 from ._casting import cast
@@ -129,7 +129,7 @@ def walk_back(
         dy = adjoint_of_results(node, adjoints)
         if dy is None or not any(operand in active for operand in node.inputs):
             continue
-        with at_site(node.site), wide(node.wide or WIDE.get()):
+        with at_site(node.site), keep_float32(node.wide or KEEPS_FLOAT32.get()):
             wanted = [operand in active for operand in node.inputs]
             parts = _input_adjoints(node, dy, wanted)
             for operand, part in zip(node.inputs, parts, strict=True):

@@ -32,7 +32,7 @@ from ..graph.cost import Cost
 from ..graph.graph import Graph
 from ..graph.leaves import Leaf
 from ..graph.node import Node
-from ..graph.precision_marks import wide
+from ..graph.precision_marks import keep_float32
 from ..ops._custom import after
 from .memory.plan import Plan
 from .op_costs import cost_of_graph
@@ -210,7 +210,7 @@ class Waiting:
                     copied_nodes[old] = self.make_copy(copies[old], reader, new)
                 else:
                     other_inputs = [new.get(i, i) for i in old.inputs[1:]]
-                    with at_site(old.site), wide(old.wide):
+                    with at_site(old.site), keep_float32(old.wide):
                         inputs = (copied(old.inputs[0], reader), *other_inputs)
                         copied_nodes[old] = Node(old.op, inputs, old.attrs, old.type)
             return copied_nodes[old]
@@ -241,11 +241,11 @@ class Waiting:
             if x in made:
                 return made[x]
             now = new.get(x, x)
-            with wide(x.wide):
+            with keep_float32(x.wide):
                 return now if isinstance(x.op, Leaf) or not gates else after(now, *gates)
 
         for node in copy.ops:
-            with at_site(node.site), wide(node.wide):
+            with at_site(node.site), keep_float32(node.wide):
                 inputs = tuple(operand(x) for x in node.inputs)
                 made[node] = Node(node.op, inputs, node.attrs, node.type)
         return made[copy.value]

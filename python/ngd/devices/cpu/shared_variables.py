@@ -53,7 +53,7 @@ from ...passes.sharding.updates import shareable_variables
 from ..executable import StepGraph
 from .rank_comparison import agree, differing_ranks, digest_of, ranks_text
 from .sharing_record import SharingRecord
-from .storage import CpuStorage, refused
+from .storage import CpuStorage, sharing_error
 
 NO_MEMORY = 2**64 - 1
 """The number that stands for common memory that could not be allocated."""
@@ -139,7 +139,7 @@ def expect_private(whole: Mapping[Node, CpuStorage], equal: Equal, site: str) ->
     for variable, storage in whole.items():
         sharing, differs = storage.sharing, values[variable] not in equal.nodes
         if sharing is not None and storage.is_shared:
-            raise refused(storage, sharing)
+            raise sharing_error(storage, sharing)
         if sharing is not None and differs:
             raise CompileError(
                 f"compile: updates: variable {storage.name!r}: expected a next value that is equal "
@@ -378,7 +378,7 @@ def common_memory(group: Any, size: int, site: str) -> _core.CommonMemory | None
     return None if received == NO_MEMORY else group.communicator.open_common(0, int(received), size)
 
 
-def are_alike(graph: Graph, group: Group) -> bool:
+def have_uniform_types(graph: Graph, group: Group) -> bool:
     """Return whether a step has the same types on all ranks, which all call this.
 
     The call is inside of `asked_once`.
@@ -394,7 +394,7 @@ def are_alike(graph: Graph, group: Group) -> bool:
 
 
 @contextmanager
-def asked_once(group: Group) -> Iterator[None]:
+def comparing_once(group: Group) -> Iterator[None]:
     """Keep the result of `are_alike` until the step is compiled, or until all ranks raise an error.
 
     A rank may fail by itself, because a variable is held or memory is short. It then compiles the

@@ -75,7 +75,7 @@ class CpuStorage:
         self.buffer.read_part(part, self.cell)
         sharing = self.sharing
         if sharing is None:
-            raise lost(self.name)
+            raise lost_parts_error(self.name)
         return sharing.gathered(part, self.type)
 
     def held(self) -> Array:
@@ -136,7 +136,7 @@ class CpuStorage:
         """
         sharing = self.sharing
         if sharing is not None and self.is_shared:
-            raise refused(self, sharing)
+            raise sharing_error(self, sharing)
         self.expect_whole()
         if self.buffer.is_common:
             self.buffer.lie_in(None, 0)
@@ -145,7 +145,7 @@ class CpuStorage:
         """Raise an error if this rank has only a part of the value."""
         if self.part is not None:
             sharing = self.sharing
-            raise lost(self.name) if sharing is None else refused(self, sharing)
+            raise lost_parts_error(self.name) if sharing is None else sharing_error(self, sharing)
 
     def expect_part(self, part: tuple[int, int]) -> None:
         """Raise an error if this rank keeps another part than the one that a step uses."""
@@ -188,7 +188,7 @@ class CpuStorage:
         sharing.group.barrier(site=call_site())
 
 
-def refused(storage: CpuStorage, sharing: SharingRecord) -> CompileError:
+def sharing_error(storage: CpuStorage, sharing: SharingRecord) -> CompileError:
     """Return the error for a step that writes all of a shared variable, or reads other parts."""
     since = f"since the step compiled at {sharing.site}"
     if storage.part is None:
@@ -205,7 +205,7 @@ def refused(storage: CpuStorage, sharing: SharingRecord) -> CompileError:
     )
 
 
-def lost(name: str) -> GroupClosedError:
+def lost_parts_error(name: str) -> GroupClosedError:
     """Return the error for a read of the whole value when the other parts are lost."""
     return GroupClosedError(
         f"variable {name!r}: it was kept once over all hosts (shard='world'), and the group whose "

@@ -18,7 +18,7 @@ from ...graph.variable import Variable
 from ...ops.collectives.reductions import Collective
 from ...passes import Plan, lower_precision
 from ...passes.collective_order import check_root, collectives_in_order, is_message
-from ..collective_sequence import CollectiveSequence, opened
+from ..collective_sequence import CollectiveSequence, open_groups
 from ..device import Lowered
 from ..executable import CompiledStep, StepGraph
 from ..explanation import explain_reference
@@ -66,7 +66,7 @@ class StepCollectives:
         self.branches: dict[Node, int] = {}
         """The number of the branch in which a collective is."""
         self.note(graph, group)
-        self.groups = opened(self.sequence.groups)
+        self.groups = open_groups(self.sequence.groups)
         self.identities = {
             (number, branch): _core.Sequence(text, hash, computes, branch, of.communicator)
             for number, ((text, hash, computes), of) in enumerate(

@@ -22,7 +22,7 @@ from ...errors import CompileError
 from ...graph import notes
 from ...graph.graph import Graph, bodies_of
 from ...graph.node import Node, Op, topological
-from ...graph.precision_marks import WIDE, wide
+from ...graph.precision_marks import KEEPS_FLOAT32, keep_float32
 from .._precision import expansion
 from .._random import Draw, Dropout, RandomBits
 from .._shape import broadcast_to, reshape
@@ -84,12 +84,12 @@ class Batching:
 
     def rewrite(self, roots: Sequence[Node]) -> list[Batched]:
         """Return the new nodes of some traced nodes."""
-        with at_site("") as move_to, wide(False):
+        with at_site("") as move_to, keep_float32(False):
             for node in topological(roots):
                 if node.id < self.since or self.find(node).node is not node:
                     continue
                 move_to(node.site)
-                WIDE.set(node.wide)
+                KEEPS_FLOAT32.set(node.wide)
                 self.add(node)
         return [self.find(root) for root in roots]
 

@@ -22,7 +22,7 @@ from ...graph import notes
 from ...graph.cost import Cost
 from ...graph.graph import Body, Graph, bodies_of
 from ...graph.node import Node, topological
-from ...graph.precision_marks import wide
+from ...graph.precision_marks import keep_float32
 from ...graph.registry import public, register
 from ...graph.samples import Sample
 from ...graph.traits import Kernel
@@ -359,7 +359,7 @@ class ScanGradient:
 
     def over_iterations(self, product: Node, stacks: Mapping[Node, Node]) -> Node:
         """Return the sum of a product over all iterations: one product of all their rows."""
-        with at_site(product.site), wide(product.wide):
+        with at_site(product.site), keep_float32(product.wide):
             rows = [
                 reshape(stacks[before_reshapes(x)], (self.loop.length * x.shape[0], x.shape[1]))
                 for x in factors_of(product)

@@ -40,7 +40,7 @@ from ...graph.graph import Graph
 from ...graph.leaves import CONSTANT, constant_node
 from ...graph.node import Node
 from ...graph.order import Order, Stage
-from ...graph.precision_marks import wide
+from ...graph.precision_marks import keep_float32
 from ...ops import _concatenation as concatenation
 from ...ops import _shape as shape
 from ...ops import _slicing as slicing
@@ -306,7 +306,7 @@ class ShardedGraph:
             parts = [self.reduce_own_shard(total) for total in totals]
             number = max(self.levels.last_collective[total] for total in totals)
             order = Order(number, Stage.TOTALS, next(self.total_positions))
-            with at_site(totals[0].site), wide(totals[0].wide):
+            with at_site(totals[0].site), keep_float32(totals[0].wide):
                 attrs = {"reduce_op": reduce_op, "algorithm": "auto"}
                 if not self.partition.apart:  # then each host has the shards of all elements
                     attrs |= self.group_attrs(self.partition.here)
@@ -316,7 +316,7 @@ class ShardedGraph:
 
     def reduce_own_shard(self, total: Node) -> Node:
         """Return the reduction of this rank's shard of the operand of a total."""
-        with at_site(total.site), wide(total.wide):
+        with at_site(total.site), keep_float32(total.wide):
             attrs = {**total.attrs, "axes": (0,), "keepdims": False}
             return total.op.node((self.shards[total.inputs[0]],), attrs)
 
