@@ -43,7 +43,7 @@ OPS: Final = {
     Product: "prod",
 }
 
-SMALL: Final = 1 << 16
+SEPARATE_SIZE: Final = 1 << 16
 """The size of an array, in elements, from which `grouped_allreduce` reduces it separately."""
 
 JOIN, ALL_REDUCE, OTHER, BARRIER = range(4)
@@ -235,7 +235,7 @@ def all_reduce_many(
     small: dict[DType, list[int]] = {}
     handles, packs = [], []
     for i, (source, out) in enumerate(zip(sources, outs, strict=True)):
-        if source.size < SMALL and op != Adasum:
+        if source.size < SEPARATE_SIZE and op != Adasum:
             small.setdefault(source.dtype, []).append(i)
         else:
             handles.append(all_reduce(source, out, *rest, **keywords))

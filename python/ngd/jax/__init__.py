@@ -56,7 +56,7 @@ _groups: Final[list[Group]] = []
 """The groups that compiled programs may call, by their number. They are never released."""
 
 
-def number_of(group: Group) -> int:
+def register_group(group: Group) -> int:
     """Return the number by which compiled programs refer to a group."""
     for number, registered in enumerate(_groups):
         if registered is group:
@@ -103,7 +103,7 @@ def bind_collective(
         expect_rows(where, operand_type)
     if kind.gives == "blocks":
         block_rows(x.shape, ranks.size, where)
-    params = {"kind": kind.name, "op": op, "root": root, "group": number_of(ranks)}
+    params = {"kind": kind.name, "op": op, "root": root, "group": register_group(ranks)}
     return collective_p.bind(x, **params, asynchronous=bool(asynchronous), site=call_site())
 
 
@@ -113,7 +113,7 @@ def point_to_point_params(
     """Return the params of send_p and recv_p that describe the other rank."""
     where, ranks = f"ngd.jax.{call}", group_or_world(group)
     other = check_other_rank(other, ranks.rank, ranks.size, where, name)
-    params = {"root": other, "tag": as_int(tag, where, "tag"), "group": number_of(ranks)}
+    params = {"root": other, "tag": as_int(tag, where, "tag"), "group": register_group(ranks)}
     return {**params, "asynchronous": bool(asynchronous), "site": call_site()}
 
 

@@ -12,7 +12,7 @@ from .. import comm
 from .._util.callsite import call_site
 from ..dtypes import Array
 from .memory import blocks
-from .world import Group, chosen, is_outside
+from .world import Group, group_or_world, is_outside
 
 
 def bytes_of(value: Any) -> Array:
@@ -34,13 +34,13 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Group | None = No
     group : Group, optional
         The ranks; by default the world.
     """
-    ranks, site = chosen(group), call_site()
+    ranks, site = group_or_world(group), call_site()
     if is_outside(ranks):
         return
-    object_list += gathered(ranks.group, obj, site)
+    object_list += gather_objects(ranks.group, obj, site)
 
 
-def gathered(group: comm.Group, value: Any, site: str) -> list[Any]:
+def gather_objects(group: comm.Group, value: Any, site: str) -> list[Any]:
     """Return the list of the objects of all ranks."""
     pickled = bytes_of(value)
     with group.under_way():
@@ -65,7 +65,7 @@ def broadcast_object_list(object_list: list[Any], src: int, group: Group | None 
     group : Group, optional
         The ranks; by default the world.
     """
-    ranks, where, site = chosen(group), "broadcast_object_list", call_site()
+    ranks, where, site = group_or_world(group), "broadcast_object_list", call_site()
     if is_outside(ranks):
         return
     root = ranks.place_of(src, where, "src")
@@ -109,7 +109,7 @@ def scatter_object_list(
     group : Group, optional
         The ranks; by default the world.
     """
-    ranks, where, site = chosen(group), "scatter_object_list", call_site()
+    ranks, where, site = group_or_world(group), "scatter_object_list", call_site()
     if is_outside(ranks):
         return
     root = ranks.place_of(src, where, "src")

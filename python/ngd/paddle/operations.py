@@ -26,15 +26,15 @@ from .memory import (
     Finish,
     Tensor,
     blocks,
+    concatenate,
+    destination_for,
+    destination_for_all,
     elements,
     expect_size,
-    joined,
-    nothing,
-    place,
-    place_of_all,
+    no_copy,
     reduction,
 )
-from .world import Group, chosen, is_outside
+from .world import Group, group_or_world, is_outside
 
 
 class Task:
@@ -131,9 +131,9 @@ class Staged(NamedTuple):
 def stage_whole(tensor: Tensor, where: str, gets_result: bool) -> Staged:
     """Prepare a collective whose operand and result are the same tensor."""
     if not gets_result:
-        return Staged(elements(tensor, where), None, nothing, [tensor])
-    out, finish = place(tensor, where)
-    source = out if finish is nothing else elements(tensor, where)
+        return Staged(elements(tensor, where), None, no_copy, [tensor])
+    out, finish = destination_for(tensor, where)
+    source = out if finish is no_copy else elements(tensor, where)
     return Staged(source, out, finish, [tensor])
 
 
@@ -147,7 +147,7 @@ def stage_gather(tensor: Tensor, given: Any, count: int, where: str, list_name: 
 
 def stage_scatter(tensor: Tensor, given: Any, count: int, where: str, list_name: str) -> Staged:
     """Prepare a collective from `given`, which has one block per rank, to a tensor."""
-    out, finish = place(tensor, where)
+    out, finish = destination_for(tensor, where)
     source, tensors = stage_inputs(given, count, where, list_name)
     expect_size(source, count * out.size, where, list_name)
     return Staged(source, out, finish, [tensor, *tensors])
@@ -161,14 +161,14 @@ def stage_outputs(
     `given` is one tensor for all blocks, or a list of tensors.
     """
     if isinstance(given, paddle.Tensor):
-        return *place(given, where), [given]
+        return *destination_for(given, where), [given]
     if isinstance(given, list) and not given:
         given += [paddle.empty_like(like) for _ in range(count)]
     tensors = blocks(given, count, where, name)
     size = like.size
     for each in tensors:
         expect_size(elements(each, where), size * elements_each(like), where, name)
-    return *place_of_all(tensors, where), tensors
+    return *destination_for_all(tensors, where), tensors
 
 
 def elements_each(tensor: Tensor) -> int:
@@ -181,7 +181,7 @@ def stage_inputs(given: Any, count: int, where: str, name: str) -> tuple[Array, 
     if isinstance(given, paddle.Tensor):
         return elements(given, where), [given]
     tensors = blocks(given, count, where, name)
-    whole = joined(tensors, where)
+    whole = concatenate(tensors, where)
     for each in tensors:
         expect_size(elements(each, where), whole.size // count, where, name)
     return whole, tensors
@@ -216,7 +216,7 @@ def start_collective(
     elif kind.gets == "blocks" and is_root:
         staged = stage_gather(tensor, given, ranks.nranks, name, list_name)
     elif kind.gives == "blocks":
-        out, finish = place(tensor, name)
+        out, finish = destination_for(tensor, name)
         staged = Staged(None, out, finish, [tensor])
     else:
         staged = stage_whole(tensor, name, gets_result=is_root or kind.rooted != "gets")
@@ -227,7 +227,7 @@ def start_collective(
 
 def run_collective(name: str, group: Group | None, *args: Any, **kwargs: Any) -> Task | None:
     """Start a collective, or warn and return None if this rank is not in the group."""
-    ranks = chosen(group)
+    ranks = group_or_world(group)
     if is_outside(ranks, stacklevel=4):
         return None
     return start_collective(name, ranks, *args, **kwargs)
@@ -332,7 +332,7 @@ def all_gather(
     NotMemberError
         This rank is not a member of the group.
     """
-    ranks = chosen(group)
+    ranks = group_or_world(group)
     if not ranks.is_member():
         raise NotMemberError(f"all_gather: group: expected one that has this rank; got {ranks!r}")
     return start_collective("all_gather", ranks, tensor, tensor_list, sync_op=sync_op)
@@ -443,7 +443,7 @@ def alltoall(
     sync_op : bool
         If True, the call waits for the result.
     """
-    ranks, where = chosen(group), "alltoall"
+    ranks, where = group_or_world(group), "alltoall"
     if is_outside(ranks):
         return None
     if isinstance(in_tensor_list, paddle.Tensor) and isinstance(out_tensor_list, paddle.Tensor):
@@ -452,8 +452,8 @@ def alltoall(
     if isinstance(out_tensor_list, list) and not out_tensor_list:
         out_tensor_list += [paddle.empty_like(each) for each in sent]
     filled = blocks(out_tensor_list, ranks.nranks, where, "out_tensor_list")
-    source = joined(sent, where)
-    array, finish = place_of_all(filled, where)
+    source = concatenate(sent, where)
+    array, finish = destination_for_all(filled, where)
     work = ranks.group.all_to_all_v(
         source,
         [elements(each, where).size for each in sent],
@@ -488,11 +488,11 @@ def alltoall_single(
     sync_op : bool
         If True, the call waits for the result.
     """
-    ranks, where, site = chosen(group), "alltoall_single", call_site()
+    ranks, where, site = group_or_world(group), "alltoall_single", call_site()
     if is_outside(ranks):
         return None
     source = elements(in_tensor, where)
-    array, finish = place(out_tensor, where)
+    array, finish = destination_for(out_tensor, where)
     work = ranks.group.all_to_all_v(
         source,
         split(in_tensor, source, in_split_sizes, ranks.nranks, "in_split_sizes"),
@@ -535,12 +535,12 @@ def send(
     sync_op : bool
         If True, the call waits for the result.
     """
-    ranks, where, site = chosen(group), "send", call_site()
+    ranks, where, site = group_or_world(group), "send", call_site()
     if is_outside(ranks):
         return None
     to = ranks.place_of(dst, where, "dst")
     work = ranks.group.send(elements(tensor, where), to, async_op=True, site=site)
-    return start_task(work, [tensor], nothing, sync_op)
+    return start_task(work, [tensor], no_copy, sync_op)
 
 
 def recv(
@@ -561,13 +561,13 @@ def recv(
     sync_op : bool
         If True, the call waits for the result.
     """
-    ranks, where, site = chosen(group), "recv", call_site()
+    ranks, where, site = group_or_world(group), "recv", call_site()
     if is_outside(ranks):
         return None
     if src is None:
         raise ValueError(f"{where}: src: expected a rank; got None. Give the rank that sends.")
     source = ranks.place_of(src, where, "src")
-    array, finish = place(tensor, where)
+    array, finish = destination_for(tensor, where)
     work = ranks.group.recv(source, out=array, async_op=True, site=site)
     return start_task(work, [tensor], finish, sync_op)
 
@@ -647,6 +647,6 @@ def barrier(group: Group | None = None) -> None:
 
     Corresponds to `paddle.distributed.barrier`.
     """
-    ranks = chosen(group)
+    ranks = group_or_world(group)
     if ranks.is_member():
         ranks.group.barrier(site=call_site())

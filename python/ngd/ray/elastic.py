@@ -216,7 +216,7 @@ def _version(mpirun: str, environment: Mapping[str, str]) -> str:
 
 
 @dataclass(eq=False)
-class Place:
+class HostRecord:
     """The driver's record of a host."""
 
     node: str
@@ -335,7 +335,7 @@ class _Job:
         self.ranks, self.cpus = ranks  # ranks per host, and CPUs per rank
         self.least, self.host_limit = hosts
         self.namespace = f"ngd-{secrets.token_hex(8)}"
-        self.places: dict[str, Place] = {}
+        self.places: dict[str, HostRecord] = {}
         """The hosts, by Ray's ID of the node."""
         self.left_out: set[str] = set()
         """The nodes that cannot be used."""
@@ -375,7 +375,7 @@ class _Job:
             for place in list(self.places.values()):
                 self._forget(place)
 
-    def _gather(self) -> list[Place]:
+    def _gather(self) -> list[HostRecord]:
         """Return the hosts of the next world: those that are ready.
 
         Before the first world, it waits for all hosts of the cluster, up to the deadline.
@@ -432,9 +432,9 @@ class _Job:
             )
             .remote(os.getcwd(), self.environment, self.ranks, self.cpus)
         )
-        self.places[node] = Place(node, address, actor, name, actor.begin.remote())
+        self.places[node] = HostRecord(node, address, actor, name, actor.begin.remote())
 
-    def _take_in(self, place: Place) -> None:
+    def _take_in(self, place: HostRecord) -> None:
         """Add a host that has answered.
 
         A host that cannot be used is an error before the first world, and is left out later.
@@ -461,7 +461,7 @@ class _Job:
                 return f"expected {other.identity[1]}, as {other.address} has; it has {mpirun}"
         return None
 
-    def _world(self, world: list[Place]) -> str | None:
+    def _world(self, world: list[HostRecord]) -> str | None:
         """Start the ranks and wait until they have ended. Return why they failed, or None."""
         code = self._start_ranks(world)
         limit = time.monotonic() + self.deadline
@@ -486,7 +486,7 @@ class _Job:
             return f"{world[0].address}, where mpirun ran, lost"
         return f"mpirun returned {exit_code}" if exit_code else None
 
-    def _start_ranks(self, world: list[Place]) -> Any:
+    def _start_ranks(self, world: list[HostRecord]) -> Any:
         """Let the first host run mpirun for a new world; return the reference to its exit code."""
         addresses = [place.address for place in world]
         size = self.ranks * len(world)
@@ -507,7 +507,7 @@ class _Job:
         }
         return world[0].actor.lead.remote(self.worlds, arguments, cluster)
 
-    def _got(self, place: Place, answer: Any) -> Any:
+    def _got(self, place: HostRecord, answer: Any) -> Any:
         """Return the answer of a host. If it is lost or late, drop it and return None."""
         try:
             return ray.get(answer, timeout=ANSWER_SECONDS)
@@ -519,7 +519,7 @@ class _Job:
             self._lose(place, f"{type(error).__name__}: {error}".partition("\n")[0])
         return None
 
-    def _lose(self, place: Place, reason: str) -> None:
+    def _lose(self, place: HostRecord, reason: str) -> None:
         """Drop a host. A host that never was ready is not tried again."""
         if self.places.get(place.node) is not place:
             return
@@ -529,7 +529,7 @@ class _Job:
         logger.warning("ngd.ray.run_elastic: %s is %s: %s", place.address, what, reason)
         self._forget(place)
 
-    def _forget(self, place: Place) -> None:
+    def _forget(self, place: HostRecord) -> None:
         """End the actor of a host; its guard ends the processes that it has started."""
         if self.places.get(place.node) is place:
             del self.places[place.node]

@@ -357,7 +357,7 @@ def test_a_rank_that_leaves_is_named(asynchronous: bool) -> None:
 def bad_call(attribute: str, asynchronous: bool) -> list[str]:
     """Rank 0's first call cannot be made; both go on to another one."""
     world = ngd.init()
-    group = nj.number_of(world)
+    group = nj.register_group(world)
     nj.register()
     attributes = {
         "kind": "all_reduce",

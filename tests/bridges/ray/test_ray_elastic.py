@@ -366,7 +366,7 @@ MPIRUN = "/x/mpirun, mpirun (Open MPI) 5.0.8"
 def job_of(deadline: float = 60.0) -> tuple[Any, Any]:
     """A job that has one host, which is ready."""
     job = elastic._Job(["x"], (1, 1), (1, sys.maxsize), {}, deadline)
-    place = elastic.Place(NODE, "10.0.0.1", mock.MagicMock(), "host 0", None, ("a", MPIRUN))
+    place = elastic.HostRecord(NODE, "10.0.0.1", mock.MagicMock(), "host 0", None, ("a", MPIRUN))
     job.places[NODE] = place
     return job, place
 
@@ -384,7 +384,7 @@ def test_a_host_that_cannot_be_used_is_an_error_at_first_and_later_left_out(
     answers: Answers, caplog: pytest.LogCaptureFixture, begun: Any, words: str
 ) -> None:
     job, first = job_of()
-    job.places["other"] = new = elastic.Place("other", "10.0.0.2", None, "host 1", begun)
+    job.places["other"] = new = elastic.HostRecord("other", "10.0.0.2", None, "host 1", begun)
     with pytest.raises(WorkerError) as caught:
         job._take_in(new)
     assert str(caught.value) == f"ngd.ray.run_elastic: 10.0.0.2: {words}"
@@ -403,7 +403,7 @@ def test_an_actor_that_cannot_be_made_is_not_made_again_and_again(
 ) -> None:
     job, first = job_of()
     begun = ray.exceptions.RayActorError()
-    job.places["other"] = new = elastic.Place("other", "10.0.0.2", None, "host 1", begun)
+    job.places["other"] = new = elastic.HostRecord("other", "10.0.0.2", None, "host 1", begun)
     answers.alive = {NODE: "10.0.0.1", "other": "10.0.0.2"}
     with caplog.at_level(logging.WARNING, "ngd"):
         job._take_in(new)

@@ -365,7 +365,7 @@ def never_waited_for() -> list[int]:
     torch_ranks.join()
     name, seen = dist.group.WORLD.group_name, []
     for _ in range(5):
-        for _ in range(works.MANY):
+        for _ in range(works.MAX_OUTSTANDING):
             ops.all_reduce(torch.ones(10), "sum", name)
             seen.append(len(works.outstanding))
         dist.barrier()
@@ -375,7 +375,7 @@ def never_waited_for() -> list[int]:
 
 def test_works_that_nobody_waits_for_end() -> None:
     for most, left in torch_ranks.run(never_waited_for, 2):
-        assert most <= 2 * works.MANY
+        assert most <= 2 * works.MAX_OUTSTANDING
         assert left == 0
 
 

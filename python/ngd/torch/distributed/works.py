@@ -40,7 +40,7 @@ from torch.autograd import profiler
 
 from ... import _core
 from ...errors import BusyError, CollectiveTimeoutError, Error
-from .untraced import untraced
+from .untraced import exclude_from_tracing
 
 SLICE_SECONDS: Final = 5e-3
 """The length of a slice."""
@@ -54,7 +54,7 @@ group."""
 
 LAST_SLICE_SECONDS: Final = 1e-3
 """The length of the last wait after a timeout, whose error names the missing ranks."""
-MANY: Final = 64
+MAX_OUTSTANDING: Final = 64
 """The number of outstanding works above which a submission polls all of them."""
 
 
@@ -125,7 +125,7 @@ class Queue:
                 call.start()
 
 
-@untraced
+@exclude_from_tracing
 class Work(torch.distributed.Work):
     """The handle of collectives that were submitted together.
 
@@ -167,7 +167,7 @@ class Work(torch.distributed.Work):
             timeout_seconds = self._group.seconds if self.seconds is None else self.seconds
         if not self._is_over:
             if profiler._is_profiler_enabled:
-                with recorded(f"{self._kind} (wait)", self._held):
+                with profiler_range(f"{self._kind} (wait)", self._held):
                     self._complete(timeout_seconds)
             else:
                 self._complete(timeout_seconds)
@@ -304,18 +304,20 @@ class Work(torch.distributed.Work):
         self._is_over = True
 
 
-def recorded(name: str, tensors: Sequence[Tensor]) -> Any:
+def profiler_range(name: str, tensors: Sequence[Tensor]) -> Any:
     """Return a range for torch.profiler, with the form of name that gloo's ranges have."""
     distinct = {id(tensor): tensor for tensor in tensors}
     return torch._C._profiler._RecordFunctionFast(f"ngd:{name}", list(distinct.values()))
 
 
-def started(work: Work) -> Work:
+def start_work(work: Work) -> Work:
     """Start a work and return it. The caller holds the lock `turns`."""
     try:
         outstanding[work] = None
         work._group.queue.start(work)
-        if len(outstanding) > MANY:  # a work that is never waited for ends only by a poll
+        if (
+            len(outstanding) > MAX_OUTSTANDING
+        ):  # a work that is never waited for ends only by a poll
             for each in list(outstanding):
                 each._poll()
     except BaseException as error:
@@ -327,7 +329,7 @@ def started(work: Work) -> Work:
     return work
 
 
-def complete_all_of(group: WorkGroup) -> None:
+def wait_for_group(group: WorkGroup) -> None:
     """Wait for all pending works of a group, and ignore their errors."""
     for work in list(outstanding):
         if work._group is group:
@@ -335,7 +337,7 @@ def complete_all_of(group: WorkGroup) -> None:
                 work.wait()
 
 
-def look_at_all_of(group: WorkGroup) -> None:
+def poll_group(group: WorkGroup) -> None:
     """Poll all works of a closed group, which releases their tensors."""
     with turns:
         for work in list(outstanding):
