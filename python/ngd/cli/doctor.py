@@ -374,8 +374,8 @@ def judge(
     cpus, threads, ranks = report["cpus"], report["threads"], report["local_size"]
     text = (
         f"on {report['host']}, over {report['communicator']}, core"
-        f"{'s' if len(cpus) > 1 else ''} {binding.format_cpus(cpus)} ({len(cpus)} of {report['of']}), "
-        f"{threads} thread{'s' if threads > 1 else ''}"
+        f"{'s' if len(cpus) > 1 else ''} {binding.format_cpus(cpus)} ({len(cpus)} of "
+        f"{report['of']}), {threads} thread{'s' if threads > 1 else ''}"
     )
     fair_share = max(1, report["of"] // ranks)
     neighbours = [r for r in reports if r["host"] == report["host"] and r is not report]

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from .._util.callsite import ExpansionSite
 from ..graph.registry import OPS
-from ..passes import Step
+from ..passes import Instruction
 
 Member: TypeAlias = tuple[str, str, int]
 """An op that the user called, its call site, and the number of its application.
@@ -23,7 +23,7 @@ class StatementOps:
     def __init__(self) -> None:
         self.applications: dict[int, int] = {}
 
-    def of_step(self, step: Step) -> list[Member]:
+    def of_step(self, step: Instruction) -> list[Member]:
         """Return the ops of an instruction.
 
         For a fused kernel, these are the ops of the statements of its body, then those of its

@@ -17,7 +17,7 @@ from .counting import Tally, tally, user_counts
 _begun = False
 """True if `begin` was called: the metrics are served, or NGD_METRICS is not set."""
 
-__all__ = ["Tally", "address", "begin", "count", "tally", "is_enabled"]
+__all__ = ["Tally", "address", "begin", "count", "is_enabled", "tally"]
 
 
 def count(*, examples: int = 0, steps: int = 0) -> None:

@@ -138,7 +138,8 @@ def prelu(x: Value, weight: Value) -> Node:
         channels = 1 if node.ndim > 1 else 0
         if slope.ndim != 1 or not node.ndim or slope.shape[0] != node.shape[channels]:
             raise ShapeError(
-                f"prelu: expected one weight, or one per channel; got {describe_types(node.type, slope.type)}"
+                "prelu: expected one weight, or one per channel; got "
+                f"{describe_types(node.type, slope.type)}"
             )
         slope = reshape(slope, [-1 if a == channels else 1 for a in range(node.ndim)])
     return where(node > 0, node, slope * node)

@@ -158,7 +158,8 @@ class AddAlongAxis(Op):
         _expect(self.name, updates, indices, axis)
         if updates.shape != indices.shape:
             raise ShapeError(
-                f"{self.name}: expected an index an update; got {describe_types(updates, indices)}. Reshape "
+                f"{self.name}: expected an index an update; got "
+                f"{describe_types(updates, indices)}. Reshape "
                 "the indices to the shape of the updates."
             )
         return Type(updates.dtype, _with_extent(updates.shape, axis, size))

@@ -67,8 +67,8 @@ def _scores_shape(where_: str, q: Type, k: Type, v: Type) -> Shape:
     heads, h = q.shape[-3], k.shape[-3]
     if h < 1 or heads % h:
         raise ShapeError(
-            f"{where_}: expected heads that those of the keys divide; got {describe_types(q, k, v)}. Choose a "
-            "number of key heads that divides them."
+            f"{where_}: expected heads that those of the keys divide; got "
+            f"{describe_types(q, k, v)}. Choose a number of key heads that divides them."
         )
     if not k.shape[-2]:
         raise ShapeError(f"{where_}: expected at least one key; got {describe_types(q, k, v)}")

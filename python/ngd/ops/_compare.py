@@ -437,8 +437,8 @@ class Where(Elementwise):
         condition, *choices = inputs
         if condition.dtype != bool_:
             raise DTypeError(
-                f"where: expected a bool condition; got {describe_types(*inputs)}. Compare first: condition "
-                "!= 0."
+                f"where: expected a bool condition; got {describe_types(*inputs)}. Compare first: "
+                "condition != 0."
             )
         dtype = expect_dtype(self.name, tuple(choices), self.dtypes)
         return Type(dtype, broadcast_shapes(self.name, *(t.shape for t in inputs)))

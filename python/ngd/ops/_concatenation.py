@@ -78,8 +78,8 @@ class Concat(Op):
         others = {(*t.shape[:axis], *t.shape[axis + 1 :]) for t in inputs}
         if len(others) != 1 or len({len(t.shape) for t in inputs}) != 1:
             raise ShapeError(
-                f"concat: expected shapes that differ only along axis {axis}; got {describe_types(*inputs)}. "
-                "Reshape or pad one."
+                f"concat: expected shapes that differ only along axis {axis}; got "
+                f"{describe_types(*inputs)}. Reshape or pad one."
             )
         shape = list(inputs[0].shape)
         shape[axis] = builtins.sum(t.shape[axis] for t in inputs)

@@ -52,8 +52,8 @@ def _expect(where: str, x: Type, w: Type, groups: int) -> None:
     if not _is_weight(w, axes, groups) or w.shape[1] * groups != x.shape[1]:
         raise ShapeError(
             f"{where}: expected data [N, C, {axes} axes] and weights [O, C / {groups}, {axes} "
-            f"axes], O a multiple of groups={groups}; got {describe_types(x, w)}. Transpose the weights, or "
-            "change groups."
+            f"axes], O a multiple of groups={groups}; got {describe_types(x, w)}. Transpose the "
+            "weights, or change groups."
         )
 
 
@@ -315,7 +315,8 @@ class ConvDataGrad(ConvolutionOp):
         x = Type(dtype, (*dy.shape[:1], channels, *spatial))
         if conv.infer(Type(dy.dtype, x.shape), w, groups=groups, **attrs) != dy:
             raise ShapeError(
-                f"{self.name}: expected what weights make of data {x}; got {describe_types(dy, w)}, {attrs}"
+                f"{self.name}: expected what weights make of data {x}; got "
+                f"{describe_types(dy, w)}, {attrs}"
             )
         return x
 
@@ -377,7 +378,8 @@ class ConvWeightGrad(ConvolutionOp):
         w = Type(dtype, (*dy.shape[1:2], x.shape[1] // max(groups, 1), *kernel))
         if conv.infer(x, Type(x.dtype, w.shape), groups=groups, **attrs) != dy:
             raise ShapeError(
-                f"{self.name}: expected what weights {w} make of data; got {describe_types(x, dy)}, {attrs}"
+                f"{self.name}: expected what weights {w} make of data; got "
+                f"{describe_types(x, dy)}, {attrs}"
             )
         return w
 
@@ -476,8 +478,8 @@ def conv_transpose(
     if not _is_weight(weight.type, axes, groups) or weight.shape[0] != x.shape[1]:
         raise ShapeError(
             f"{where}: expected data [N, C, {axes} axes] and weights [C, O / {groups}, {axes} "
-            f"axes], C a multiple of groups={groups}; got {describe_types(x.type, weight.type)}. Transpose "
-            "the weights, or change groups."
+            f"axes], C a multiple of groups={groups}; got {describe_types(x.type, weight.type)}. "
+            "Transpose the weights, or change groups."
         )
     if padding == "same":
         raise ValueError(

@@ -232,8 +232,8 @@ def convolve(a: Value, v: Value, mode: str = "full") -> Node:
     x, y = align("convolve", a, v)
     if x.ndim != 1 or y.ndim != 1 or not x.shape[0] or not y.shape[0]:
         raise ShapeError(
-            f"convolve: expected two tensors of one axis; got {describe_types(x.type, y.type)}. Reshape them, "
-            "or use ops.conv."
+            f"convolve: expected two tensors of one axis; got {describe_types(x.type, y.type)}. "
+            "Reshape them, or use ops.conv."
         )
     if not is_float(x.dtype):
         x, y = cast(x, float64), cast(y, float64)

@@ -104,7 +104,8 @@ class GroupedMatMul(GroupedOp):
             read = " (read transposed)" if transpose_b else ""
             raise ShapeError(
                 f"{self.name}: expected x [rows, k], w [groups, k, n] and offsets [groups]; got "
-                f"{describe_types(x, w, offsets)}{read}. Reshape them, or transpose w by ops.swapaxes."
+                f"{describe_types(x, w, offsets)}{read}. Reshape them, or transpose w by "
+                "ops.swapaxes."
             )
         return Type(dtype, (x.shape[0], w.shape[1 if transpose_b else 2]))
 

@@ -209,8 +209,8 @@ def tensordot(a: Value, b: Value, axes: int | Sequence[int | Sequence[int]] = 2)
     first, second = _summed_axes(x, y, axes)
     if [x.shape[n] for n in first] != [y.shape[n] for n in second]:
         raise ShapeError(
-            f"tensordot: expected axes of equal extents; got {describe_types(x.type, y.type)} with axes "
-            f"{first} and {second}. Choose other axes."
+            f"tensordot: expected axes of equal extents; got {describe_types(x.type, y.type)} with "
+            f"axes {first} and {second}. Choose other axes."
         )
     left = [n for n in range(x.ndim) if n not in first]
     right = [n for n in range(y.ndim) if n not in second]
@@ -247,8 +247,8 @@ def inner(a: Value, b: Value) -> Node:
         return multiply(a, b)
     if x.shape[-1] != y.shape[-1]:
         raise ShapeError(
-            f"inner: expected last axes of one extent; got {describe_types(x.type, y.type)}. Transpose or "
-            "reshape one."
+            f"inner: expected last axes of one extent; got {describe_types(x.type, y.type)}. "
+            "Transpose or reshape one."
         )
     return tensordot(a, b, ((-1,), (-1,)))
 

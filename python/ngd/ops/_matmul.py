@@ -119,7 +119,8 @@ class MatMul(Op):
             read = " (read transposed)" if transpose_a or transpose_b else ""
             raise ShapeError(
                 f"matmul: expected the last axis of a to equal the second to last of b; "
-                f"got {describe_types(*inputs)}{read}. Transpose one by ops.swapaxes, or reshape it."
+                f"got {describe_types(*inputs)}{read}. Transpose one by ops.swapaxes, or reshape "
+                "it."
             )
         posts = self.fusion.post_operations
         if post and not (is_float(dtype) and set(post) <= set(posts)):

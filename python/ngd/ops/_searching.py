@@ -203,8 +203,8 @@ def bincount(x: Value, length: int, weights: Value | None = None) -> Node:
     )
     if amounts.shape != indices.shape:
         raise ShapeError(
-            f"bincount: expected a weight for each element; got {describe_types(indices.type, amounts.type)}. "
-            "Give one per element."
+            "bincount: expected a weight for each element; got "
+            f"{describe_types(indices.type, amounts.type)}. Give one per element."
         )
     amounts = cast(amounts, int64) if amounts.dtype == bool_ else amounts
     attrs = {"axis": 0, "size": int(length), "caller": "bincount", "negative": False}

@@ -172,8 +172,8 @@ def _infer_loss(name: str, logits: Type, labels: Type) -> Type:
     expect_dtype(name, (labels,), INDICES)
     if not logits.shape or not logits.shape[-1] or logits.shape[:-1] != labels.shape:
         raise ShapeError(
-            f"{name}: expected logits [..., classes] and labels [...]; got {describe_types(logits, labels)}. "
-            f"Give labels of shape {logits.shape[:-1]}."
+            f"{name}: expected logits [..., classes] and labels [...]; got "
+            f"{describe_types(logits, labels)}. Give labels of shape {logits.shape[:-1]}."
         )
     return Type(logits.dtype, labels.shape)
 
@@ -438,7 +438,8 @@ def loss_operands(where: str, prediction: Value, target: Value) -> tuple[DType, 
     x, y = align(where, prediction, target)
     if x.shape != y.shape:
         raise ShapeError(
-            f"{where}: expected two tensors of one shape; got {describe_types(x.type, y.type)}. Reshape one."
+            f"{where}: expected two tensors of one shape; got {describe_types(x.type, y.type)}. "
+            "Reshape one."
         )
     dtype = float_of(x.dtype)
     wide = compute_dtype(dtype)

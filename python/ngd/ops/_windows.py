@@ -127,7 +127,8 @@ def window_counts(
             count += 1
         if room < 0 or n < 1:
             raise ShapeError(
-                f"{where}: expected a window of {window_extent(k, dilation)} places to fit into {n}, "
+                f"{where}: expected a window of {window_extent(k, dilation)} places to fit into "
+                f"{n}, "
                 f"padded by {before} and {after}; got {x}, kernel {kernel}, dilations {dilations}. "
                 "Use a smaller kernel, or more padding."
             )

@@ -13,10 +13,10 @@ from .target import Sharing, Target, Verdict
 
 __all__ = [
     "CompileOptions",
+    "Instruction",
     "Plan",
     "Schedule",
     "Sharing",
-    "Instruction",
     "Target",
     "Verdict",
     "computation",

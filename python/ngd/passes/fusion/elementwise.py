@@ -400,4 +400,4 @@ def dense_operands(kernel: Node) -> dict[Node, int]:
     }
 
 
-__all__ = ["dense_operands", "depths", "fuse_elementwise", "order_bundles", "needs"]
+__all__ = ["dense_operands", "depths", "fuse_elementwise", "needs", "order_bundles"]

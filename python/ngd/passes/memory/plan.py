@@ -240,4 +240,4 @@ def overlap(a: tuple[Type, Storage], b: tuple[Type, Storage]) -> bool:
     return a_lane == b_lane and max(a_begin, b_begin) < min(a_end, b_end)
 
 
-__all__ = ["Plan", "Instruction", "Storage"]
+__all__ = ["Instruction", "Plan", "Storage"]

@@ -176,4 +176,4 @@ class Ends:
         return True
 
 
-__all__ = ["Chain", "Ends", "chains", "assign_owners"]
+__all__ = ["Chain", "Ends", "assign_owners", "chains"]

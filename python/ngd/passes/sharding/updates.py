@@ -331,4 +331,4 @@ def elements_of(node: Node, begin: int, end: int) -> Node:
     return part
 
 
-__all__ = ["shareable_variables", "shard_updates"]
+__all__ = ["shard_updates", "shareable_variables"]
