@@ -208,9 +208,9 @@ def test_who_dies_before_the_first_world_is_not_waited_for(tmp_path: Path) -> No
 @pytest.mark.long
 def test_who_dies_between_the_answer_and_the_meeting_is_not_waited_for(tmp_path: Path) -> None:
     early = """
-from ngd.comm.launchers.launcher_pipe import say_to_launcher
+from ngd.comm.launchers.launcher_pipe import send_to_launcher
 if me == 1:
-    say_to_launcher("+1", os.environ)
+    send_to_launcher("+1", os.environ)
     time.sleep(1)
     die()
 """

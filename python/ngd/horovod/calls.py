@@ -227,7 +227,7 @@ def all_reduce_many(
 ) -> Handle:
     """Start to reduce a list of arrays, and return one handle.
 
-    An array may be its own destination. Arrays of less than `SMALL` elements are concatenated per
+    An array may be its own destination. Arrays of less than `SEPARATE_SIZE` elements are concatenated per
     dtype, and each dtype has one all-reduce. The other arguments are those of `all_reduce`.
     """
     op = op_of(op, average)

@@ -118,7 +118,7 @@ def walk_back(
     """Return the adjoints of all active nodes between the roots in `seeds` and the targets.
 
     `seeds` has the adjoints of the roots. Each op with an active result is visited after all users
-    of its results, and gives adjoints to its active inputs. Without `beyond`, the walk ends at each
+    of its results, and gives adjoints to its active inputs. Without `past_targets`, the walk ends at each
     target, even if that target depends on another one.
     """
     ends = () if past_targets else tuple(targets)

@@ -115,7 +115,7 @@ def window_counts(
 ) -> Shape:
     """Return the number of windows along each axis.
 
-    With `beyond`, the last window may end beyond the padding, but it does not start there.
+    With `ceil_mode`, the last window may end beyond the padding, but it does not start there.
     """
     counts = []
     for n, k, stride, (before, after), dilation in zip(

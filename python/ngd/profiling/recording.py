@@ -174,7 +174,7 @@ def add_bridge_call(name: str, site: str, begin: int) -> None:
 
 
 def bridge_calls() -> list[BridgeCall]:
-    """Return the collectives that `note` has added to the newest recording."""
+    """Return the collectives that `add_bridge_call` has added to the newest recording."""
     return _bridge_calls
 
 

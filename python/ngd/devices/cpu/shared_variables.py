@@ -381,7 +381,7 @@ def common_memory(group: Any, size: int, site: str) -> _core.CommonMemory | None
 def have_uniform_types(graph: Graph, group: Group) -> bool:
     """Return whether a step has the same types on all ranks, which all call this.
 
-    The call is inside of `asked_once`.
+    The call is inside `comparing_once`.
     """
     types = repr([str(result.type) for node in graph.nodes for result in node.results]).encode()
     digest = hashlib.blake2b(types, digest_size=8).digest()
@@ -395,7 +395,7 @@ def have_uniform_types(graph: Graph, group: Group) -> bool:
 
 @contextmanager
 def comparing_once(group: Group) -> Iterator[None]:
-    """Keep the result of `are_alike` until the step is compiled, or until all ranks raise an error.
+    """Keep the result of `have_uniform_types` until the step is compiled, or until all ranks raise an error.
 
     A rank may fail by itself, because a variable is held or memory is short. It then compiles the
     step again, and must not communicate a second time.

@@ -49,7 +49,7 @@ def evaluate(
 ) -> tuple[list[Array], list[Array]]:
     """Return the outputs of a graph and the next values of variables, in the order of `updates`.
 
-    Without a group this is rank 0 of 1. Collectives start in the order of `in_order`, which is the
+    Without a group this is rank 0 of 1. Collectives start in the order of `collectives_in_order`, which is the
     same on all ranks. The wait for a collective comes where its result is first read. Integers wrap
     silently; floats follow IEEE 754.
     """

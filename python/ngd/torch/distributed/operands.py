@@ -25,7 +25,7 @@ REDUCTIONS: Final = {
     "MIN": "min",
     "MAX": "max",
     "PRODUCT": "prod",
-    "PREMUL_SUM": "sum",  # premultiplied() scales the operand
+    "PREMUL_SUM": "sum",  # scale_operand() scales the operand
 }
 """ngd's reductions, by the name in torch.distributed.ReduceOp."""
 BOOLEAN_REDUCTIONS: Final = {
