@@ -346,13 +346,13 @@ def test_a_world_is_made_when_all_that_hold_the_state_wait(tmp_path: Path) -> No
 
 def test_who_is_late_is_told_once(tmp_path: Path) -> None:
     board = membership.Board(str(tmp_path), 3, 0.05)
-    assert board.late() == []
+    assert board.late_members() == []
     board.waits(7)  # a new one may wait for long
     assert board.deadline is None
     board.waits(1)
     time.sleep(0.06)
-    assert board.late() == [0, 2]
-    assert board.late() == []
+    assert board.late_members() == [0, 2]
+    assert board.late_members() == []
     for_ever = membership.Board(str(tmp_path), 2, 0)
     for_ever.waits(0)
     assert for_ever.deadline is None

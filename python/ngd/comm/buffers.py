@@ -78,9 +78,9 @@ def check_no_block_overlap(kind: Kind, source: Array, buffer: Array, rank: int) 
 
     One overlap is allowed: the smaller array may be this rank's block of the larger one.
     """
-    if kind.gives == kind.gets:
+    if kind.operand == kind.result:
         check_no_overlap(source, buffer, kind.name)
-    elif kind.gets == "blocks":
+    elif kind.result == "blocks":
         rows = len(source)
         check_no_overlap(source, buffer, kind.name, buffer[rank * rows :][:rows])
     else:

@@ -204,7 +204,7 @@ class Group(BoundToProcess):
         if weight is None:
             plan = reduction.plan(options, x, out, weight, compression)
             return self._run_plan(f"all_reduce({op})", plan, async_op)
-        with self.under_way():  # an all-gather of the weights comes first
+        with self.collectives_scope():  # an all-gather of the weights comes first
             plan = reduction.plan(options, x, out, weight, compression)
             return self._run_plan(f"all_reduce({op})", plan, async_op)
 
@@ -264,7 +264,7 @@ class Group(BoundToProcess):
             plan = plan_all_gather_v(self, source, rows, out, site)
             return self._run_plan("all_gather", plan, async_op)
         check_out_rows(out, async_op, source.dtype, source.shape[1:], "all_gather_v")
-        with self.under_way():
+        with self.collectives_scope():
             rows = self.all_gather(np.array([len(source)]), site=f"all_gather_v() at {site}")
             plan = plan_all_gather_v(self, source, rows, out, site)
             return self._run_plan("all_gather", plan, async_op)
@@ -359,7 +359,7 @@ class Group(BoundToProcess):
             plan = plan_all_to_all_v(self, source, sent_rows, received_rows, out, site)
             return self._run_plan("all_to_all", plan, async_op)
         check_out_rows(out, async_op, source.dtype, source.shape[1:], where)
-        with self.under_way():
+        with self.collectives_scope():
             received_rows = self.all_to_all(sent_rows, site=f"{where}() at {site}")
             plan = plan_all_to_all_v(self, source, sent_rows, received_rows, out, site)
             return self._run_plan("all_to_all", plan, async_op)
@@ -430,7 +430,7 @@ class Group(BoundToProcess):
             child.close()
         self.communicator.close()
 
-    def under_way(self) -> _core.AbortOnError:
+    def collectives_scope(self) -> _core.AbortOnError:
         """Return a context for a call that runs several collectives.
 
         An exception inside closes the group, because this rank has not run the same collectives as

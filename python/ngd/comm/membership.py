@@ -218,7 +218,7 @@ class Board:
         self.veterans.discard(member)
         self.waiting.discard(member)
 
-    def late(self) -> list[int]:
+    def late_members(self) -> list[int]:
         """Return the veterans that missed the deadline. Later calls return an empty list."""
         if self.deadline is None or time.monotonic() < self.deadline:
             return []

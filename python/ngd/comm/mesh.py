@@ -69,7 +69,7 @@ class Mesh:
         grid = np.arange(group.size).reshape(self.shape)
         self.coordinates = tuple(int(n) for n in np.argwhere(grid == group.rank)[0])
         self._along: dict[str, Group] = {}
-        with group.under_way():
+        with group.collectives_scope():
             difference = self._compare()
             if not difference:
                 self._split(grid)

@@ -90,18 +90,18 @@ def plan_blocks(
     Its row in the table of collectives gives the sizes of the operand and the result.
     """
     kind, gets_result = KINDS[where], True
-    if kind.rooted:
+    if kind.root_only:
         root = check_root(root, group.size, where)
-        gets_result = kind.rooted != "gets" or root == group.rank
+        gets_result = kind.root_only != "result" or root == group.rank
     if kind.reduces:
         check_op(op, where)
     converted = operand(array, where)
-    if kind.gives == "block":
+    if kind.operand == "block":
         converted = np.atleast_1d(converted)
     along = 0 if axis is None else normal_axis(axis, converted.shape, where)
     source = np.ascontiguousarray(np.moveaxis(converted, along, 0)) if along else converted
     blocks = 1
-    if kind.gives == "blocks":
+    if kind.operand == "blocks":
         blocks = group.size
         block_rows(source.shape, blocks, where)
     if gets_result:
@@ -129,7 +129,7 @@ def block_destination(
 ) -> tuple[Array, Callable[[], Any]]:
     """Return the array for the result of `plan_blocks`, and the function that returns it."""
     shape = source.shape
-    if kind.gives != kind.gets:
+    if kind.operand != kind.result:
         shape = (kind.rows(len(source), group.size), *shape[1:])
     buffer, finish = destination_along(out, source.dtype, shape, axis, kind.name)
     if axis == 0:

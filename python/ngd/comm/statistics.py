@@ -121,7 +121,7 @@ def compare_ranks(group: Group, text: str, computation: int, site: str) -> str:
     """
     own_text = np.frombuffer(text.encode(errors="backslashreplace"), np.uint8)
     site = f"compare_ranks() at {site}"
-    with group.under_way():
+    with group.collectives_scope():
         num_bytes = group.all_gather(np.array([len(own_text)]), site=site)
         gathered = group.all_gather_v(own_text, counts=num_bytes, site=site).tobytes()
         computations = group.all_gather(np.uint64(computation), site=site)
