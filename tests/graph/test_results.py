@@ -78,8 +78,8 @@ def test_results_share_one_application() -> None:
     assert values.results[1] is places
     assert [values.number, places.number, x.number] == [0, 1, 0]
     assert x.results[0] is x
-    assert not x.several
-    assert values.several
+    assert not x.has_several_results
+    assert values.has_several_results
     assert values.attrs is places.attrs
     assert values.site == places.site
     assert values.inputs is places.inputs
@@ -92,7 +92,7 @@ def test_a_node_of_one_result_has_no_more_than_before() -> None:
     assert type(node) is Node
     assert not hasattr(node, "__dict__")
     assert set(Node.__slots__) == {
-        "__weakref__", "attrs", "id", "inputs", "op", "site", "type", "uniform", "wide"
+        "__weakref__", "attrs", "id", "inputs", "op", "site", "type", "uniform", "keeps_float32"
     }  # fmt: skip
 
 

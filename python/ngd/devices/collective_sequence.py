@@ -22,7 +22,7 @@ from ..ops.collectives.groups import Ranks
 
 Item = TypeVar("Item")
 
-MESSAGES: Final = {kind.wire for kind in KINDS.values() if kind.between_two}
+MESSAGES: Final = {kind.wire for kind in KINDS.values() if kind.is_point_to_point}
 """The kinds of messages between two ranks: sends and receives."""
 
 

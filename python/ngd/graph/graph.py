@@ -67,14 +67,14 @@ class Graph:
         with at_site("") as move_to, keep_float32(False):
             for node in self.nodes if order is None else order:
                 move_to(node.site)
-                KEEPS_FLOAT32.set(node.wide)
+                KEEPS_FLOAT32.set(node.keeps_float32)
                 inputs = node.inputs
                 if not new.keys().isdisjoint(inputs):
                     inputs = tuple([new.get(i, i) for i in inputs])
                 replacement = change(node, inputs)
                 if replacement is node:
                     continue
-                if node.several:
+                if node.has_several_results:
                     new.update(zip(node.results, results_of(replacement), strict=True))
                 else:
                     new[node] = replacement  # type: ignore[assignment]

@@ -459,6 +459,6 @@ def broadcast_variables(
         )
     for variable in variable_list:
         variable.cell.check_readable()
-    with ranks.under_way():
+    with ranks.collectives_scope():
         for variable in sorted(variable_list, key=lambda v: v.name):
             variable.assign(ranks.broadcast(variable.numpy(), root=root, site=site))

@@ -118,7 +118,7 @@ def product_dtype(
 ) -> DType:
     """Return the dtype of a matrix product, after a check of all operands.
 
-    The default is the dtype of the factors. `behind` has the types of operands that are added to
+    The default is the dtype of the factors. `added` has the types of operands that are added to
     the product. If the factors are 16-bit floats, the product and these operands may also be
     float32.
     """

@@ -93,7 +93,7 @@ class Pool(Op):
         attrs: dict[str, Any] = {"kernel": extents, "strides": steps, "padding": zeros}
         return {**attrs, "dilations": dilations, "ceil": bool(ceil_mode)}
 
-    def pooled(
+    def pooled_type(
         self,
         x: Type,
         *,
@@ -251,10 +251,10 @@ class MaxPool(Pool):
     def infer(self, x: Type, *, channels_last: bool = False, **attrs: Any) -> tuple[Type, ...]:
         if channels_last:
             plain = Type(x.dtype, permute_shape(x.shape, channels_first_order(len(x.shape))))
-            values = self.pooled(plain, **attrs)
+            values = self.pooled_type(plain, **attrs)
             values = Type(x.dtype, permute_shape(values.shape, channels_last_order(len(x.shape))))
         else:
-            values = self.pooled(x, **attrs)
+            values = self.pooled_type(x, **attrs)
         return values, Type(int64, values.shape)
 
     def move_transpose(self, node: Node, axes: Shape) -> tuple[Node, ...] | None:
@@ -369,7 +369,7 @@ class AvgPool(Pool):
         return self.node((x,), {**attrs, "include_pad": bool(count_include_pad)})
 
     def infer(self, x: Type, *, include_pad: bool, **attrs: Any) -> Type:
-        return self.pooled(x, **attrs)
+        return self.pooled_type(x, **attrs)
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         return (avg_pool_grad(dy, node.inputs[0].shape[2:], node.attrs),)

@@ -118,8 +118,8 @@ def walk_back(
     """Return the adjoints of all active nodes between the roots in `seeds` and the targets.
 
     `seeds` has the adjoints of the roots. Each op with an active result is visited after all users
-    of its results, and gives adjoints to its active inputs. Without `past_targets`, the walk ends at each
-    target, even if that target depends on another one.
+    of its results, and gives adjoints to its active inputs. Without `past_targets`, the walk ends
+    at each target, even if that target depends on another one.
     """
     ends = () if past_targets else tuple(targets)
     order = topological(seeds, stop=ends)
@@ -129,7 +129,7 @@ def walk_back(
         dy = adjoint_of_results(node, adjoints)
         if dy is None or not any(operand in active for operand in node.inputs):
             continue
-        with at_site(node.site), keep_float32(node.wide or KEEPS_FLOAT32.get()):
+        with at_site(node.site), keep_float32(node.keeps_float32 or KEEPS_FLOAT32.get()):
             wanted = [operand in active for operand in node.inputs]
             parts = _input_adjoints(node, dy, wanted)
             for operand, part in zip(node.inputs, parts, strict=True):
@@ -149,7 +149,7 @@ def active_nodes(order: Iterable[Node], targets: Iterable[Node]) -> set[Node]:
 
 def adjoint_of_results(node: Node, adjoints: Mapping[Node, Node]) -> Any:
     """Return the adjoint of a node, a tuple for several results, or None if there is no adjoint."""
-    if not node.several:
+    if not node.has_several_results:
         return adjoints.get(node)
     parts = tuple(adjoints.get(result) for result in node.results)
     return parts if any(part is not None for part in parts) else None
@@ -179,7 +179,7 @@ def _input_adjoints(node: Node, dy: Any, wanted: Sequence[bool]) -> Sequence[Nod
     if type(op).grad is not Op.grad or not op.has_expansion:
         return op.grad_of(node, dy, wanted)
     seeds: dict[Node, Node] = {}
-    for root, part in zip(expansion(node), dy if node.several else (dy,), strict=True):
+    for root, part in zip(expansion(node), dy if node.has_several_results else (dy,), strict=True):
         if part is not None:  # Two results may be the same node of the expansion.
             seeds[root] = add(seeds[root], part) if root in seeds else part
     adjoints = walk_back(seeds, node.inputs, past_targets=False)

@@ -2,11 +2,11 @@
 """The order of collectives, which is equal on all ranks, and their split into start and wait.
 
 A *collective* in this file is a node that communicates: a collective op, or a loop or branch with
-one in its body. All ranks have to start the collectives of a step in the same order. `collectives_in_order`
-finds this order from the structure of the graph, and `order_collectives` stores it (`Op.order`).
-Later `split_collectives` replaces each collective op by two nodes. The *start* passes the operand
-to the communicator. The *wait* returns when the result is complete. Between the two the collective
-is *pending*, and other instructions run.
+one in its body. All ranks have to start the collectives of a step in the same order.
+`collectives_in_order` finds this order from the structure of the graph, and `order_collectives`
+stores it (`Op.order`). Later `split_collectives` replaces each collective op by two nodes. The
+*start* passes the operand to the communicator. The *wait* returns when the result is complete.
+Between the two the collective is *pending*, and other instructions run.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def collectives_in_order(graph: Graph) -> list[Node]:
         if is_counted and is_message(node):
             pair = node.op, node.attrs.get("group"), node.attrs["root"]
             depth[node] = latest[pair] = max(depth[node], latest.get(pair, 0))
-        if node.several:
+        if node.has_several_results:
             depth.update(dict.fromkeys(node.results, depth[node]))
     return sorted(
         (n for n in graph.nodes if n in communicating),
@@ -67,7 +67,7 @@ def depends_on_group(graph: Graph) -> bool:
 
 def is_message(node: Node) -> bool:
     """Return whether a node is a send or a receive between two ranks."""
-    return isinstance(node.op, Collective) and node.op.kind.between_two
+    return isinstance(node.op, Collective) and node.op.kind.is_point_to_point
 
 
 def order_collectives(graph: Graph, target: Target, options: CompileOptions) -> Graph:
@@ -89,7 +89,7 @@ def order_collectives(graph: Graph, target: Target, options: CompileOptions) -> 
         if node.op.comm.has_group_value:
             return constant_node(node.op.group_value(group, **node.attrs))
         if isinstance(node.op, Control) and node in orders:
-            return node.op.numbered(orders[node]).node(inputs, node.attrs)
+            return node.op.with_order(orders[node]).node(inputs, node.attrs)
         if not isinstance(node.op, Collective):
             return node.with_inputs(inputs)
         check_root(node, group.rank, group.size)

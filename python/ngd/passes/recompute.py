@@ -210,7 +210,7 @@ class Waiting:
                     copied_nodes[old] = self.make_copy(copies[old], reader, new)
                 else:
                     other_inputs = [new.get(i, i) for i in old.inputs[1:]]
-                    with at_site(old.site), keep_float32(old.wide):
+                    with at_site(old.site), keep_float32(old.keeps_float32):
                         inputs = (copied(old.inputs[0], reader), *other_inputs)
                         copied_nodes[old] = Node(old.op, inputs, old.attrs, old.type)
             return copied_nodes[old]
@@ -241,11 +241,11 @@ class Waiting:
             if x in made:
                 return made[x]
             now = new.get(x, x)
-            with keep_float32(x.wide):
+            with keep_float32(x.keeps_float32):
                 return now if isinstance(x.op, Leaf) or not gates else after(now, *gates)
 
         for node in copy.ops:
-            with at_site(node.site), keep_float32(node.wide):
+            with at_site(node.site), keep_float32(node.keeps_float32):
                 inputs = tuple(operand(x) for x in node.inputs)
                 made[node] = Node(node.op, inputs, node.attrs, node.type)
         return made[copy.value]
@@ -261,7 +261,7 @@ class Waiting:
 
 def is_cheap(node: Node) -> bool:
     """Return whether an op takes about one pass over memory."""
-    if node.several:
+    if node.has_several_results:
         return False
     kernel = node.op.kernel
     is_one_pass = kernel.is_elementwise or kernel.is_broadcast or kernel.is_copy

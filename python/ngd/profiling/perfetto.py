@@ -118,7 +118,7 @@ def timeline_file(path: Path, most_events: int) -> Iterator[Recording]:
         write_own_events(path)
     else:
         try:
-            with world.under_way():
+            with world.collectives_scope():
                 parts = gather_events(world)
         except BaseException:
             write_after_error(path)

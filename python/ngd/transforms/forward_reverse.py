@@ -79,7 +79,7 @@ def result_and_pullback(
     def pull(cotangents: Any) -> Any:
         values = structure.match(cotangents, "vjp: cotangents")
         dy = [as_vector_like("vjp: cotangents", x, y) for x, y in zip(values, results, strict=True)]
-        return primals.filled(primals.pull(results, dy))
+        return primals.rebuild_adjoints(primals.pull(results, dy))
 
     return structure.rebuild(results), aux, pull
 

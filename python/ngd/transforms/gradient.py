@@ -84,7 +84,7 @@ class Primals:
         """Return the adjoints of the primals from the adjoints of some results."""
         return pull_back(results, dy, self.nodes)
 
-    def filled(self, parts: Iterable[Node | None]) -> Any:
+    def rebuild_adjoints(self, parts: Iterable[Node | None]) -> Any:
         """Return adjoints in the structure of the arguments, with zeros for None."""
         pairs = zip(self.nodes, parts, strict=True)
         return self.structure.rebuild(
@@ -255,7 +255,7 @@ class Differentiation(NamedTuple):
                 f"ops; got one (made at {value.site}) that does not. Leave the argument out, or "
                 'pass unused="zero" to get zeros.'
             )
-        return value, aux, primals.filled(parts)
+        return value, aux, primals.rebuild_adjoints(parts)
 
 
 @overload

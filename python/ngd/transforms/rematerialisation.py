@@ -129,7 +129,7 @@ class Recomputation:
             if not any(result in copies for result in node.results):
                 return node.with_inputs(inputs)
             replaced = tuple(copies.get(result, result) for result in node.results)
-            return replaced if node.several else replaced[0]
+            return replaced if node.has_several_results else replaced[0]
 
         graph = Graph((), tuple(results)).rewrite(change, [*operand_nodes, *inner])
         adjoints = dict(zip(copies, pull_back(graph.outputs, dy, [*copies.values()]), strict=True))

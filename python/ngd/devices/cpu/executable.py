@@ -112,7 +112,7 @@ class CpuExecutable(LoweredStep):
             DEVICE, lowered.program, communicators, buffers, native_inputs, native_outputs, checks
         )
         self.storages = storages
-        self.apart: set[Node] = set()
+        self.once_over_hosts: set[Node] = set()
         """The variables of which all hosts together keep one copy."""
 
     def share_variables(self, agreement: CpuAgreement) -> None:
@@ -122,7 +122,7 @@ class CpuExecutable(LoweredStep):
             share(self.plan.shared, equal, sharing, self.storages, site)
         if sharing.has_uniform_types:
             share_frozen(equal.graph, sharing, self.storages, site)
-        self.apart = {v for v in self.plan.shared if self.storages[v].part is not None}
+        self.once_over_hosts = {v for v in self.plan.shared if self.storages[v].part is not None}
 
     def checksum(self, variable: Node) -> tuple[int, int] | None:
         """Return a checksum of a variable that the step holds; None if the ranks share it."""
@@ -147,8 +147,8 @@ class CpuExecutable(LoweredStep):
             "shared": self.plan.shared_bytes,
             "unshared": self.plan.unshared_bytes,
             "recomputed": self.plan.recomputed.bytes,
-            "sharded": sum(v.type.bytes for v in self.plan.shared if v not in self.apart),
-            "apart": sum(v.type.bytes for v in self.apart),
+            "sharded": sum(v.type.bytes for v in self.plan.shared if v not in self.once_over_hosts),
+            "apart": sum(v.type.bytes for v in self.once_over_hosts),
         }
 
     def report(self) -> Report:

@@ -87,7 +87,7 @@ _HOSTS: Final[WeakKeyDictionary[Group, tuple[Group, Group] | None]] = WeakKeyDic
 """For a group over several hosts: the ranks of this host, and the counterparts."""
 
 
-def partition_of(group: Any, apart: bool) -> Partition | None:
+def partition_of(group: Any, is_once_over_hosts: bool) -> Partition | None:
     """Return how the ranks of a group divide variables, or None if they cannot share memory.
 
     All ranks call this.
@@ -101,7 +101,7 @@ def partition_of(group: Any, apart: bool) -> Partition | None:
     if group not in _HOSTS:
         _HOSTS[group] = split_by_host(group)
     hosts = _HOSTS[group]
-    return None if hosts is None else Partition(*hosts, apart)
+    return None if hosts is None else Partition(*hosts, is_once_over_hosts)
 
 
 def split_by_host(group: Group) -> tuple[Group, Group] | None:
@@ -111,7 +111,7 @@ def split_by_host(group: Group) -> tuple[Group, Group] | None:
     are not consecutive, or if a host has no common memory. All ranks call this.
     """
     per_host = group.local_size
-    with group.under_way():
+    with group.collectives_scope():
         own_row = np.array([[group.local_rank, per_host]])
         all_ranks = group.all_gather(own_row, site=call_site())
         ranks = np.arange(group.size)
@@ -177,7 +177,7 @@ def share(
     """
     group: Group = sharing.group
     values = [value for v, value in equal.graph.updates if v in sharing.variables]
-    below = {*equal.below(values), *sharing.variables}
+    below = {*equal.dependencies_of(values), *sharing.variables}
     read = [v for v in equal.graph.variables if v in below and v not in shared]
     for variable in (*shared, *read):
         record = storages[variable].sharing
@@ -193,7 +193,7 @@ def share(
         return
     found: list[Agreement] = []
     steps = equal.digest(values)
-    with group.under_way():
+    with group.collectives_scope():
         cells = [storage.cell for storage in (*moving, *staying)]
         record = SharingRecord(group, sharing.partition, site)
         _core.while_held(
@@ -210,14 +210,14 @@ def share_if_equal(
 ) -> Agreement:
     """Share variables, which the caller holds, if the ranks agree; return the outcome."""
     group, site = record.group, record.site
-    values = [storage.held() for storage in (*moving, *staying)]
+    values = [storage.copy_held_value() for storage in (*moving, *staying)]
     odd_steps, *odd_values = differing_ranks(group, [steps, *map(digest_of, values)], site)
     if odd_steps or any(odd_values):
         return Agreement(odd_steps, odd_values)
     held = dict(zip(moving, values, strict=False))
-    apart = {s: span for s, span in moving.items() if span != record.span(s.type)}
-    once = {s: value for s, value in held.items() if s not in apart}
-    allocated = allocate(once, apart, record)
+    once_over_hosts = {s: span for s, span in moving.items() if span != record.span(s.type)}
+    once = {s: value for s, value in held.items() if s not in once_over_hosts}
+    allocated = allocate(once, once_over_hosts, record)
     if not group.all_gather(np.array([allocated is not None]), site=site).all():
         return Agreement(has_memory=False)
     assert allocated is not None
@@ -226,7 +226,7 @@ def share_if_equal(
     group.barrier(site=site)  # all ranks have written, and nothing below can fail
     for storage, offset in offsets.items():
         storage.join(record, memory, offset)
-    for (storage, span), part in zip(apart.items(), parts, strict=True):
+    for (storage, span), part in zip(once_over_hosts.items(), parts, strict=True):
         storage.keep(record, span, part)
     for storage in staying:
         storage.join(record, None, 0)
@@ -234,7 +234,9 @@ def share_if_equal(
 
 
 def allocate(
-    once: Iterable[CpuStorage], apart: Mapping[CpuStorage, tuple[int, int]], record: SharingRecord
+    once: Iterable[CpuStorage],
+    once_over_hosts: Mapping[CpuStorage, tuple[int, int]],
+    record: SharingRecord,
 ) -> tuple[_core.CommonMemory | None, list[_core.Buffer]] | None:
     """Allocate memory of the host, and memory for this rank's parts; None if there is too little.
 
@@ -242,11 +244,11 @@ def allocate(
     """
     memory, parts = None, []
     with suppress(MemoryError):
-        parts = [storage.room(*span) for storage, span in apart.items()]
+        parts = [storage.allocate_part(*span) for storage, span in once_over_hosts.items()]
     sizes = [align_up(storage.type.bytes) for storage in once]
     if sizes:
-        memory = common_memory(record.partition.here, sum(sizes), record.site)
-    is_complete = len(parts) == len(apart) and (memory is not None or not sizes)
+        memory = common_memory(record.partition.host_ranks, sum(sizes), record.site)
+    is_complete = len(parts) == len(once_over_hosts) and (memory is not None or not sizes)
     return (memory, parts) if is_complete else None
 
 
@@ -280,7 +282,7 @@ def share_frozen(
         if v not in updated and not is_per_rank(v) and is_divided(v.type, partition.parts)
     ]
     frozen = [each for each in frozen if each.sharing is None]
-    if partition.here.size == 1 or not frozen:
+    if partition.host_ranks.size == 1 or not frozen:
         return
     has_begun = []
 
@@ -288,7 +290,7 @@ def share_frozen(
         has_begun.append(True)
         share_equal(frozen, SharingRecord(group, partition, site))
 
-    with group.under_way():
+    with group.collectives_scope():
         try:
             _core.while_held([storage.cell for storage in frozen], compare)
         except (BusyError, PoisonedVariableError):
@@ -319,7 +321,7 @@ def share_equal(frozen: Sequence[CpuStorage], record: SharingRecord) -> None:
     if not equal:
         return
     size = sum(align_up(storage.type.bytes) for storage in equal)
-    memory = common_memory(record.partition.here, size, site)
+    memory = common_memory(record.partition.host_ranks, size, site)
     if not group.all_gather(np.array([memory is not None]), site=site).all():
         return
     offsets = write_slices(memory, equal, record)
@@ -387,7 +389,7 @@ def have_uniform_types(graph: Graph, group: Group) -> bool:
     digest = hashlib.blake2b(types, digest_size=8).digest()
     known_digest, same = _type_digests.get(group, (b"", False))
     if known_digest != digest:
-        with group.under_way():
+        with group.collectives_scope():
             same = agree(group, [digest], call_site())
         _type_digests[group] = digest, same
     return same
@@ -395,7 +397,7 @@ def have_uniform_types(graph: Graph, group: Group) -> bool:
 
 @contextmanager
 def comparing_once(group: Group) -> Iterator[None]:
-    """Keep the result of `have_uniform_types` until the step is compiled, or until all ranks raise an error.
+    """Keep the result of `have_uniform_types` until all ranks have compiled the step or raise.
 
     A rank may fail by itself, because a variable is held or memory is short. It then compiles the
     step again, and must not communicate a second time.

@@ -78,7 +78,7 @@ class CpuStorage:
             raise lost_parts_error(self.name)
         return sharing.gathered(part, self.type)
 
-    def held(self) -> Array:
+    def copy_held_value(self) -> Array:
         """Return a copy of the value. The caller holds the variable."""
         value: Array = np.empty(self.type.shape, self.type.dtype)
         self.buffer.copy_to(value)
@@ -120,13 +120,13 @@ class CpuStorage:
         self.buffer.lie_in(memory, offset)
         self._readers = readers
 
-    def room(self, begin: int, end: int) -> _core.Buffer:
+    def allocate_part(self, begin: int, end: int) -> _core.Buffer:
         """Return memory for a part of the value."""
         return _core.Buffer(DEVICE, end - begin)
 
-    def keep(self, sharing: SharingRecord, part: tuple[int, int], room: _core.Buffer) -> None:
+    def keep(self, sharing: SharingRecord, part: tuple[int, int], memory: _core.Buffer) -> None:
         """Keep only this part; the other ranks keep the rest. The caller holds the variable."""
-        self.buffer.keep(room, part[0])
+        self.buffer.keep(memory, part[0])
         self.part, self._sharing = part, sharing
 
     def own(self) -> None:
@@ -155,7 +155,7 @@ class CpuStorage:
     def assigning(self) -> AbstractContextManager[Any]:
         """Return the context of an assignment, which has several collectives if it is shared."""
         sharing = self.sharing
-        return nullcontext() if sharing is None else sharing.group.under_way()
+        return nullcontext() if sharing is None else sharing.group.collectives_scope()
 
     def refusal(self, value: Array) -> str | None:
         """Return the reason why a value cannot be written, or None.

@@ -115,7 +115,7 @@ class StepCollectives:
 
         return finish
 
-    def under_way(self) -> _core.AbortOnError:
+    def collectives_scope(self) -> _core.AbortOnError:
         """Return a context for a run. An exception in it closes the groups of the step."""
         groups = self.groups if self.communicates else []
         return _core.AbortOnError([g.communicator for g in groups], [g.abort for g in groups], True)
@@ -197,7 +197,7 @@ class InterpreterExecutable(CompiledStep):
     def run(self, inputs: list[Array], outputs: list[Array]) -> None:
         """Run the step once, while it holds the variables."""
         values: dict[Node, Array] = {v: s.value for v, s in self.storages.items()}
-        with self.ranks.under_way():
+        with self.ranks.collectives_scope():
             results, updates = reference.evaluate(self.evaluated, inputs, values, self.ranks)
             for destination, result in zip(outputs, results, strict=True):
                 destination[...] = result

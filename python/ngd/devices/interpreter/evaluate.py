@@ -49,9 +49,9 @@ def evaluate(
 ) -> tuple[list[Array], list[Array]]:
     """Return the outputs of a graph and the next values of variables, in the order of `updates`.
 
-    Without a group this is rank 0 of 1. Collectives start in the order of `collectives_in_order`, which is the
-    same on all ranks. The wait for a collective comes where its result is first read. Integers wrap
-    silently; floats follow IEEE 754.
+    Without a group this is rank 0 of 1. Collectives start in the order of `collectives_in_order`,
+    which is the same on all ranks. The wait for a collective comes where its result is first read.
+    Integers wrap silently; floats follow IEEE 754.
     """
     finite = config.check_finite()
     values = dict(zip(graph.inputs, inputs, strict=True)) | dict(variables)

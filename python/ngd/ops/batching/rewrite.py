@@ -89,7 +89,7 @@ class Batching:
                 if node.id < self.since or self.find(node).node is not node:
                     continue
                 move_to(node.site)
-                KEEPS_FLOAT32.set(node.wide)
+                KEEPS_FLOAT32.set(node.keeps_float32)
                 self.add(node)
         return [self.find(root) for root in roots]
 
@@ -104,7 +104,7 @@ class Batching:
         else:
             return
         if isinstance(new_results, Node):
-            new_results = new_results.results if node.several else (new_results,)
+            new_results = new_results.results if node.has_several_results else (new_results,)
         results = [r if isinstance(r, Batched) else Batched(r) for r in new_results]
         notes.take_over(results[0].node, [node])
         self.new.update(zip(node.results, results, strict=True))

@@ -54,7 +54,7 @@ def expect_rows(where: str, x: Type) -> None:
 def of_equal_blocks(kind: Kind, x: Type, size: int) -> Type:
     """Return the type of the result of a collective on blocks of equal size."""
     expect_rows(kind.name, x)
-    if kind.gives == "blocks" and x.shape[0] % size:
+    if kind.operand == "blocks" and x.shape[0] % size:
         raise ShapeError(f"{kind.name}: expected rows for {size} equal blocks; got {x}. Pad x.")
     return with_rows(x, kind.rows(x.shape[0], size))
 

@@ -155,7 +155,7 @@ class ReduceScatter(Collective):
     def submission(self, x: Type, **attrs: Any) -> dict[str, Any]:
         return {"reduce_op": attrs["reduce_op"], **block_counts(x, attrs)}
 
-    def place_in_operand(self, x: Type, **attrs: Any) -> int | None:
+    def offset_in_operand(self, x: Type, **attrs: Any) -> int | None:
         rank, counts = int(attrs["group"].rank), attrs.get("counts")
         if counts is None:
             return rank * (x.count // int(attrs["group"].size))
@@ -232,7 +232,7 @@ class AllGather(Collective):
     def infer(self, x: Type, *, group: Ranks) -> Type:
         return of_equal_blocks(self.kind, x, group.size)
 
-    def place_in_result(self, x: Type, **attrs: Any) -> int | None:
+    def offset_in_result(self, x: Type, **attrs: Any) -> int | None:
         return int(attrs["group"].rank) * x.count
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
@@ -302,7 +302,7 @@ class AllGatherV(Collective):
     def submission(self, x: Type, **attrs: Any) -> dict[str, Any]:
         return block_counts(x, attrs)
 
-    def place_in_result(self, x: Type, **attrs: Any) -> int | None:
+    def offset_in_result(self, x: Type, **attrs: Any) -> int | None:
         return int(sum(attrs["counts"][: attrs["group"].rank])) * row_elements(x)
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:

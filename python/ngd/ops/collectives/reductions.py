@@ -71,11 +71,11 @@ class Collective(Op):
         super().__init_subclass__()
         cls.name = cls.kind.name
         cls.dtypes = NUMBERS if cls.kind.reduces else ALL
-        if cls.kind.gives == "nothing":
+        if cls.kind.operand == "nothing":
             cls.dtypes = ()
 
     def is_uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
-        return self.kind.equal_results and is_equal_on_all_ranks(inputs, attrs)
+        return self.kind.has_equal_results and is_equal_on_all_ranks(inputs, attrs)
 
     def submission(self, x: Type, **attrs: Any) -> dict[str, Any]:
         """Return the arguments of the communicator that do not follow from the operand.
@@ -85,11 +85,11 @@ class Collective(Op):
         """
         return {k: v for k, v in attrs.items() if k != "group"}
 
-    def place_in_result(self, x: Type, **attrs: Any) -> int | None:
+    def offset_in_result(self, x: Type, **attrs: Any) -> int | None:
         """Return the element of the result where this rank's operand may be stored, or None."""
         return None
 
-    def place_in_operand(self, x: Type, **attrs: Any) -> int | None:
+    def offset_in_operand(self, x: Type, **attrs: Any) -> int | None:
         """Return the element of the operand where this rank's result may be stored, or None."""
         return None
 

@@ -63,7 +63,7 @@ class Cond(Control):
         branches: Sequence[Cost] = attrs["bodies"]
         return max(branches, key=lambda cost: (cost.flops, cost.bytes))
 
-    def shared_from(self, node: Node) -> tuple[int, int]:
+    def first_shared_positions(self, node: Node) -> tuple[int, int]:
         return 1, 0
 
     def scratch_bytes(self, **attrs: Any) -> int:

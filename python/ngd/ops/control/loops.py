@@ -109,7 +109,7 @@ class Scan(Control):
         body: Cost = attrs["bodies"][0]
         return body.times(attrs["length"])
 
-    def shared_from(self, node: Node) -> tuple[int, int]:
+    def first_shared_positions(self, node: Node) -> tuple[int, int]:
         first = node.attrs["carries"] + node.attrs["slices"]
         return first, first
 
@@ -359,7 +359,7 @@ class ScanGradient:
 
     def over_iterations(self, product: Node, stacks: Mapping[Node, Node]) -> Node:
         """Return the sum of a product over all iterations: one product of all their rows."""
-        with at_site(product.site), keep_float32(product.wide):
+        with at_site(product.site), keep_float32(product.keeps_float32):
             rows = [
                 reshape(stacks[before_reshapes(x)], (self.loop.length * x.shape[0], x.shape[1]))
                 for x in factors_of(product)

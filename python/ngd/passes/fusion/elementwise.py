@@ -5,8 +5,8 @@ A fused kernel runs the *statements* of its *body* (kernel_body.py) over tiles t
 cache. The values of some statements are its results, which it stores. All ops of a kernel have one
 shape.
 
-Three facts decide whether two ops may be results of one kernel. Together they are the *place* of an
-op:
+Three facts decide whether two ops may be results of one kernel. Together they are the *merge key*
+of an op:
 
 - its *depth*: the largest number of ops that are not elementwise on a path to the op.
 - its *need*: which op needs it first. Consider the ops that are not elementwise and that the op
@@ -17,7 +17,7 @@ op:
 Each elementwise op is visited once, after all ops that read it:
 
 - *Absorbed*: if only one kernel reads the op, that kernel computes it, and its value is not stored.
-- *Merged*: otherwise it becomes one more result of a kernel of the same place that reads it, or
+- *Merged*: otherwise it becomes one more result of a kernel of the same merge key that reads it, or
   that reads one of its operands of full size. So a momentum and the weight that is computed from it
   are results of one kernel.
 - Otherwise it starts a kernel of its own.
@@ -27,11 +27,11 @@ at one depth and before the same collective.
 
 A merge makes no cycle either. Along every edge neither depth nor need decreases, and shapes only
 grow, by broadcasting. An op that is not elementwise increases the depth. So a path between two ops
-of one place contains only ops of this place, and a cycle could only consist of kernels of one
-place. These kernels are numbered in the order in which they are started. An op never joins a kernel
-whose number is less than that of another kernel of its place that reads the op. So numbers do not
-increase along edges, and in a cycle all numbers would be equal. Absorbed ops change none of this,
-because only their own kernel reads them.
+of one merge key contains only ops of this merge key, and a cycle could only consist of kernels of
+one merge key. These kernels are numbered in the order in which they are started. An op never joins
+a kernel whose number is less than that of another kernel of its merge key that reads the op. So
+numbers do not increase along edges, and in a cycle all numbers would be equal. Absorbed ops change
+none of this, because only their own kernel reads them.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ LAST: Final[Need] = (Order(maxsize), inf)
 
 
 class MergeKey(NamedTuple):
-    """The place of an op; see the head of this file."""
+    """The merge key of an op; see the head of this file."""
 
     depth: int
     need: Need
@@ -88,7 +88,7 @@ class Kernel:
     """A fused kernel to which ops are added."""
 
     number: int
-    place: MergeKey
+    merge_key: MergeKey
     members: list[Node] = field(default_factory=list)
     """The ops of the kernel, each before its operands."""
     results: list[Node] = field(default_factory=list)
@@ -182,14 +182,14 @@ class Grouping:
         self.readers: dict[Node, dict[Kernel, None]] = {}
         """The kernels that read a value."""
         self.latest: dict[tuple[MergeKey, Node], Kernel] = {}
-        """The last kernel of a place that read an operand of full size."""
+        """The last kernel of a merge key that read an operand of full size."""
         for node in reversed(graph.nodes):
             if not is_elementwise(node):
                 if node.inputs:
                     self.stored.update(node.inputs)
                 continue
             if node.op.kernel.is_elementwise or node in self.stored:
-                self.place(node)
+                self.choose_kernel(node)
             else:  # a broadcast, whose readers read its operand instead
                 self.note_readers(node, self.readers[node])
 
@@ -200,15 +200,15 @@ class Grouping:
             for kernel in kernels:
                 readers[kernel] = None
 
-    def place(self, node: Node) -> None:
+    def choose_kernel(self, node: Node) -> None:
         """Choose a kernel for an elementwise op."""
         sources, readers = external(node), self.readers.get(node, {})
         kernel = self.sole_reader(node, sources, readers)
         if kernel is None:
-            place = MergeKey(self.depths[node], self.needs[node], node.shape)
-            kernel = self.mergeable(node, place, sources, readers)
+            merge_key = MergeKey(self.depths[node], self.needs[node], node.shape)
+            kernel = self.mergeable(node, merge_key, sources, readers)
             if kernel is None:
-                kernel = Kernel(self.num_started, place)
+                kernel = Kernel(self.num_started, merge_key)
                 self.num_started += 1
             kernel.results.append(node)
         self.kernels[node] = kernel
@@ -216,7 +216,7 @@ class Grouping:
         self.note_readers(node, (kernel,))
         for source in sources:
             if source.shape == node.shape:
-                self.latest[kernel.place, source] = kernel
+                self.latest[kernel.merge_key, source] = kernel
 
     def sole_reader(
         self, node: Node, sources: list[Node], readers: Mapping[Kernel, None]
@@ -224,17 +224,17 @@ class Grouping:
         """Return the kernel that absorbs an op, or None."""
         if len(readers) == 1 and node not in self.stored:
             (kernel,) = readers
-            if kernel.place.shape == node.shape and kernel.has_room(node, sources):
+            if kernel.merge_key.shape == node.shape and kernel.has_room(node, sources):
                 return kernel
         return None
 
     def mergeable(
-        self, node: Node, place: MergeKey, sources: list[Node], readers: Mapping[Kernel, None]
+        self, node: Node, merge_key: MergeKey, sources: list[Node], readers: Mapping[Kernel, None]
     ) -> Kernel | None:
-        """Return a kernel of a place that can have an op as one more result, or None."""
-        reading_kernels = [kernel for kernel in readers if kernel.place == place]
+        """Return a kernel of a merge key that can have an op as one more result, or None."""
+        reading_kernels = [kernel for kernel in readers if kernel.merge_key == merge_key]
         least = max([kernel.number for kernel in reading_kernels], default=-1)
-        sharing_kernels = [self.latest.get((place, source)) for source in sources]
+        sharing_kernels = [self.latest.get((merge_key, source)) for source in sources]
         for kernel in (*reading_kernels, *sharing_kernels):
             if kernel and kernel.number >= least and kernel.has_room(node, sources):
                 return kernel
@@ -252,7 +252,7 @@ def depths(graph: Graph) -> dict[Node, int]:
         if node.inputs and not is_elementwise(node):
             depth += 1
         found[node] = depth
-        if node.several:
+        if node.has_several_results:
             found.update(dict.fromkeys(node.results, depth))
     return found
 
@@ -265,7 +265,11 @@ def needs(graph: Graph, depths: Mapping[Node, int]) -> dict[Node, Need]:
             continue
         need = found[node]
         if not is_elementwise(node):
-            first = min([found[result][0] for result in node.results]) if node.several else need[0]
+            first = (
+                min([found[result][0] for result in node.results])
+                if node.has_several_results
+                else need[0]
+            )
             order = node.op.order
             need = first if order is None else min(first, order), depths[node]
         for operand in node.inputs:
@@ -344,7 +348,7 @@ class BodyWriter:
 
 def emit(kernel: Kernel, new: dict[Node, Node]) -> Node:
     """Return the fused node of a kernel; `new` maps old nodes to those of the rewritten graph."""
-    writer = BodyWriter(kernel.place.shape, new)
+    writer = BodyWriter(kernel.merge_key.shape, new)
     for node in reversed(kernel.members):
         writer.add(node)
     results = kernel.results[::-1]
@@ -355,8 +359,8 @@ def emit(kernel: Kernel, new: dict[Node, Node]) -> Node:
     )
     inputs = [node for _, node in writer.inputs.values()]
     members = tuple([(node.op.name, node.site) for node in reversed(kernel.members)])
-    wide = tuple([node.wide for node in results])
-    return fused_node(inputs, body, [node.type for node in results], members, wide)
+    keeps_float32 = tuple([node.keeps_float32 for node in results])
+    return fused_node(inputs, body, [node.type for node in results], members, keeps_float32)
 
 
 def broadcast_chain(node: Node) -> tuple[Shape, ...]:

@@ -163,11 +163,13 @@ class ReducingKernel(NamedTuple):
         return sum((node.op.fused_ops(node) for node in self.members), ())
 
     @property
-    def wide(self) -> tuple[bool, ...]:
+    def keeps_float32(self) -> tuple[bool, ...]:
         """True for the results that stay float32; see FusedKernel."""
         op = self.kernel.op
         assert isinstance(op, FusedKernel)
-        return tuple(bool(op.wide) and op.wide[result.number] for result in self.stored)
+        return tuple(
+            bool(op.keeps_float32) and op.keeps_float32[result.number] for result in self.stored
+        )
 
     @property
     def types(self) -> tuple[Type, ...]:
@@ -193,11 +195,11 @@ def fuse_reductions(graph: Graph, target: Target, options: CompileOptions) -> Gr
             return node.with_inputs(inputs)
         if node is reducing.kernel:
             made = fused_node(
-                inputs, reducing.body, reducing.types, reducing.fused_ops, reducing.wide
+                inputs, reducing.body, reducing.types, reducing.fused_ops, reducing.keeps_float32
             )
             new.update(zip((*reducing.stored, *reducing.reductions), made.results, strict=True))
             results = tuple(new.get(result, result) for result in node.results)
-            return results if node.several else results[0]
+            return results if node.has_several_results else results[0]
         return new[node]
 
     return graph.rewrite(change, order_bundles(graph.roots, reducing_kernel_of))

@@ -41,23 +41,23 @@ from ...ops.collectives.groups import Ranks
 
 @dataclass
 class Storage:
-    """A range of bytes in a lane, alive from instruction `first` to instruction `last`.
+    """A range of bytes in a memory space, alive from instruction `first` to instruction `last`.
 
-    The lanes are "input", "output", "variable" and "constant", which are numbered arrays, and the
-    arenas "private" and "shared". A result that no instruction reads is in the lane "nowhere",
+    The spaces are "input", "output", "variable" and "constant", which are numbered arrays, and the
+    arenas "private" and "shared". A result that no instruction reads is in the space "nowhere",
     which has no bytes.
     """
 
-    lane: str
-    place: int = 0
-    """The number in a numbered lane, or the byte offset in an arena."""
+    space: str
+    position: int = 0
+    """The number in a numbered space, or the byte offset in an arena."""
     bytes: int = 0
     first: int = 0
     last: int = 0
     whole: Storage | None = None
     """The storage that this one is a part of; that storage is not a part itself."""
     offset: int = 0
-    """The offset in the whole storage, in bytes. In an arena, `place` includes it."""
+    """The offset in the whole storage, in bytes. In an arena, `position` includes it."""
 
     def keep(self, until: int) -> None:
         """Extend the lifetime to an instruction, if it ends earlier."""
@@ -66,16 +66,16 @@ class Storage:
             self.whole.keep(until)
 
     @property
-    def planned(self) -> bool:
-        """True if the planner chooses the offset: the lane is an arena."""
-        return self.lane in ("private", "shared")
+    def is_planned(self) -> bool:
+        """True if the planner chooses the offset: the space is an arena."""
+        return self.space in ("private", "shared")
 
     @property
     def address(self) -> tuple[str, int, int]:
-        """The lane, the place, and in a numbered lane the offset in bytes, otherwise 0."""
-        return self.lane, self.place, 0 if self.planned else self.offset
+        """The space, the position, and in a numbered space the offset in bytes, otherwise 0."""
+        return self.space, self.position, 0 if self.is_planned else self.offset
 
-    def meets(self, other: Storage) -> bool:
+    def overlaps(self, other: Storage) -> bool:
         """Return whether the two are the same storage, or parts of one that share bytes."""
         same_storage = (self.whole or self) is (other.whole or other)
         ends = self.offset + self.bytes, other.offset + other.bytes
@@ -83,8 +83,8 @@ class Storage:
 
     @property
     def span(self) -> tuple[str, int, int]:
-        """The lane, and the begin and end in it, in bytes."""
-        return self.lane, self.place, self.place + self.bytes
+        """The space, and the begin and end in it, in bytes."""
+        return self.space, self.position, self.position + self.bytes
 
 
 @dataclass
@@ -163,8 +163,10 @@ class Plan:
                 operands.remove(*extent_of_whole(started.inputs[0]), step.start)
                 results.remove(*extent(started.outputs[0]), step.start)
                 continue
-            touched = [results.over(*extent(value)) for value in (*step.inputs, *step.outputs)]
-            touched += [operands.over(*extent(value)) for value in step.outputs]
+            touched = [
+                results.overlapping(*extent(value)) for value in (*step.inputs, *step.outputs)
+            ]
+            touched += [operands.overlapping(*extent(value)) for value in step.outputs]
             pending = [start for start in touched if start is not None]
             if pending:
                 started = self.steps[min(pending)]
@@ -179,7 +181,7 @@ class Plan:
 
     def verify_lives(self) -> None:
         """Raise an error if two storages that are alive at the same time share a byte."""
-        planned = [s for s in self.storages if s.planned]
+        planned = [s for s in self.storages if s.is_planned]
         order = sorted(range(len(planned)), key=lambda i: planned[i].first)
         ends: list[tuple[int, int]] = []  # a heap of the ends of the lifetimes in `alive`
         alive = Spans()
@@ -188,7 +190,7 @@ class Plan:
             while ends and ends[0][0] < storage.first:
                 _, dead = heappop(ends)
                 alive.remove(*planned[dead].span, dead)
-            other = alive.over(*storage.span)
+            other = alive.overlapping(*storage.span)
             if other is not None:
                 raise CompileError(
                     f"plan_memory: {planned[other]} and {storage} are alive in one place"
@@ -198,46 +200,46 @@ class Plan:
 
 
 class Spans:
-    """A set of numbered spans of bytes in several lanes; two of them are disjoint or equal."""
+    """A set of numbered spans of bytes in several spaces; two of them are disjoint or equal."""
 
     def __init__(self) -> None:
-        self.lanes: dict[str, list[tuple[int, int, int]]] = {}
+        self.spaces: dict[str, list[tuple[int, int, int]]] = {}
 
-    def add(self, lane: str, begin: int, end: int, number: int) -> None:
+    def add(self, space: str, begin: int, end: int, number: int) -> None:
         """Add a span."""
         if begin < end:
-            insort(self.lanes.setdefault(lane, []), (begin, end, number))
+            insort(self.spaces.setdefault(space, []), (begin, end, number))
 
-    def remove(self, lane: str, begin: int, end: int, number: int) -> None:
+    def remove(self, space: str, begin: int, end: int, number: int) -> None:
         """Remove a span that was added."""
         if begin < end:
-            runs = self.lanes[lane]
+            runs = self.spaces[space]
             del runs[bisect_left(runs, (begin, end, number))]
 
-    def over(self, lane: str, begin: int, end: int) -> int | None:
+    def overlapping(self, space: str, begin: int, end: int) -> int | None:
         """Return the number of a span that shares a byte with this one, or None."""
-        runs = self.lanes.get(lane, ())
+        runs = self.spaces.get(space, ())
         last = bisect_left(runs, (end,)) - 1
         return runs[last][2] if begin < end and last >= 0 and runs[last][1] > begin else None
 
 
 def extent(value: tuple[Type, Storage]) -> tuple[str, int, int]:
-    """Return the lane of a value, and the begin and end in it."""
+    """Return the space of a value, and the begin and end in it."""
     type_, storage = value
-    size = type_.bytes if storage.planned else bool(type_.bytes)
-    return storage.lane, storage.place, storage.place + size
+    size = type_.bytes if storage.is_planned else bool(type_.bytes)
+    return storage.space, storage.position, storage.position + size
 
 
 def extent_of_whole(value: tuple[Type, Storage]) -> tuple[str, int, int]:
     """Return the extent of the storage that a value is a part of, or of the value."""
     whole = value[1].whole
-    return whole.span if whole is not None and whole.planned else extent(value)
+    return whole.span if whole is not None and whole.is_planned else extent(value)
 
 
 def overlap(a: tuple[Type, Storage], b: tuple[Type, Storage]) -> bool:
     """Return whether two values share a byte."""
-    (a_lane, a_begin, a_end), (b_lane, b_begin, b_end) = extent(a), extent(b)
-    return a_lane == b_lane and max(a_begin, b_begin) < min(a_end, b_end)
+    (a_space, a_begin, a_end), (b_space, b_begin, b_end) = extent(a), extent(b)
+    return a_space == b_space and max(a_begin, b_begin) < min(a_end, b_end)
 
 
 __all__ = ["Instruction", "Plan", "Storage"]

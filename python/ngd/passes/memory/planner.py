@@ -79,7 +79,7 @@ class Uses:
             and self.num_sends[source := source_of(node.inputs[0])] == 1
             and source.type.bytes == node.inputs[0].type.bytes
             and self.last_reader[source] is node
-            and node.op.block.place_in_result(node.inputs[0].type, **node.attrs) is not None
+            and node.op.block.offset_in_result(node.inputs[0].type, **node.attrs) is not None
         }
 
 
@@ -106,17 +106,17 @@ class Storages:
         self.input_number = {n: i for i, n in enumerate(graph.inputs)}
         self.variable_number = {v: i for i, v in enumerate(plan.variables)}
 
-    def new(self, lane: str, size: int) -> Storage:
+    def new(self, space: str, size: int) -> Storage:
         """Return a new storage in an arena. It is alive from the next instruction on."""
         next_number = len(self.plan.steps)
-        storage = Storage(lane, 0, size, next_number, next_number)
+        storage = Storage(space, 0, size, next_number, next_number)
         self.plan.storages.append(storage)
         return storage
 
     def part(self, storage: Storage, offset: int, size: int) -> Storage:
         """Return a part of a storage, which begins at an offset in bytes."""
         whole, begin = storage.whole or storage, storage.offset + offset
-        part = Storage(whole.lane, whole.place, size, whole.first, whole.last, whole, begin)
+        part = Storage(whole.space, whole.position, size, whole.first, whole.last, whole, begin)
         return self.parts.setdefault((id(whole), begin, size), part)
 
     def leaf(self, node: Node) -> Storage:
@@ -188,7 +188,7 @@ class Planner:
             if (source_of(output).op is VARIABLE) is not are_variables:
                 continue
             source = self.storages.read(output)
-            if (source.lane, source.place) != ("output", number):
+            if (source.space, source.position) != ("output", number):
                 self.emit_copy(source, Storage("output", number), output)
 
     def keep_old_values(self) -> dict[Node, Storage]:
@@ -226,7 +226,7 @@ class Planner:
     def barrier_groups(self, before_writes: bool) -> list[Ranks | None]:
         """Return the groups of the barriers; None is the group of the step."""
         sharing = self.target.sharing
-        host = sharing.partition.here
+        host = sharing.partition.host_ranks
         is_one_host = host is sharing.group
         groups: list[Ranks | None] = [None] if before_writes or is_one_host else []
         return groups + ([host] if host.size > 1 and not is_one_host else [])
@@ -316,10 +316,10 @@ class Planner:
         block, operand = node.op.block, node.inputs[0]
         value = source_of(operand)
         is_last = self.uses.end_at(value, node) and self.uses.num_sends[value] == 1
-        if is_last and source.lane == "shared":
-            if block.kind.in_place:
+        if is_last and source.space == "shared":
+            if block.kind.can_be_in_place:
                 return source
-            index = block.place_in_operand(operand.type, **node.attrs)
+            index = block.offset_in_operand(operand.type, **node.attrs)
             if index is not None:
                 return self.storages.part(source, index * operand.dtype.itemsize, node.type.bytes)
         return self.gathered.get(node) or self.storages.new("shared", node.type.bytes)
@@ -346,11 +346,11 @@ class Planner:
             return Storage("nowhere")
         if node in uses.output_number and node not in uses.num_sends:
             return Storage("output", uses.output_number[node])
-        lane = "shared" if node in uses.num_sends else "private"
+        space = "shared" if node in uses.num_sends else "private"
         return (
             self.block_of_gather(node)
-            or self.overwritten_operand(node, inputs, chosen, lane)
-            or self.storages.new(lane, node.type.bytes)
+            or self.overwritten_operand(node, inputs, chosen, space)
+            or self.storages.new(space, node.type.bytes)
         )
 
     def block_of_gather(self, node: Node) -> Storage | None:
@@ -364,7 +364,7 @@ class Planner:
             return None
         assert isinstance(start.op, Start)
         operand = start.inputs[0].type
-        index = start.op.block.place_in_result(operand, **start.attrs)
+        index = start.op.block.offset_in_result(operand, **start.attrs)
         assert index is not None
         whole = self.gathered[start] = self.storages.new("shared", start.type.bytes)
         return self.storages.part(whole, index * operand.dtype.itemsize, operand.bytes)
@@ -374,16 +374,16 @@ class Planner:
         node: Node,
         inputs: list[tuple[Type, Storage]],
         chosen: list[tuple[Type, Storage]],
-        lane: str,
+        space: str,
     ) -> Storage | None:
         """Return the storage of an operand that the kernel may write this result over, or None.
 
-        The operand has the size of the result and is in the same lane, and no later instruction or
+        The operand has the size of the result and is in the same space, and no later instruction or
         collective reads it.
         """
         application, in_place = node.results[0], None
         for i, (type_, storage) in enumerate(inputs):
-            if storage.lane != lane or not storage.bytes == type_.bytes == node.type.bytes:
+            if storage.space != space or not storage.bytes == type_.bytes == node.type.bytes:
                 continue
             source = source_of(node.inputs[i])
             if not self.uses.end_at(source, application) or source in self.uses.num_sends:
@@ -392,9 +392,9 @@ class Planner:
                 in_place = query_node(self.target, node).in_place
             if (node.number, i) not in in_place:
                 continue
-            if any(storage.meets(other) for _, other in chosen):
+            if any(storage.overlaps(other) for _, other in chosen):
                 continue
-            under = [j for j, (_, other) in enumerate(inputs) if storage.meets(other)]
+            under = [j for j, (_, other) in enumerate(inputs) if storage.overlaps(other)]
             if all(inputs[j][1] is storage and (node.number, j) in in_place for j in under):
                 return storage
         return None
@@ -402,18 +402,18 @@ class Planner:
 
 def assign_offsets(plan: Plan, parts: Iterable[Storage], target: Target) -> None:
     """Place the storages of both arenas, the largest first, and then the parts of storages."""
-    for lane in ("private", "shared"):
-        storages = [s for s in plan.storages if s.lane == lane and s.bytes > 0]
+    for space in ("private", "shared"):
+        storages = [s for s in plan.storages if s.space == space and s.bytes > 0]
         storages.sort(key=lambda s: (-s.bytes, s.first))
         lives = [(s.first, s.last, align_up(s.bytes)) for s in storages]
         for storage, offset in zip(storages, target.first_fit(lives), strict=True):
-            storage.place = offset
-        total = max((s.place + align_up(s.bytes) for s in storages), default=0)
-        setattr(plan, f"{lane}_bytes", total)
+            storage.position = offset
+        total = max((s.position + align_up(s.bytes) for s in storages), default=0)
+        setattr(plan, f"{space}_bytes", total)
     for part in parts:
         assert part.whole is not None
-        if part.planned:
-            part.place = part.whole.place + part.offset
+        if part.is_planned:
+            part.position = part.whole.position + part.offset
 
 
 def bytes_without_reuse(schedule: Schedule, uses: Uses) -> int:

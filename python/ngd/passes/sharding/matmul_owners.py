@@ -135,7 +135,7 @@ class Ends:
         """
         total = chain.total.type
         same_type = node.type.count == total.count and node.dtype == total.dtype
-        is_plain = node.op.order is None and not node.several
+        is_plain = node.op.order is None and not node.has_several_results
         return (
             same_type
             and is_plain
