@@ -202,7 +202,7 @@ def test_the_scale_is_a_part_of_a_checkpoint(tmp_path: Path) -> None:
     step()
     found = {name: float(v.numpy()) for name, v in second.state.items()}
     assert (found["loss_scale.scale"], found["loss_scale.good_steps"]) == (64, 0)
-    apart = first.apart("other")
+    apart = first.with_own_state("other")
     assert apart.loss_scale is None
     assert set(apart.state) == {"other.step"}
 

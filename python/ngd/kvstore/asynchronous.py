@@ -80,7 +80,7 @@ class AsyncStore(KVStore):
 
     def barrier(self) -> None:
         """Wait until all ranks have called this method."""
-        self._together("barrier", lambda group: group.barrier(async_op=True, site="kvstore"))
+        self._run_collective("barrier", lambda group: group.barrier(async_op=True, site="kvstore"))
 
     def close(self) -> None:
         """Leave the store, and serve the other ranks until all of them have left.
@@ -94,12 +94,12 @@ class AsyncStore(KVStore):
             it.
         """
         atexit.unregister(self._leave)
-        if not self._service.over:
+        if not self._service.has_ended:
             self._service.close().result()
 
     def _leave(self) -> None:
         """Close the store at the end of the program, unless it has failed or is a forked child."""
-        if os.getpid() == self._process and not self._service.over:
+        if os.getpid() == self._process and not self._service.has_ended:
             self.close()
 
     def _use(self, table: Plain | InGraph) -> None:
@@ -116,9 +116,11 @@ class AsyncStore(KVStore):
         self.barrier()
         self._updates = True
 
-    def _of_first(self, values: list[Array]) -> list[Array]:
+    def _values_of_root(self, values: list[Array]) -> list[Array]:
         return [
-            self._together("init", partial(Group.broadcast, x=v, async_op=True, site="kvstore"))
+            self._run_collective(
+                "init", partial(Group.broadcast, x=v, async_op=True, site="kvstore")
+            )
             for v in values
         ]
 
@@ -133,11 +135,11 @@ class AsyncStore(KVStore):
         self._bytes[owner] += value.nbytes
         self._shapes[key] = np.broadcast_to(np.empty((), value.dtype), value.shape)
         number = self._key_numbers[key] = len(self._key_numbers)
-        service, home = self._service, KeyInfo(key, owner, value.shape, value.dtype)
+        service, info = self._service, KeyInfo(key, owner, value.shape, value.dtype)
 
         def add() -> None:
-            assert len(service.homes) == number
-            service.homes.append(home)
+            assert len(service.keys) == number
+            service.keys.append(info)
             if owner == service.group.rank:
                 service.table.add(key, value)
 
@@ -180,7 +182,7 @@ class AsyncStore(KVStore):
 
     def _answer(self, where: str, key: Key, future: Future[Any]) -> Array:
         """Wait for an answer and return its value, or an empty array if it has none."""
-        owner = self._members[self._service.homes[self._key_numbers[key]].owner]
+        owner = self._members[self._service.keys[self._key_numbers[key]].owner]
         kind, payload = self._wait(f"{where}: key {key!r}", future, owner)
         if kind == Kind.LATE:
             slow = [self._members[int(rank)] for rank in payload]
@@ -199,7 +201,7 @@ class AsyncStore(KVStore):
         value: Array = payload
         return value if where == "row_sparse_pull" else value.reshape(self._shapes[key].shape)
 
-    def _together(self, where: str, start: Callable[[Group], Any]) -> Any:
+    def _run_collective(self, where: str, start: Callable[[Group], Any]) -> Any:
         """Let the server thread run a collective of its group, and return the result."""
         return self._wait(where, self._service.collective(start))
 

@@ -92,7 +92,7 @@ class KVStore:
         arrays = {k: read("init", v[0]) for k, v in by_key("init", "value", key, value).items()}
         for k in arrays:
             self._expect_new("init", k)
-        for k, array in zip(arrays, self._of_first(list(arrays.values())), strict=True):
+        for k, array in zip(arrays, self._values_of_root(list(arrays.values())), strict=True):
             self._add(k, array)
 
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
@@ -357,7 +357,7 @@ class KVStore:
             for k, outs in by_key(where, "out", key, out).items()
         }
 
-    def _of_first(self, values: list[Array]) -> list[Array]:
+    def _values_of_root(self, values: list[Array]) -> list[Array]:
         """Return the values of rank 0, by a broadcast."""
         if self.group is None or not values:
             return values
@@ -396,7 +396,7 @@ class KVStore:
         local = {k: total(v) for k, v in arrays.items()}
         if self.group is None:
             return local
-        buffers = [table.room(k) for k in local]
+        buffers = [table.sum_buffer(k) for k in local]
         self.group.all_reduce(list(local.values()), op="sum", out=buffers)
         return dict(zip(local, buffers, strict=True))
 

@@ -51,7 +51,7 @@ class Plain:
         """Return the stored array. It may change at the next push."""
         return self._values[key]
 
-    def room(self, key: Key) -> Array:
+    def sum_buffer(self, key: Key) -> Array:
         """Return the array for the sum of the pushed arrays.
 
         Without an updater this is the stored value itself, so `push` has nothing to copy.
@@ -123,7 +123,9 @@ class InGraph:
         """Add a key: a variable, and an optimizer with its state."""
         self.check(key, value.dtype)
         added = self._variables[key] = variable(str(key), value)
-        optimizer = self._optimizers[key] = self.optimizer.apart(f"{self.optimizer.name}.{key}")
+        optimizer = self._optimizers[key] = self.optimizer.with_own_state(
+            f"{self.optimizer.name}.{key}"
+        )
         # This creates the state of the optimizer.
         optimizer.apply({added: placeholder("gradient", added.shape, added.dtype)})
 

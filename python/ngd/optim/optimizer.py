@@ -296,7 +296,7 @@ class Optimizer:
         """
         raise NotImplementedError(type(self).__name__)
 
-    def apart(self, name: str) -> Optimizer:
+    def with_own_state(self, name: str) -> Optimizer:
         """Return an optimizer with the same rule, options and learning rate, and its own state.
 
         The copy does not clip, because the norm of some parameters is not the global norm. It does
