@@ -97,11 +97,11 @@ def bind_collective(
     operand_type = Type(np.dtype(x.dtype), x.shape)
     if kind.reduces:
         expect_reduction(where, op, operand_type)
-    if kind.rooted:
+    if kind.root_only:
         root = check_root(root, ranks.size, where)
-    if kind.gives != "whole":
+    if kind.operand != "whole":
         expect_rows(where, operand_type)
-    if kind.gives == "blocks":
+    if kind.operand == "blocks":
         block_rows(x.shape, ranks.size, where)
     params = {"kind": kind.name, "op": op, "root": root, "group": register_group(ranks)}
     return collective_p.bind(x, **params, asynchronous=bool(asynchronous), site=call_site())
@@ -144,7 +144,7 @@ def lower(ctx: Any, x: Any, *, kind: str, site: str, op: str = "none", **numbers
     token = jax.core.ShapedArray((), np.dtype(np.int32))
     operand_aval, (output_aval,) = ctx.avals_in[0], ctx.avals_out
     token_context = ctx.replace(avals_in=[operand_aval, token], avals_out=[output_aval, token])
-    is_in_place = KINDS[kind].gives == KINDS[kind].gets == "whole"
+    is_in_place = KINDS[kind].operand == KINDS[kind].result == "whole"
     rule = ffi.ffi_lowering(
         TARGET, has_side_effect=True, operand_output_aliases={0: 0, 1: 1} if is_in_place else {1: 1}
     )
@@ -212,7 +212,7 @@ def batch_collective(operands: Any, axes: Any, **params: Any) -> Any:
     If the first axis has a meaning for the collective, the batch axis becomes the last axis.
     """
     (x,), (axis,) = operands, axes
-    if KINDS[params["kind"]].gives == "whole":
+    if KINDS[params["kind"]].operand == "whole":
         return collective_p.bind(x, **params), axis
     result = collective_p.bind(jnp.moveaxis(x, axis, -1), **params)
     return result, result.ndim - 1

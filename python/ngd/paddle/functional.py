@@ -206,7 +206,7 @@ def broadcast(x: Tensor, src: int, group: Group | None = None) -> Tensor:
     """
     where, ranks = "functional.broadcast", group_or_world(group)
     elements(x, where)
-    return Broadcast.apply(x, ranks.place_of(src, where, "src"), ranks)
+    return Broadcast.apply(x, ranks.group_rank_of(src, where, "src"), ranks)
 
 
 def all_to_all(x: Tensor, group: Group | None = None) -> Tensor:

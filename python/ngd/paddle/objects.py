@@ -43,7 +43,7 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Group | None = No
 def gather_objects(group: comm.Group, value: Any, site: str) -> list[Any]:
     """Return the list of the objects of all ranks."""
     pickled = bytes_of(value)
-    with group.under_way():
+    with group.collectives_scope():
         counts = group.all_gather(np.array([pickled.size]), site=site)
         all_pickles = group.all_gather_v(pickled, counts=counts, site=site)
     return [pickle.loads(part.tobytes()) for part in np.split(all_pickles, np.cumsum(counts)[:-1])]
@@ -68,7 +68,7 @@ def broadcast_object_list(object_list: list[Any], src: int, group: Group | None 
     ranks, where, site = group_or_world(group), "broadcast_object_list", call_site()
     if is_outside(ranks):
         return
-    root = ranks.place_of(src, where, "src")
+    root = ranks.group_rank_of(src, where, "src")
     objects = list(object_list) if root == ranks.rank else None
     received = broadcast_pickled(ranks.group, objects, root, site)
     if len(received) != len(object_list):
@@ -82,7 +82,7 @@ def broadcast_object_list(object_list: list[Any], src: int, group: Group | None 
 def broadcast_pickled(group: comm.Group, value: Any, root: int, site: str) -> Any:
     """Return the object of the root on all ranks."""
     pickled = bytes_of(value)
-    with group.under_way():
+    with group.collectives_scope():
         size = group.broadcast(np.array([pickled.size]), root, site=site)
         data = pickled if group.rank == root else np.empty(int(size[0]), np.uint8)
         return pickle.loads(group.broadcast(data, root, site=site))
@@ -112,7 +112,7 @@ def scatter_object_list(
     ranks, where, site = group_or_world(group), "scatter_object_list", call_site()
     if is_outside(ranks):
         return
-    root = ranks.place_of(src, where, "src")
+    root = ranks.group_rank_of(src, where, "src")
     objects = None
     if root == ranks.rank:
         objects = blocks(in_object_list, ranks.nranks, where, "in_object_list")

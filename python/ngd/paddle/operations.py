@@ -42,7 +42,7 @@ class Task:
 
     def __init__(self, work: Work, tensors: Sequence[Tensor], finish: Finish) -> None:
         self.work, self.tensors, self.finish = work, tensors, finish
-        self.over = False
+        self.is_done = False
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for the collective, fill its tensors and return True.
@@ -53,7 +53,7 @@ class Task:
             The longest time to wait, in seconds. After it, False is returned and the collective
             continues. Without a timeout, the collective fails after NGD_TIMEOUT.
         """
-        if self.over:
+        if self.is_done:
             return True
         try:
             self.work.wait(timeout)
@@ -62,18 +62,18 @@ class Task:
                 raise
             return False
         self.finish()
-        self.over = True
+        self.is_done = True
         return True
 
     synchronize = wait
 
     def is_completed(self) -> bool:
         """Return True if `wait` would return or raise immediately."""
-        return self.over or self.work.done()
+        return self.is_done or self.work.done()
 
     def is_sync(self) -> bool:
         """Return True if the collective is complete and its tensors are filled."""
-        return self.over
+        return self.is_done
 
 
 _pending: Final[list[Task]] = []
@@ -94,7 +94,7 @@ def start_task(work: Work, tensors: Sequence[Tensor], finish: Finish, sync_op: b
 def is_settled(task: Task) -> bool:
     """Return True if a task has completed or failed."""
     with contextlib.suppress(CollectiveError):
-        return task.over or (task.work.done() and task.wait())
+        return task.is_done or (task.work.done() and task.wait())
     return True
 
 
@@ -206,20 +206,22 @@ def start_collective(
     """
     kind, site = KINDS[name], call_site()
     arguments: dict[str, Any] = {}
-    if kind.rooted:
-        arguments["root"] = ranks.place_of(root, name, "src" if kind.rooted == "gives" else "dst")
+    if kind.root_only:
+        arguments["root"] = ranks.group_rank_of(
+            root, name, "src" if kind.root_only == "operand" else "dst"
+        )
     if kind.reduces:
         arguments["op"] = reduction(op, tensor, name)
     is_root = arguments.get("root", ranks.rank) == ranks.rank
-    if kind.gives == "blocks" and is_root:
+    if kind.operand == "blocks" and is_root:
         staged = stage_scatter(tensor, given, ranks.nranks, name, list_name)
-    elif kind.gets == "blocks" and is_root:
+    elif kind.result == "blocks" and is_root:
         staged = stage_gather(tensor, given, ranks.nranks, name, list_name)
-    elif kind.gives == "blocks":
+    elif kind.operand == "blocks":
         out, finish = destination_for(tensor, name)
         staged = Staged(None, out, finish, [tensor])
     else:
-        staged = stage_whole(tensor, name, gets_result=is_root or kind.rooted != "gets")
+        staged = stage_whole(tensor, name, gets_result=is_root or kind.root_only != "result")
     call = getattr(ranks.group, name)
     work = call(staged.source, out=staged.out, async_op=True, site=site, **arguments)
     return start_task(work, staged.tensors, staged.finish, sync_op)
@@ -538,7 +540,7 @@ def send(
     ranks, where, site = group_or_world(group), "send", call_site()
     if is_outside(ranks):
         return None
-    to = ranks.place_of(dst, where, "dst")
+    to = ranks.group_rank_of(dst, where, "dst")
     work = ranks.group.send(elements(tensor, where), to, async_op=True, site=site)
     return start_task(work, [tensor], no_copy, sync_op)
 
@@ -566,7 +568,7 @@ def recv(
         return None
     if src is None:
         raise ValueError(f"{where}: src: expected a rank; got None. Give the rank that sends.")
-    source = ranks.place_of(src, where, "src")
+    source = ranks.group_rank_of(src, where, "src")
     array, finish = destination_for(tensor, where)
     work = ranks.group.recv(source, out=array, async_op=True, site=site)
     return start_task(work, [tensor], finish, sync_op)

@@ -81,7 +81,7 @@ class Group:
         """
         return self.ranks[rank] if self.is_member() else -1
 
-    def place_of(self, rank: int, where: str, name: str) -> int:
+    def group_rank_of(self, rank: int, where: str, name: str) -> int:
         """Return the rank in the group of a rank of the world, which must be a member."""
         return position_of_world_rank(rank, self.ranks, where, name)
 

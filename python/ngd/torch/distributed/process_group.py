@@ -139,7 +139,7 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         """Return False: the group does not allocate tensors."""
         return False
 
-    def explained(self, error: Exception) -> Exception:
+    def add_ranks(self, error: Exception) -> Exception:
         """Return the error, with the ranks of the group if it is not the default group."""
         self._has_failed = True
         if self.ranks is None or not isinstance(error, CollectiveError):
@@ -152,7 +152,7 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         )
         return with_ranks
 
-    def interrupted(self, error: BaseException) -> None:
+    def abort_interrupted(self, error: BaseException) -> None:
         """Leave the group after an exception of Ctrl-C or a signal handler during a call.
 
         Otherwise the other ranks could match the next call of this rank with the interrupted one.

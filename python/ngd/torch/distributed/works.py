@@ -65,11 +65,11 @@ class WorkGroup(Protocol):
     seconds: float
     """The timeout of a wait, in seconds."""
 
-    def explained(self, error: Exception) -> Exception:
+    def add_ranks(self, error: Exception) -> Exception:
         """Return an error that names the ranks of the group."""
         ...
 
-    def interrupted(self, error: BaseException) -> None:
+    def abort_interrupted(self, error: BaseException) -> None:
         """Leave the group after an exception that was raised during a call."""
         ...
 
@@ -216,7 +216,7 @@ class Work(torch.distributed.Work):
         try:
             self._drive(seconds)
         except BaseException as error:
-            self._group.interrupted(error)
+            self._group.abort_interrupted(error)
             raise
 
     def _drive(self, seconds: float) -> None:
@@ -289,7 +289,7 @@ class Work(torch.distributed.Work):
         self._end()
 
     def _fail(self, error: Exception) -> None:
-        self._error = self._group.explained(error)
+        self._error = self._group.add_ranks(error)
         self._end()
 
     def _end(self) -> None:
@@ -322,7 +322,7 @@ def start_work(work: Work) -> Work:
                 each._poll()
     except BaseException as error:
         if any(call.started for call in work._calls):
-            work._group.interrupted(error)
+            work._group.abort_interrupted(error)
         else:
             work._end()  # an error before any collective was submitted
         raise
