@@ -108,8 +108,8 @@ def save(
     {'epoch': 3}
     """
     path = Path(folder)
-    by_name, states = collected("save", variables=variables, private=private)
-    values = with_pending("save", by_name, states)
+    by_name, states = collect_variables("save", variables=variables, private=private)
+    values = with_pending_values("save", by_name, states)
     sharded = [v for v in by_name.values() if v.kept_by is not None]
     ranks, is_writer = 1, not sharded or sharded[0].kept_by.rank == 0
     if private is not None:
@@ -196,7 +196,7 @@ def load(
     path = Path(folder)
     index = read_index(path)
     source = f"checkpoint {path}"
-    by_name, states = collected("load", variables=variables, private=private)
+    by_name, states = collect_variables("load", variables=variables, private=private)
     arrays = read_safetensors(path / index["tensors"])
     saved_states = index.get("states", {})
     if private is not None and index.get("ranks", 1) > 1:
@@ -242,7 +242,7 @@ def own_private_values(
     """
     if ranks.size != index["ranks"]:
         return {}
-    by_name, states = collected("load", private=private)
+    by_name, states = collect_variables("load", private=private)
     saved_states = index.get("states", {})
     names = [*by_name, *(name for state in states for name in names_in(saved_states, state.name))]
     own_arrays = {name: arrays.get(key_of_rank(name, ranks.rank)) for name in names}
@@ -265,7 +265,7 @@ def exists(folder: str | os.PathLike[str]) -> bool:
     return (Path(folder) / INDEX).exists()
 
 
-def collected(where: str, **arguments: Any) -> tuple[dict[str, Variable], list[LiveState]]:
+def collect_variables(where: str, **arguments: Any) -> tuple[dict[str, Variable], list[LiveState]]:
     """Return the variables in the arguments by name, and the live states in the arguments.
 
     Each keyword is an argument of the public function `where`: a structure of variables and live
@@ -308,7 +308,7 @@ def is_state(tree: Any) -> bool:
     return isinstance(tree, LiveState)
 
 
-def with_pending(
+def with_pending_values(
     where: str, by_name: Mapping[str, Variable], states: Iterable[LiveState]
 ) -> dict[str, Any]:
     """Return a dict with the variables and with the pending values of live states, by name."""
@@ -380,7 +380,7 @@ def gather_private(private: Any, ranks: Group) -> dict[str, Any]:
     return an empty dict.
     """
     values: dict[str, Any] = {}
-    for name, v in with_pending("save", *collected("save", private=private)).items():
+    for name, v in with_pending_values("save", *collect_variables("save", private=private)).items():
         own = gather((v.numpy() if isinstance(v, Variable) else v)[None], group=ranks)
         if own is not None:
             values |= entries_of_ranks(name, own)

@@ -158,7 +158,7 @@ def as_dtype(value: Any, where: str) -> np.dtype[Any]:
     return dtype
 
 
-def whole(value: Any, where: str, name: str, bits: int = 32) -> int:
+def as_int(value: Any, where: str, name: str, bits: int = 32) -> int:
     """Return an integer argument as an int; raise ValueError if it does not fit into `bits` bits.
 
     Raise TypeError if it is not an integer. `where` and `name` are the public call and the
@@ -178,13 +178,13 @@ def whole(value: Any, where: str, name: str, bits: int = 32) -> int:
     return number
 
 
-def lengths(shape: Any, where: str, itemsize: int = 1) -> tuple[int, ...]:
+def parse_shape(shape: Any, where: str, itemsize: int = 1) -> tuple[int, ...]:
     """Return a shape argument as a tuple; a single length is a shape with one axis.
 
     Raise ShapeError for a negative length, or if the array would have 2**63 bytes or more.
     """
     is_sequence = isinstance(shape, (tuple, list)) or getattr(shape, "ndim", 0) == 1
-    extents = tuple(whole(n, where, "shape", 64) for n in (shape if is_sequence else (shape,)))
+    extents = tuple(as_int(n, where, "shape", 64) for n in (shape if is_sequence else (shape,)))
     if any(n < 0 for n in extents):
         raise ShapeError(f"{where}: shape: expected lengths >= 0; got {shape}")
     if math.prod(extents) * itemsize >= 2**63:
@@ -223,6 +223,6 @@ ALIGNMENT: Final = 64
 """The alignment of every value in memory, in bytes."""
 
 
-def aligned(size: int) -> int:
+def align_up(size: int) -> int:
     """Return a size rounded up to ALIGNMENT."""
     return -(-size // ALIGNMENT) * ALIGNMENT

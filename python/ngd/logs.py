@@ -21,23 +21,23 @@ from types import TracebackType
 from typing import Any
 
 from ._util import config
-from .comm.launchers.detect import told_by_launcher
+from .comm.launchers.detect import launch_from_environment
 from .comm.launchers.job_names import label_of
 from .errors import InitError
 
 logger = logging.getLogger("ngd")
 
 
-def place() -> dict[str, Any]:
+def log_fields() -> dict[str, Any]:
     """Return the fields rank, size, job and host of this process, from the launcher's variables."""
     try:
-        launch = told_by_launcher(os.environ)
+        launch = launch_from_environment(os.environ)
     except InitError:  # ngd.init() will raise it
-        return place_of(None, None, None)
-    return place_of(launch.rank, launch.size, label_of(launch.job_key))
+        return log_fields_of(None, None, None)
+    return log_fields_of(launch.rank, launch.size, label_of(launch.job_key))
 
 
-def place_of(rank: int | None, size: int | None, job: str | None) -> dict[str, Any]:
+def log_fields_of(rank: int | None, size: int | None, job: str | None) -> dict[str, Any]:
     """Return the fields rank, size, job and host of a rank on this host."""
     return {"rank": rank, "size": size, "job": job, "host": socket.gethostname()}
 
@@ -75,7 +75,7 @@ class JsonFormatter(logging.Formatter):
             The record.
         """
         if self.place is None:
-            self.place = place()
+            self.place = log_fields()
         seconds = datetime.fromtimestamp(record.created, UTC)
         fields = {
             "time": seconds.isoformat(timespec="microseconds"),

@@ -413,7 +413,7 @@ def test_cores_are_divided_among_ranks(
 ) -> None:
     system = write_topology(tmp_path, TWO_PACKAGES, ["0-1,4-5", "2-3,6-7"])
     cores = binding.cores_of_ranks(how, ranks, range(8), quota, system)
-    assert [binding.text_of(each) for each in cores] == expected
+    assert [binding.format_cpus(each) for each in cores] == expected
 
 
 def test_binding_respects_the_mask_and_works_without_topology(tmp_path: Path) -> None:

@@ -288,9 +288,9 @@ def test_signatures_follow_the_table_of_kinds(kind: Kind) -> None:
     assert getattr(ngd, name).__doc__
     assert f"ngd.{name}" in getattr(ngd.Group, name).__doc__
     assert ("op" in function) == kind.reduces
-    assert ("root" in function) == bool(kind.rooted)
-    assert ("tag" in function) == kind.between_two
-    assert ("out" in function) == (kind.gets != "nothing")
+    assert ("root" in function) == bool(kind.root_only)
+    assert ("tag" in function) == kind.is_point_to_point
+    assert ("out" in function) == (kind.result != "nothing")
     assert "async_op" in function
 
 
@@ -302,7 +302,7 @@ def test_every_collective_op_has_a_row() -> None:
             call = inspect.signature(ops[kind.name].__call__).parameters
             assert getattr(ngd.ops, kind.name) is ops[kind.name]
             assert ("op" in call) == kind.reduces
-            assert ("root" in call) == bool(kind.rooted)
+            assert ("root" in call) == bool(kind.root_only)
             assert "group" in call
             function = inspect.signature(getattr(ngd, kind.name)).parameters
             common = [name for name in call if name in function]
@@ -328,21 +328,21 @@ def test_the_core_has_the_same_rows(kind: Kind) -> None:
         _core.run_calls([call], 0)
         return result
 
-    if kind.between_two:
+    if kind.is_point_to_point:
         with pytest.raises(ValueError, match="expected another rank"):
             submit()
         return
     op = "max" if kind.reduces else "none"
-    np.testing.assert_array_equal(submit(op), x if kind.gets != "nothing" else 0 * x)
+    np.testing.assert_array_equal(submit(op), x if kind.result != "nothing" else 0 * x)
     if kind.reduces:
         with pytest.raises(ValueError, match="expected op to be one of"):
             submit()
-    if kind.rooted:
+    if kind.root_only:
         with pytest.raises(ValueError, match="expected root to be in"):
             submit(op, root=1)
     else:
         submit(op, root=1)
-    if "block" in (kind.gives, kind.gets) or kind.gives == "blocks":
+    if "block" in (kind.operand, kind.result) or kind.operand == "blocks":
         submit(op, counts=[3])
     else:
         with pytest.raises(ValueError, match="expected blocks of one size"):

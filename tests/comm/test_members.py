@@ -218,9 +218,9 @@ def test_a_member_that_dies_before_the_first_world_is_not_awaited(tmp_path: Path
 @pytest.mark.long
 def test_a_member_that_dies_before_the_rendezvous_is_not_awaited(tmp_path: Path) -> None:
     early = """
-from ngd.comm.launchers.launcher_pipe import say_to_launcher
+from ngd.comm.launchers.launcher_pipe import send_to_launcher
 if me == 1:
-    say_to_launcher("+1", os.environ)
+    send_to_launcher("+1", os.environ)
     time.sleep(1)
     die()
 """
@@ -356,13 +356,13 @@ def test_a_world_is_made_when_all_members_with_state_wait(tmp_path: Path) -> Non
 
 def test_a_late_member_is_reported_once(tmp_path: Path) -> None:
     board = membership.Board(str(tmp_path), 3, 0.05)
-    assert board.late() == []
+    assert board.late_members() == []
     board.waits(7)  # a new member may wait for long
     assert board.deadline is None
     board.waits(1)
     time.sleep(0.06)
-    assert board.late() == [0, 2]
-    assert board.late() == []
+    assert board.late_members() == [0, 2]
+    assert board.late_members() == []
     endless = membership.Board(str(tmp_path), 2, 0)
     endless.waits(0)
     assert endless.deadline is None
@@ -372,4 +372,4 @@ def test_a_launcher_that_does_not_answer_raises(tmp_path: Path) -> None:
     environ = {"NGD_MEMBER": "1", "NGD_ELASTIC_DIR": str(tmp_path), "NGD_RESTART_COUNT": "0"}
     environ["NGD_SURROUNDINGS"] = ngd.comm.launchers.registry.surroundings(environ)
     with pytest.raises(InitError, match="expected an answer of `ngd run`"):
-        membership.take_place(environ, 1)
+        membership.join_next_world(environ, 1)

@@ -270,7 +270,7 @@ def test_verify_reports_live_storages_that_overlap() -> None:
         ]
         Plan(storages=storages).verify()
         for storage in storages[1:2]:
-            storage.place = storages[0].place
+            storage.position = storages[0].position
             a, b = storages[:2]
             if a.first <= b.last and b.first <= a.last:
                 num_overlaps += 1

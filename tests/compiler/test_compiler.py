@@ -19,7 +19,7 @@ from ngd.graph.graph import Graph
 from ngd.graph.node import Node, Op
 from ngd.passes import CompileOptions
 from ngd.passes.fusion import elementwise
-from ngd.passes.memory.plan import Plan, Step, Storage
+from ngd.passes.memory.plan import Instruction, Plan, Storage
 from ngd.passes.simplification import simplify
 
 DEVICES = ("CPU", "INTERPRETER")
@@ -329,7 +329,7 @@ def test_a_collective_is_in_place_if_nothing_else_reads_its_operand(kind: str) -
     assert operand != result
 
 
-def plan_of(*steps: Step) -> Plan:
+def plan_of(*steps: Instruction) -> Plan:
     return Plan(steps=list(steps))
 
 
@@ -338,9 +338,9 @@ def test_verify_rejects_instructions_that_touch_a_pending_buffer() -> None:
     block, other = Storage("shared", 0, 16), Storage("shared", 64, 16)
     near = Storage("shared", 4, 16)
 
-    def step(action: str, source: Storage, result: Storage, start: int = -1) -> Step:
+    def step(action: str, source: Storage, result: Storage, start: int = -1) -> Instruction:
         inputs = [] if action == "wait" else [(type_, source)]
-        return Step(action, "all_to_all", inputs, [(type_, result)], {}, "here.py:1", start)
+        return Instruction(action, "all_to_all", inputs, [(type_, result)], {}, "here.py:1", start)
 
     start, wait = step("start", block, block), step("wait", block, block, 0)
     plan_of(start, wait).verify()

@@ -78,8 +78,8 @@ def test_the_results_of_an_op_share_its_operands_and_attributes() -> None:
     assert values.results[1] is indices
     assert [values.number, indices.number, x.number] == [0, 1, 0]
     assert x.results[0] is x
-    assert not x.several
-    assert values.several
+    assert not x.has_several_results
+    assert values.has_several_results
     assert values.attrs is indices.attrs
     assert values.site == indices.site
     assert values.inputs is indices.inputs
@@ -92,7 +92,7 @@ def test_a_node_with_one_result_has_no_additional_fields() -> None:
     assert type(node) is Node
     assert not hasattr(node, "__dict__")
     assert set(Node.__slots__) == {
-        "__weakref__", "attrs", "id", "inputs", "op", "site", "type", "uniform", "wide"
+        "__weakref__", "attrs", "id", "inputs", "op", "site", "type", "uniform", "keeps_float32"
     }  # fmt: skip
 
 

@@ -143,7 +143,7 @@ def computing_ops() -> list[Op]:
 
 def takes_two(op: Op) -> bool:
     """Return whether an op needs another rank; tests/ops/collectives has its cases."""
-    return isinstance(op, Collective) and op.kind.between_two
+    return isinstance(op, Collective) and op.kind.is_point_to_point
 
 
 def all_cases() -> list[Case]:

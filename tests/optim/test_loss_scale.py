@@ -204,7 +204,7 @@ def test_the_scale_is_in_the_checkpoint(tmp_path: Path) -> None:
     step()
     found = {name: float(v.numpy()) for name, v in second.state.items()}
     assert (found["loss_scale.scale"], found["loss_scale.good_steps"]) == (64, 0)
-    separate = first.apart("other")
+    separate = first.with_own_state("other")
     assert separate.loss_scale is None
     assert set(separate.state) == {"other.step"}
 

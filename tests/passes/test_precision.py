@@ -206,7 +206,7 @@ def test_a_precision_block_keeps_float32(device: str) -> None:
 def test_a_block_ends_at_an_exception() -> None:
     with pytest.raises(ZeroDivisionError), ngd.full_precision():
         1 / 0  # noqa: B018
-    assert not ngd.placeholder("x", (2,), "float32").wide
+    assert not ngd.placeholder("x", (2,), "float32").keeps_float32
 
 
 def test_a_block_around_a_traced_call_is_rejected() -> None:

@@ -13,7 +13,7 @@ import ngd
 from ngd import ops
 from ngd.graph.node import Node
 from ngd.passes.residuals import choose_residuals, read_residuals
-from ngd.transforms.gradient import pulled
+from ngd.transforms.gradient import pull_back
 
 N, K = 6, 4
 
@@ -29,7 +29,7 @@ class Cut:
         self, inputs: Sequence[Node], outputs: Sequence[Node], overwritten: Sequence[Node] = ()
     ) -> None:
         adjoints = [input_of(f"dy{i}", *y.shape) for i, y in enumerate(outputs)]
-        gradients = [g for g in pulled(outputs, adjoints, inputs) if g is not None]
+        gradients = [g for g in pull_back(outputs, adjoints, inputs) if g is not None]
         self.residuals = choose_residuals(outputs, gradients, overwritten)
         stored = {
             value: ngd.placeholder(f"r{i}", value.shape, value.dtype)

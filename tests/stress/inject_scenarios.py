@@ -422,7 +422,7 @@ def interpreter(rank: int) -> list[Step]:
     has_run: list[bool] = []
 
     def record() -> None:
-        with recording.recorded(100):
+        with recording.record_block(100):
             if not has_run:  # a recording can fail at its end, too
                 run(1)
                 has_run.append(True)

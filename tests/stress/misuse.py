@@ -272,8 +272,8 @@ def state_after(world: Any, threads: int, may_save: bool) -> str | None:
 
     from ngd._util import callsite as sites
 
-    if sites._shown.sites:
-        sites._shown.sites.clear()
+    if sites._site_stack.sites:
+        sites._site_stack.sites.clear()
         return "state: a call site is left"
     files = os.listdir(".")
     if files:

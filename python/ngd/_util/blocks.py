@@ -21,7 +21,7 @@ def open_blocks() -> tuple[str, ...]:
 
 
 @contextmanager
-def opened(name: str) -> Iterator[None]:
+def open_block(name: str) -> Iterator[None]:
     """Add the name of a block to `open_blocks()` while this context is active."""
     token = _open.set((*_open.get(), name))
     try:
@@ -31,7 +31,7 @@ def opened(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def suspended(name: str) -> Iterator[None]:
+def suspend_block(name: str) -> Iterator[None]:
     """Remove the name of a block from `open_blocks()` while this context is active."""
     token = _open.set(tuple(each for each in _open.get() if each != name))
     try:

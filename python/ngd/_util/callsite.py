@@ -30,14 +30,14 @@ COMMANDS: Final = os.path.join(sys.prefix, "bin", "")
 INSTALLED: Final = tuple(os.sep + each + os.sep for each in ("site-packages", "dist-packages"))
 
 
-class Shown(threading.local):
+class SiteStack(threading.local):
     """The call sites of the open `at_site` blocks of a thread. The last one is used."""
 
     def __init__(self) -> None:
         self.sites: list[str] = []
 
 
-_shown: Final = Shown()
+_site_stack: Final = SiteStack()
 
 
 class Owner(Enum):
@@ -116,8 +116,8 @@ def call_site() -> str:
 
     In a layer (errors.in_layer) it is `file:line in enc.2: Linear(17, 8)`.
     """
-    if _shown.sites:
-        return _shown.sites[-1]
+    if _site_stack.sites:
+        return _site_stack.sites[-1]
     frame: FrameType | None = sys._getframe(1)
     site_frame = library_frame = None
     while frame is not None:
@@ -149,7 +149,7 @@ def at_site(site: str) -> Iterator[Callable[[str], None]]:
     With it, passes give new nodes the call site of the nodes that they replace. The context manager
     yields a function that replaces `site` by another call site.
     """
-    sites = _shown.sites
+    sites = _site_stack.sites
     sites.append(site)
 
     def move(to: str) -> None:

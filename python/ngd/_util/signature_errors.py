@@ -18,8 +18,8 @@ from ..errors import DTypeError, Error, ShapeError
 from .callsite import Owner, owner
 from .unknown_names import attribute_errors, similar_name
 
-Given = ParamSpec("Given")
-Made = TypeVar("Made")
+Params = ParamSpec("Params")
+Result = TypeVar("Result")
 
 SYNONYMS: Final = {
     "dim": ("axis", "axes"),
@@ -291,11 +291,11 @@ ARGUMENT_ERRORS: Final = (TypeError, ValueError, AttributeError, LookupError, Ar
 """The errors that Python or NumPy raise for arguments that a call does not check itself."""
 
 
-def name_errors(call: str, function: Callable[Given, Made]) -> Callable[Given, Made]:
+def name_errors(call: str, function: Callable[Params, Result]) -> Callable[Params, Result]:
     """Wrap a public function, so that errors for wrong arguments show its public name."""
 
     @functools.wraps(function)
-    def checked(*args: Given.args, **kwargs: Given.kwargs) -> Made:
+    def checked(*args: Params.args, **kwargs: Params.kwargs) -> Result:
         try:
             return function(*args, **kwargs)
         except ARGUMENT_ERRORS as error:
@@ -321,12 +321,12 @@ def name_method_errors(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def name_signature(
-    call: str, function: Callable[Given, Made], *, is_method: bool = False
-) -> Callable[Given, Made]:
+    call: str, function: Callable[Params, Result], *, is_method: bool = False
+) -> Callable[Params, Result]:
     """Wrap a public function: an error for arguments that do not fit then shows the public name."""
 
     @functools.wraps(function)
-    def checked(*args: Given.args, **kwargs: Given.kwargs) -> Made:
+    def checked(*args: Params.args, **kwargs: Params.kwargs) -> Result:
         try:
             return function(*args, **kwargs)
         except TypeError:
@@ -350,7 +350,7 @@ class Required:
 REQUIRED: Final[Any] = Required()
 
 
-def with_signature(function: Callable[Given, Made]) -> Callable[Given, Made]:
+def with_signature(function: Callable[Params, Result]) -> Callable[Params, Result]:
     """Set the signature that users see: without `*surplus`, and with `op` required.
 
     The function reports a wrong call itself, with `expect_op`. A wrapper would add a frame between

@@ -66,7 +66,7 @@ def cores_of_ranks(
     return [[cpus[rank * len(cpus) // ranks]] for rank in range(ranks)]
 
 
-def text_of(cpus: Collection[int]) -> str:
+def format_cpus(cpus: Collection[int]) -> str:
     """Return CPUs in the kernel's list format, such as "0-3,8"."""
     parts: list[list[int]] = []
     for cpu in sorted(cpus):
@@ -77,7 +77,7 @@ def text_of(cpus: Collection[int]) -> str:
     return ",".join(f"{p[0]}-{p[-1]}" if len(p) > 1 else str(p[0]) for p in parts)
 
 
-def listed(text: str) -> set[int]:
+def parse_cpus(text: str) -> set[int]:
     """Return the CPUs in a text in the kernel's list format, such as "0-3,8"."""
     cpus: set[int] = set()
     for part in text.strip().split(","):
@@ -111,7 +111,7 @@ def _nodes(allowed: Collection[int], system: Path) -> list[list[int]]:
     folders = (system / "node").glob("node[0-9]*")
     for folder in sorted(folders, key=lambda path: int(path.name.removeprefix("node"))):
         try:
-            cpus = listed((folder / "cpulist").read_text())
+            cpus = parse_cpus((folder / "cpulist").read_text())
         except (OSError, ValueError):
             continue
         usable = sorted(cpus & set(allowed))

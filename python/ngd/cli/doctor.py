@@ -301,7 +301,7 @@ def _cgroup_memory() -> int:
 
 def _cores() -> Iterator[Finding]:
     allowed = os.sched_getaffinity(0)
-    text = f"{binding.text_of(allowed)} ({len(allowed)} of {len(reachable_cores())})"
+    text = f"{binding.format_cpus(allowed)} ({len(allowed)} of {len(reachable_cores())})"
     if available_cores() < len(allowed):
         text += f", of which the cgroup's quota pays for {available_cores()}"
     text += f"; kernels use {thread_count()} threads"
@@ -357,12 +357,12 @@ def _report(world: Group) -> dict[str, Any]:
 
 def _gather(world: Group, report: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the reports of all ranks, on every rank."""
-    text = json.dumps({**report, "cpus": binding.text_of(report["cpus"])}).encode()
+    text = json.dumps({**report, "cpus": binding.format_cpus(report["cpus"])}).encode()
     texts = np.zeros((world.size, REPORT_BYTES), np.uint8)
     texts[world.rank, : len(text)] = np.frombuffer(text, np.uint8)
     texts = world.all_reduce(texts, op="max")
     reports = [json.loads(bytes(row).rstrip(b"\0")) for row in texts]
-    return [{**each, "cpus": binding.listed(each["cpus"])} for each in reports]
+    return [{**each, "cpus": binding.parse_cpus(each["cpus"])} for each in reports]
 
 
 def judge(
@@ -377,8 +377,8 @@ def judge(
     cpus, threads, ranks = report["cpus"], report["threads"], report["local_size"]
     text = (
         f"on {report['host']}, over {report['communicator']}, core"
-        f"{'s' if len(cpus) > 1 else ''} {binding.text_of(cpus)} ({len(cpus)} of {report['of']}), "
-        f"{threads} thread{'s' if threads > 1 else ''}"
+        f"{'s' if len(cpus) > 1 else ''} {binding.format_cpus(cpus)} ({len(cpus)} of "
+        f"{report['of']}), {threads} thread{'s' if threads > 1 else ''}"
     )
     fair_share = max(1, report["of"] // ranks)
     neighbours = [r for r in reports if r["host"] == report["host"] and r is not report]

@@ -109,7 +109,7 @@ class ElasticJob(Job):
 
     def _kill_late_members(self) -> None:
         """Kill members that did not wait for the next world before its deadline."""
-        for member in self.board.late():
+        for member in self.board.late_members():
             if self.attempt.ending is None and member in self.ranks:
                 timeout = self.board.timeout
                 self.say(f"member {member} did not come in {timeout:g} s, and is killed")

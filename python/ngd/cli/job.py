@@ -135,7 +135,7 @@ class Attempt:
     def __init__(self, num_ranks: int) -> None:
         self.key = secrets.token_hex(16)
         self.port = free_port()
-        self.log_fields = logs.place_of(None, num_ranks, label_of(f"ngd:{self.key}"))
+        self.log_fields = logs.log_fields_of(None, num_ranks, label_of(f"ngd:{self.key}"))
         """The fields size, job and host of the launcher's lines with NGD_LOG=json; rank is None."""
         self.leaving: list[int] = []
         """The ranks in the order in which they began to end."""

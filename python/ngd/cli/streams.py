@@ -127,6 +127,6 @@ def print_message(line: str, log_fields: Mapping[str, Any] | None = None) -> Non
     """
     text = f"ngd run: {line}"
     if config.log_as_json():
-        fields = log_fields or logs.place_of(None, None, None)
+        fields = log_fields or logs.log_fields_of(None, None, None)
         text = logs.line_of(line, logging.WARNING, "ngd.run", fields)
     print(text, file=sys.stderr, flush=True)

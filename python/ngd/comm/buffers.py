@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .._util.caller_arrays import view
-from ..dtypes import SHORT_NAMES, Array, DType, Shape, as_dtype, lengths
+from ..dtypes import SHORT_NAMES, Array, DType, Shape, as_dtype, parse_shape
 from .checks import check_out
 from .kinds import Kind
 
@@ -56,11 +56,11 @@ def destinations(out: Any, sources: Sequence[Array], is_sequence: bool, where: s
         )
     buffers = [check_out(o, s.dtype, s.shape, where) for o, s in zip(out, sources, strict=True)]
     for source, buffer in zip(sources, buffers, strict=True):
-        check_apart(source, buffer, where)
+        check_no_overlap(source, buffer, where)
     return buffers
 
 
-def check_apart(part: Array, full: Array, where: str, own: Array | None = None) -> None:
+def check_no_overlap(part: Array, full: Array, where: str, own: Array | None = None) -> None:
     """Raise ValueError if the memory of two arrays overlaps.
 
     One overlap is allowed: `part` may have exactly the memory of `own`, this rank's block of
@@ -77,19 +77,19 @@ def check_apart(part: Array, full: Array, where: str, own: Array | None = None) 
         )
 
 
-def check_blocks_apart(kind: Kind, source: Array, buffer: Array, rank: int) -> None:
+def check_no_block_overlap(kind: Kind, source: Array, buffer: Array, rank: int) -> None:
     """Raise ValueError if the source and the destination of a collective overlap.
 
     One overlap is allowed: the smaller array may be this rank's block of the larger one.
     """
-    if kind.gives == kind.gets:
-        check_apart(source, buffer, kind.name)
-    elif kind.gets == "blocks":
+    if kind.operand == kind.result:
+        check_no_overlap(source, buffer, kind.name)
+    elif kind.result == "blocks":
         rows = len(source)
-        check_apart(source, buffer, kind.name, buffer[rank * rows :][:rows])
+        check_no_overlap(source, buffer, kind.name, buffer[rank * rows :][:rows])
     else:
         rows = len(buffer)
-        check_apart(buffer, source, kind.name, source[rank * rows :][:rows])
+        check_no_overlap(buffer, source, kind.name, source[rank * rows :][:rows])
 
 
 def check_disjoint(source: Array, buffer: Array, where: str) -> None:
@@ -136,4 +136,4 @@ def receive_buffer(out: Any, shape: Shape | None, dtype: Any, where: str) -> Arr
             f"{where}: expected out, or shape and dtype, of the received array; got neither"
         )
     element_type = as_dtype(dtype, where)
-    return check_out(out, element_type, lengths(shape, where, element_type.itemsize), where)
+    return check_out(out, element_type, parse_shape(shape, where, element_type.itemsize), where)

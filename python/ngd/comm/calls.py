@@ -79,7 +79,7 @@ def all_reduce(
     """
     if surplus or op is REQUIRED:
         expect_op("ngd.all_reduce", all_reduce, (x, *surplus), op)
-    ranks = (world.current or world.init()) if group is None else world.chosen(group)
+    ranks = (world.current or world.init()) if group is None else world.group_or_world(group)
     if weight is None and compression is None and algorithm == "auto" and not async_op:
         quick = ranks.quick  # not ranks.quick(...), which looks in the class first: 25 ns
         result = quick("all_reduce", x, out, op)
@@ -138,7 +138,7 @@ def reduce_scatter(
     """
     if surplus or op is REQUIRED:
         expect_op("ngd.reduce_scatter", reduce_scatter, (x, *surplus), op)
-    ranks = (world.current or world.init()) if group is None else world.chosen(group)
+    ranks = (world.current or world.init()) if group is None else world.group_or_world(group)
     if axis == 0 and not async_op:
         quick = ranks.quick
         result = quick("reduce_scatter", x, out, op)
@@ -177,7 +177,7 @@ def all_gather(
     >>> ngd.all_gather(ngd.rank())
     array([0])
     """
-    ranks = (world.current or world.init()) if group is None else world.chosen(group)
+    ranks = (world.current or world.init()) if group is None else world.group_or_world(group)
     if axis == 0 and not async_op:
         quick = ranks.quick
         result = quick("all_gather", x, out, "none")
@@ -217,7 +217,7 @@ def all_gather_v(
     >>> ngd.all_gather_v(np.array([[1, 2], [3, 4]])).shape
     (2, 2)
     """
-    return world.chosen(group).all_gather_v(
+    return world.group_or_world(group).all_gather_v(
         x, counts=counts, out=out, async_op=async_op, site=call_site()
     )
 
@@ -249,7 +249,7 @@ def broadcast(
     >>> ngd.broadcast(np.array([3, 1, 2]), root=0)
     array([3, 1, 2])
     """
-    ranks = (world.current or world.init()) if group is None else world.chosen(group)
+    ranks = (world.current or world.init()) if group is None else world.group_or_world(group)
     if not async_op:
         quick = ranks.quick
         result = quick("broadcast", x, out, "none", root)
@@ -292,7 +292,9 @@ def reduce(
     >>> ngd.reduce(np.array([1.0, 2.0]), root=0, op="sum")
     array([1., 2.])
     """
-    return world.chosen(group).reduce(x, root, op=op, out=out, async_op=async_op, site=call_site())
+    return world.group_or_world(group).reduce(
+        x, root, op=op, out=out, async_op=async_op, site=call_site()
+    )
 
 
 def gather(
@@ -322,7 +324,7 @@ def gather(
     >>> ngd.gather(np.array([1.0, 2.0]), root=0)
     array([1., 2.])
     """
-    return world.chosen(group).gather(x, root, out=out, async_op=async_op, site=call_site())
+    return world.group_or_world(group).gather(x, root, out=out, async_op=async_op, site=call_site())
 
 
 def scatter(
@@ -361,7 +363,7 @@ def scatter(
     >>> ngd.scatter(np.arange(4), root=0)
     array([0, 1, 2, 3])
     """
-    return world.chosen(group).scatter(
+    return world.group_or_world(group).scatter(
         x, root, out=out, shape=shape, dtype=dtype, async_op=async_op, site=call_site()
     )
 
@@ -391,7 +393,7 @@ def all_to_all(
     >>> ngd.all_to_all(np.arange(4))
     array([0, 1, 2, 3])
     """
-    ranks = (world.current or world.init()) if group is None else world.chosen(group)
+    ranks = (world.current or world.init()) if group is None else world.group_or_world(group)
     if not async_op:
         quick = ranks.quick
         result = quick("all_to_all", x, out, "none")
@@ -434,7 +436,7 @@ def all_to_all_v(
     >>> ngd.all_to_all_v(np.arange(4), send_counts=[4])
     array([0, 1, 2, 3])
     """
-    return world.chosen(group).all_to_all_v(
+    return world.group_or_world(group).all_to_all_v(
         x, send_counts, receive_counts, out=out, async_op=async_op, site=call_site()
     )
 
@@ -458,7 +460,7 @@ def barrier(*, async_op: bool = False, group: Group | None = None) -> Any:
     --------
     >>> ngd.barrier()
     """
-    ranks = (world.current or world.init()) if group is None else world.chosen(group)
+    ranks = (world.current or world.init()) if group is None else world.group_or_world(group)
     quick_barrier = ranks.quick_barrier
     if not async_op and quick_barrier():
         return None
@@ -494,7 +496,7 @@ def join(
     >>> for batch, weight in ngd.join([np.ones(2), np.zeros(2)]):
     ...     mean = ngd.all_reduce(batch, op="mean", weight=weight)
     """
-    return uneven.join(batches, world.chosen(group), empty)
+    return uneven.join(batches, world.group_or_world(group), empty)
 
 
 def build_info() -> dict[str, str | None]:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from .._util.caller_arrays import view
-from ..dtypes import Array, DType, Shape, whole
+from ..dtypes import Array, DType, Shape, as_int
 from ..errors import ShapeError
 from .kinds import REDUCTIONS
 
@@ -33,7 +33,7 @@ def check_op(op: str, where: str) -> None:
 
 def check_root(root: int, size: int, where: str) -> int:
     """Return the root as an int; raise ValueError if it is not a rank of the group."""
-    root = whole(root, where, "root")
+    root = as_int(root, where, "root")
     if not 0 <= root < size:
         raise ValueError(f"{where}: expected root to be in [0, {size}); got {root}")
     return root
@@ -41,7 +41,7 @@ def check_root(root: int, size: int, where: str) -> int:
 
 def position_of_world_rank(rank: int, ranks: Sequence[int], where: str, name: str) -> int:
     """Return the position of a rank of the world in `ranks`; raise ValueError if it is absent."""
-    rank = whole(rank, where, name)
+    rank = as_int(rank, where, name)
     if rank not in ranks:
         raise ValueError(
             f"{where}: {name}: expected a rank of the world among {list(ranks)}; got {rank!r}"
@@ -51,7 +51,7 @@ def position_of_world_rank(rank: int, ranks: Sequence[int], where: str, name: st
 
 def check_other_rank(other: int, rank: int, size: int, where: str, name: str) -> int:
     """Return `other` as an int; raise ValueError unless it is another rank of the group."""
-    other = whole(other, where, name)
+    other = as_int(other, where, name)
     if not 0 <= other < size or other == rank:
         raise ValueError(
             f"{where}: {name}: expected another rank in [0, {size}); got {other} on rank "
@@ -92,7 +92,7 @@ def check_sum_of_rows(counts: Array, rows: int, where: str, name: str) -> None:
 
 def normal_axis(axis: int, shape: Shape, where: str) -> int:
     """Return an axis as a number >= 0; raise ShapeError if the array does not have it."""
-    axis = whole(axis, where, "axis")
+    axis = as_int(axis, where, "axis")
     if not shape:
         raise ShapeError(
             f"{where}: expected an array of at least one axis; got a scalar. Reshape it to (1,)."

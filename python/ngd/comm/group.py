@@ -17,7 +17,7 @@ from .. import _core
 from .._util.callsite import call_site
 from .._util.process_local import BoundToProcess
 from .._util.signature_errors import REQUIRED, expect_op, with_signature
-from ..dtypes import Array, Shape, whole
+from ..dtypes import Array, Shape, as_int
 from ..errors import GroupClosedError, NotMemberError
 from . import reduction
 from .buffers import operand, receive_buffer
@@ -36,7 +36,7 @@ GROUPS: weakref.WeakSet[Group] = weakref.WeakSet()
 """All groups of this process, for ngd.comm_stats and for the end of the program."""
 
 
-def living(groups: weakref.WeakSet[Group]) -> list[Group]:
+def existing_groups(groups: weakref.WeakSet[Group]) -> list[Group]:
     """Return the groups of a WeakSet as a list, even if other threads change the set."""
     while True:
         try:
@@ -137,11 +137,11 @@ class Group(BoundToProcess):
         >>> world.split(world.rank % 2, name="parity").size
         1
         """
-        number = -1 if color is None else whole(color, "split", "color")
+        number = -1 if color is None else as_int(color, "split", "color")
         if color is not None and number < 0:
             raise ValueError(f"split: expected a color >= 0, or None; got {color}")
         self.check_open("split")
-        communicator = self.communicator.split(number, whole(key, "split", "key"))
+        communicator = self.communicator.split(number, as_int(key, "split", "key"))
         if communicator is None:
             return NonMember(name or f"{self.name}/None")
         return self._adopt(Group(communicator, name or f"{self.name}/{color}"))
@@ -207,7 +207,7 @@ class Group(BoundToProcess):
         if weight is None:
             plan = reduction.plan(options, x, out, weight, compression)
             return self._run_plan(f"all_reduce({op})", plan, async_op)
-        with self.under_way():  # an all-gather of the weights comes first
+        with self.collectives_scope():  # an all-gather of the weights comes first
             plan = reduction.plan(options, x, out, weight, compression)
             return self._run_plan(f"all_reduce({op})", plan, async_op)
 
@@ -229,7 +229,7 @@ class Group(BoundToProcess):
             result = self.quick("reduce_scatter", x, out, op)
             if result is not None:
                 return result
-        along = whole(axis, "reduce_scatter", "axis")
+        along = as_int(axis, "reduce_scatter", "axis")
         plan = plan_blocks(self, "reduce_scatter", x, out, site, op=op, axis=along)
         return self._run_plan("reduce_scatter", plan, async_op)
 
@@ -247,7 +247,7 @@ class Group(BoundToProcess):
             result = self.quick("all_gather", x, out, "none")
             if result is not None:
                 return result
-        along = whole(axis, "all_gather", "axis")
+        along = as_int(axis, "all_gather", "axis")
         plan = plan_blocks(self, "all_gather", x, out, site, axis=along)
         return self._run_plan("all_gather", plan, async_op)
 
@@ -267,7 +267,7 @@ class Group(BoundToProcess):
             plan = plan_all_gather_v(self, source, rows, out, site)
             return self._run_plan("all_gather", plan, async_op)
         check_out_rows(out, async_op, source.dtype, source.shape[1:], "all_gather_v")
-        with self.under_way():
+        with self.collectives_scope():
             rows = self.all_gather(np.array([len(source)]), site=f"all_gather_v() at {site}")
             plan = plan_all_gather_v(self, source, rows, out, site)
             return self._run_plan("all_gather", plan, async_op)
@@ -362,7 +362,7 @@ class Group(BoundToProcess):
             plan = plan_all_to_all_v(self, source, sent_rows, received_rows, out, site)
             return self._run_plan("all_to_all", plan, async_op)
         check_out_rows(out, async_op, source.dtype, source.shape[1:], where)
-        with self.under_way():
+        with self.collectives_scope():
             received_rows = self.all_to_all(sent_rows, site=f"{where}() at {site}")
             plan = plan_all_to_all_v(self, source, sent_rows, received_rows, out, site)
             return self._run_plan("all_to_all", plan, async_op)
@@ -373,7 +373,7 @@ class Group(BoundToProcess):
         """Send an array to one rank; see ngd.send."""
         source = operand(x, "send")
         to = check_other_rank(to, self.rank, self.size, "send", "to")
-        tag = whole(tag, "send", "tag")
+        tag = as_int(tag, "send", "tag")
         plan = plan_one(
             self, "send", source, source, lambda: None, site, root=to, tag=tag, count=source.size
         )
@@ -392,7 +392,7 @@ class Group(BoundToProcess):
     ) -> Any:
         """Receive an array from one rank; see ngd.recv."""
         source = check_other_rank(source, self.rank, self.size, "recv", "source")
-        tag = whole(tag, "recv", "tag")
+        tag = as_int(tag, "recv", "tag")
         buffer = receive_buffer(out, shape, dtype, "recv")
         result = buffer if out is None else out
         count = buffer.size
@@ -419,7 +419,7 @@ class Group(BoundToProcess):
         traceback : str
             The text that the errors of the other ranks contain.
         """
-        for child in living(self._children):
+        for child in existing_groups(self._children):
             child.abort(traceback)
         self.communicator.abort(traceback)
 
@@ -429,11 +429,11 @@ class Group(BoundToProcess):
         A second call does nothing.
         """
         self.closed = True
-        for child in living(self._children):
+        for child in existing_groups(self._children):
             child.close()
         self.communicator.close()
 
-    def under_way(self) -> _core.AbortOnError:
+    def collectives_scope(self) -> _core.AbortOnError:
         """Return a context for a call that runs several collectives.
 
         An exception inside closes the group, because this rank has not run the same collectives as

@@ -35,17 +35,17 @@ class Kind(NamedTuple):
     """One collective: a row of the table of all collectives."""
 
     name: str
-    gives: Part
+    operand: Part
     """The content of a rank's operand."""
-    gets: Part
+    result: Part
     """The content of a rank's result."""
-    rooted: Literal["", "gives", "gets"] = ""
+    root_only: Literal["", "operand", "result"] = ""
     """"gives" if only the root has an operand, "gets" if only the root has a result; else empty."""
     reduces: bool = False
     """True if the collective needs a reduction op."""
-    between_two: bool = False
+    is_point_to_point: bool = False
     """True for send and recv, which only two ranks of the group call."""
-    told: str = ""
+    variant_of: str = ""
     """The communicator's name of the collective, if it is not `name`; else empty.
 
     The communicator's all_gather and all_to_all also accept blocks of different lengths.
@@ -54,42 +54,42 @@ class Kind(NamedTuple):
     @property
     def wire(self) -> str:
         """The name of the collective that is requested from the communicator."""
-        return self.told or self.name
+        return self.variant_of or self.name
 
     @property
-    def in_place(self) -> bool:
+    def can_be_in_place(self) -> bool:
         """True if operand and result have equal sizes, so that they may be the same array."""
-        return self.gives == self.gets and not self.told
+        return self.operand == self.result and not self.variant_of
 
     @property
-    def equal_results(self) -> bool:
+    def has_equal_results(self) -> bool:
         """True if all ranks get the same result."""
-        everybody = self.rooted != "gets" and not self.between_two
-        return everybody and self.gives != "blocks" and self.gets != "block"
+        everybody = self.root_only != "result" and not self.is_point_to_point
+        return everybody and self.operand != "blocks" and self.result != "block"
 
     def rows(self, rows: int, ranks: int) -> int:
         """Return the number of rows of the result for an operand with `rows` rows.
 
         All blocks have the same length.
         """
-        if self.gives == self.gets:
+        if self.operand == self.result:
             return rows
-        return rows * ranks if self.gets == "blocks" else rows // ranks
+        return rows * ranks if self.result == "blocks" else rows // ranks
 
 
 _ROWS = (
     Kind("all_reduce", "whole", "whole", reduces=True),
     Kind("reduce_scatter", "blocks", "block", reduces=True),
     Kind("all_gather", "block", "blocks"),
-    Kind("all_gather_v", "block", "blocks", told="all_gather"),
-    Kind("broadcast", "whole", "whole", "gives"),
-    Kind("reduce", "whole", "whole", "gets", reduces=True),
-    Kind("gather", "block", "blocks", "gets"),
-    Kind("scatter", "blocks", "block", "gives"),
+    Kind("all_gather_v", "block", "blocks", variant_of="all_gather"),
+    Kind("broadcast", "whole", "whole", "operand"),
+    Kind("reduce", "whole", "whole", "result", reduces=True),
+    Kind("gather", "block", "blocks", "result"),
+    Kind("scatter", "blocks", "block", "operand"),
     Kind("all_to_all", "blocks", "blocks"),
-    Kind("all_to_all_v", "blocks", "blocks", told="all_to_all"),
-    Kind("send", "whole", "nothing", between_two=True),
-    Kind("recv", "nothing", "whole", between_two=True),
+    Kind("all_to_all_v", "blocks", "blocks", variant_of="all_to_all"),
+    Kind("send", "whole", "nothing", is_point_to_point=True),
+    Kind("recv", "nothing", "whole", is_point_to_point=True),
     Kind("barrier", "nothing", "nothing"),
 )
 

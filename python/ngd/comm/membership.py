@@ -33,7 +33,7 @@ from typing import Final, NamedTuple
 
 from ..errors import InitError
 from .launchers.base import Environ, Launch
-from .launchers.launcher_pipe import say_to_launcher
+from .launchers.launcher_pipe import send_to_launcher
 from .launchers.registry import surroundings
 
 logger = logging.getLogger("ngd")
@@ -46,7 +46,7 @@ AGAIN: Final = "again"
 """The file that ranks create if they end because new hosts wait, and the training is not done."""
 WAITS: Final = "+"
 """The first character of a message such as "+3": member 3 waits for the next world."""
-MEETING_SECONDS: Final = 20.0
+RENDEZVOUS_SECONDS: Final = 20.0
 """The time limit of the rendezvous of a new world, in seconds.
 
 All members lived when the launcher formed the world. If one of them dies before it arrives, the
@@ -87,7 +87,7 @@ def number_of(environ: Environ) -> int | None:
     return int(number) if number.isdecimal() and not is_foreign else None
 
 
-def seat(environ: Environ) -> Launch | None:
+def member_launch(environ: Environ) -> Launch | None:
     """Return a launch whose rank is the member number of this process; None if the ranks are fixed.
 
     Unlike the launch of a world, this launch stays the same during the job. So `init` uses it to
@@ -100,7 +100,7 @@ def seat(environ: Environ) -> Launch | None:
     return Launch("ngd", number, number + 1, number, number + 1, key)
 
 
-def take_place(environ: MutableMapping[str, str], timeout: float) -> None:
+def join_next_world(environ: MutableMapping[str, str], timeout: float) -> None:
     """Wait for the next world, and set the variables of this rank in the environment.
 
     A veteran waits for the other veterans. The launcher ends this wait after `timeout` seconds; 0
@@ -113,7 +113,7 @@ def take_place(environ: MutableMapping[str, str], timeout: float) -> None:
         int(environ.get("NGD_WORLD", "0")),
         environ.get("NGD_RESTART_COUNT") != "0",
     )
-    if not say_to_launcher(f"{WAITS}{number}", environ):
+    if not send_to_launcher(f"{WAITS}{number}", environ):
         raise InitError(
             "ngd.init: expected an answer of `ngd run`, which starts the ranks; got none. Check "
             "that it still runs, and start the job again."
@@ -139,12 +139,12 @@ def take_place(environ: MutableMapping[str, str], timeout: float) -> None:
     logger.info("member %d is rank %s of world %d: %s", number, rank, world.number, world.members)
 
 
-def to_meet(timeout: float) -> float:
+def rendezvous_seconds(timeout: float) -> float:
     """Return the time limit of the rendezvous of a new world, in seconds.
 
     `timeout` is NGD_TIMEOUT; 0 means no limit of the user.
     """
-    return min(timeout, MEETING_SECONDS) if timeout else MEETING_SECONDS
+    return min(timeout, RENDEZVOUS_SECONDS) if timeout else RENDEZVOUS_SECONDS
 
 
 def newcomers() -> int | None:
@@ -225,7 +225,7 @@ class Board:
         self.veterans.discard(member)
         self.waiting.discard(member)
 
-    def late(self) -> list[int]:
+    def late_members(self) -> list[int]:
         """Return the veterans that missed the deadline. Later calls return an empty list."""
         if self.deadline is None or time.monotonic() < self.deadline:
             return []

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from .._util.callsite import call_site
-from ..dtypes import Array, whole
+from ..dtypes import Array, as_int
 from .group import Group
-from .world import chosen
+from .world import group_or_world
 
 
 class Mesh:
@@ -52,7 +52,7 @@ class Mesh:
 
     def __init__(self, group: Group, shape: Sequence[int], names: Sequence[str]) -> None:
         group.check_open("make_mesh")
-        self.shape = tuple(whole(n, "make_mesh", "shape") for n in shape)
+        self.shape = tuple(as_int(n, "make_mesh", "shape") for n in shape)
         self.names = tuple(names)
         if len(self.shape) != len(self.names) or len(set(self.names)) != len(self.names):
             raise ValueError(
@@ -69,7 +69,7 @@ class Mesh:
         grid = np.arange(group.size).reshape(self.shape)
         self.coordinates = tuple(int(n) for n in np.argwhere(grid == group.rank)[0])
         self._along: dict[str, Group] = {}
-        with group.under_way():
+        with group.collectives_scope():
             difference = self._compare()
             if not difference:
                 self._split(grid)
@@ -149,4 +149,4 @@ def make_mesh(shape: Sequence[int], names: Sequence[str], *, group: Group | None
     >>> mesh["data"].size
     1
     """
-    return Mesh(chosen(group), shape, names)
+    return Mesh(group_or_world(group), shape, names)

@@ -13,11 +13,11 @@ import numpy as np
 
 from .. import _core
 from .._util.callsite import call_site
-from ..dtypes import Array, Shape, whole
+from ..dtypes import Array, Shape, as_int
 from .buffers import (
-    check_apart,
-    check_blocks_apart,
     check_disjoint,
+    check_no_block_overlap,
+    check_no_overlap,
     destination_along,
     destinations,
     is_list,
@@ -93,18 +93,18 @@ def plan_blocks(
     `KINDS[where]` says if the operand and the result are a block, all blocks, or a whole array.
     """
     kind, gets_result = KINDS[where], True
-    if kind.rooted:
+    if kind.root_only:
         root = check_root(root, group.size, where)
-        gets_result = kind.rooted != "gets" or root == group.rank
+        gets_result = kind.root_only != "result" or root == group.rank
     if kind.reduces:
         check_op(op, where)
     converted = operand(array, where)
-    if kind.gives == "block":
+    if kind.operand == "block":
         converted = np.atleast_1d(converted)
     along = 0 if axis is None else normal_axis(axis, converted.shape, where)
     source = np.ascontiguousarray(np.moveaxis(converted, along, 0)) if along else converted
     blocks = 1
-    if kind.gives == "blocks":
+    if kind.operand == "blocks":
         blocks = group.size
         block_rows(source.shape, blocks, where)
     if gets_result:
@@ -132,11 +132,11 @@ def block_destination(
 ) -> tuple[Array, Callable[[], Any]]:
     """Return the buffer for the result, and the function that returns the caller's result."""
     shape = source.shape
-    if kind.gives != kind.gets:
+    if kind.operand != kind.result:
         shape = (kind.rows(len(source), group.size), *shape[1:])
     buffer, finish = destination_along(out, source.dtype, shape, axis, kind.name)
     if axis == 0:
-        check_blocks_apart(kind, source, buffer, group.rank)
+        check_no_block_overlap(kind, source, buffer, group.rank)
     return buffer, finish
 
 
@@ -146,7 +146,7 @@ def plan_all_gather_v(group: RankGroup, source: Array, rows: Array, out: Any, si
     check_own_rows(rows, rank, len(source), where)
     buffer = check_out(out, source.dtype, (int(rows.sum()), *source.shape[1:]), where)
     begin = int(rows[:rank].sum())
-    check_apart(source, buffer, where, buffer[begin : begin + len(source)])
+    check_no_overlap(source, buffer, where, buffer[begin : begin + len(source)])
     return plan_rows(group, where, source, buffer, out, site, element_counts(rows, source))
 
 
@@ -196,7 +196,7 @@ def plan_rows(
 def plan_broadcast(group: RankGroup, x: Any, root: Any, out: Any, site: str | None) -> Plan:
     """Prepare the broadcast of an array or of a list of arrays."""
     where, is_sequence = "broadcast", is_list(x)
-    root = whole(root, where, "root")
+    root = as_int(root, where, "root")
     sources = [operand(a, where) for a in (x if is_sequence else [x])]
     buffers = destinations(out, sources, is_sequence, where)
     results = list(buffers) if out is None else list(out) if is_sequence else [out]
@@ -236,7 +236,7 @@ def plan_scatter(
         source = operand(x, where)
         rows = block_rows(source.shape, group.size, where)
         buffer = check_out(out, source.dtype, (rows, *source.shape[1:]), where)
-        check_blocks_apart(KINDS[where], source, buffer, group.rank)
+        check_no_block_overlap(KINDS[where], source, buffer, group.rank)
     result = buffer if out is None else out
     return plan_one(
         group,

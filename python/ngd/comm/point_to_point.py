@@ -41,7 +41,7 @@ def send(
     >>> if ngd.world_size() > 1 and ngd.rank() == 0:
     ...     ngd.send(np.arange(4), to=1)
     """
-    return world.chosen(group).send(x, to, tag, async_op=async_op, site=call_site())
+    return world.group_or_world(group).send(x, to, tag, async_op=async_op, site=call_site())
 
 
 def recv(
@@ -79,6 +79,6 @@ def recv(
     >>> if ngd.rank() == 1:
     ...     received = ngd.recv(0, shape=(4,), dtype=np.int64)
     """
-    return world.chosen(group).recv(
+    return world.group_or_world(group).recv(
         source, tag, out=out, shape=shape, dtype=dtype, async_op=async_op, site=call_site()
     )

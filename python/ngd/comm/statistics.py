@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .group import GROUPS, Group, living
+from .group import GROUPS, Group, existing_groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def comm_stats() -> CommStats:
     >>> stats = ngd.comm_stats()
     >>> waited = sum(row.waited for row in stats)
     """
-    rows = [row for group in living(GROUPS) for row in stats_of(group)]
+    rows = [row for group in existing_groups(GROUPS) for row in stats_of(group)]
     return CommStats(sorted(rows, key=lambda row: (-row.waited, row.group, row.op, row.site)))
 
 
@@ -122,7 +122,7 @@ def compare_ranks(group: Group, text: str, computation: int, site: str) -> str:
     """
     own_text = np.frombuffer(text.encode(errors="backslashreplace"), np.uint8)
     site = f"compare_ranks() at {site}"
-    with group.under_way():
+    with group.collectives_scope():
         num_bytes = group.all_gather(np.array([len(own_text)]), site=site)
         gathered = group.all_gather_v(own_text, counts=num_bytes, site=site).tobytes()
         computations = group.all_gather(np.uint64(computation), site=site)

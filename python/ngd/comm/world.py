@@ -22,12 +22,12 @@ from ..errors import CollectiveError, InitError, RemoteRankError
 from . import membership
 from .communicator import communicator_of, make_communicator
 from .cores import share_cores
-from .group import GROUPS, Group, living
+from .group import GROUPS, Group, existing_groups
 from .launchers.base import expect_size
 from .launchers.detect import detect, launched_rank_and_size
-from .launchers.job_names import name_of_place
-from .launchers.launcher_pipe import tell_launcher
-from .launchers.process_tree import refuse_inherited_place
+from .launchers.job_names import mark_name
+from .launchers.launcher_pipe import notify_launcher
+from .launchers.process_tree import refuse_inherited_rank
 
 current: Group | None = None
 """The world that this process joined last, even if it is closed; None before the first one.
@@ -131,16 +131,18 @@ def _join(comm: Any) -> Group:
         communicator = communicator_of(comm)
         expect_size(communicator.size, "comm", os.environ)
     else:
-        seat = membership.seat(os.environ)
+        seat = membership.member_launch(os.environ)
         launch = seat or detect()
         mark = None
         if seat is not None or launch.size > 1:
-            refuse_inherited_place(launch)
-            mark = _core.Mark(name_of_place(launch))
+            refuse_inherited_rank(launch)
+            mark = _core.Mark(mark_name(launch))
         if seat is not None:
-            membership.take_place(os.environ, timeout)
+            membership.join_next_world(os.environ, timeout)
             launch = detect()
-        communicator = make_communicator(launch, membership.to_meet(timeout) if seat else timeout)
+        communicator = make_communicator(
+            launch, membership.rendezvous_seconds(timeout) if seat else timeout
+        )
         _mark = mark
     with abort_on_error(communicator):
         install_hooks()
@@ -212,7 +214,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def chosen(group: Group | None) -> Group:
+def group_or_world(group: Group | None) -> Group:
     """Return `group`, or the world if it is None."""
     if group is None:
         return init()
@@ -245,14 +247,14 @@ def make_local_group(job_key: str, rank: int, size: int, name: str) -> Group:
         return Group(communicator, name)
 
 
-def living_world() -> Group | None:
+def open_world() -> Group | None:
     """Return the world, or None if it is closed or was not joined."""
     return None if current is None or current.closed else current
 
 
 def world_over_mpi() -> Group | None:
     """Return the world if it is open and uses MPI, else None."""
-    world = living_world()
+    world = open_world()
     over_mpi = world is not None and world.communicator.name in ("mpi", "hierarchical")
     return world if over_mpi else None
 
@@ -266,7 +268,7 @@ def is_initialized() -> bool:
     >>> ngd.is_initialized()
     True
     """
-    return living_world() is not None
+    return open_world() is not None
 
 
 def rank() -> int:
@@ -285,7 +287,7 @@ def rank() -> int:
     >>> if ngd.rank() == 0:
     ...     print(loss)
     """
-    world = living_world()
+    world = open_world()
     return launched_rank_and_size()[0] if world is None else world.rank
 
 
@@ -304,7 +306,7 @@ def world_size() -> int:
     --------
     >>> samples_per_rank = 1024 // ngd.world_size()
     """
-    world = living_world()
+    world = open_world()
     return launched_rank_and_size()[1] if world is None else world.size
 
 
@@ -331,10 +333,10 @@ def leave() -> None:
     one waits in a group, its wait ends, and it never returns to Python.
     """
     if os.getpid() == _hooked_pid:
-        tell_launcher()
+        notify_launcher()
     _core.begin_end()
     shutdown()
-    for group in living(GROUPS):
+    for group in existing_groups(GROUPS):
         group.close()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -354,17 +356,17 @@ def install_hooks() -> None:
     atexit.register(leave)
     previous = sys.excepthook
 
-    def tell_peers(
+    def notify_peers(
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
         if os.getpid() == _hooked_pid:
-            tell_launcher()
+            notify_launcher()
         text = "".join(traceback.format_exception(kind, error, trace))
-        for group in [group for group in living(GROUPS) if not group.closed]:
+        for group in [group for group in existing_groups(GROUPS) if not group.closed]:
             group.abort(text)
         previous(kind, error, trace)
 
-    sys.excepthook = tell_peers
+    sys.excepthook = notify_peers
     _hooked_pid = os.getpid()
 
 
@@ -394,7 +396,7 @@ def raise_together(*, group: Group | None = None) -> Iterator[None]:
     >>> with ngd.raise_together():
     ...     images = read_images(folder) if ngd.rank() == 0 else None
     """
-    ranks, site = chosen(group), call_site()
+    ranks, site = group_or_world(group), call_site()
     try:
         yield
     except Exception as error:

@@ -24,9 +24,9 @@ from ..devices.collective_sequence import CollectiveSequence
 from ..devices.device import Lowered
 from ..devices.executable import Executable, StepGraph
 from ..devices.native import native_attrs, spec
-from ..devices.statement_ops import Members
+from ..devices.statement_ops import StatementOps
 from ..devices.structured import StructuredStep, is_flat
-from ..dtypes import DType, Type, as_dtype, float32, whole
+from ..dtypes import DType, Type, as_dtype, as_int, float32
 from ..errors import DTypeError
 from ..graph import notes
 from ..graph.graph import Graph
@@ -35,12 +35,12 @@ from ..graph.node import Node
 from ..graph.variable import Variable
 from ..graph.variable_names import sort_key
 from ..ops._host import call_host
-from ..ops._operands import HALVES
+from ..ops._operands import FLOATS_16_BIT
 from ..ops.collectives.groups import expect_member, settle_world
 from ..ops.control.bodies import expect_agreement
 from ..passes import CompileOptions, Plan, Target
-from ..passes.collective_order import talks
-from ..profiling.recording import made
+from ..passes.collective_order import depends_on_group
+from ..profiling.recording import register_step
 from ..trees import LEAF, Structure, flatten
 from .warnings import warn_of_graph
 
@@ -82,7 +82,7 @@ def write(plan: Plan, sequence: CollectiveSequence) -> _core.ProgramBuilder:
     for constant in plan.constants:
         builder.add_constant(constant.tobytes())
     numbers: dict[Any, int] = {}
-    members = Members() if config.check_finite() else None
+    members = StatementOps() if config.check_finite() else None
 
     def value(typed_storage: tuple[Type, Any]) -> int:
         type_, storage = typed_storage
@@ -235,7 +235,7 @@ def compile_in(
     graph, num_prints = with_prints(graph)
     settle_world(graph)
     group = group_of(graph, group, shard)
-    limit = None if memory_limit is None else whole(memory_limit, "compile", "memory_limit", 64)
+    limit = None if memory_limit is None else as_int(memory_limit, "compile", "memory_limit", 64)
     options = CompileOptions(dtype, shard, limit)
     key = (signature(graph), name, group, options, arena)
     executable: Executable | None = _cache.get(key)
@@ -278,7 +278,7 @@ def as_precision(where: str, precision: Any) -> DType:
     except DTypeError:
         got, fix = repr(precision), 'Write a full name: "bfloat16".'
     else:
-        if dtype in (float32, *HALVES):
+        if dtype in (float32, *FLOATS_16_BIT):
             return dtype
         got, fix = dtype.name, "For float64, cast the inputs and variables."
     raise DTypeError(f"{where}: precision: expected float32, bfloat16 or float16; got {got}. {fix}")
@@ -299,14 +299,14 @@ def group_of(graph: Graph, group: Group | None, shard: str) -> Group:
     """
     expect_agreement(graph)
     if group is None:
-        all_ranks = together(graph, shard)
+        all_ranks = needs_group(graph, shard)
         group = init() if all_ranks else alone()
     return group
 
 
-def together(graph: Graph, shard: str) -> bool:
+def needs_group(graph: Graph, shard: str) -> bool:
     """Return whether a step depends on the ranks of its group, or shares variables with them."""
-    return talks(graph) or shard != "none"
+    return depends_on_group(graph) or shard != "none"
 
 
 @contextmanager
@@ -340,7 +340,7 @@ def build(
             return lower(source, target, arena).plan
 
         step = kind.load(source, agreement, lowered, plan_again)
-    made(step)
+    register_step(step)
     return step
 
 

@@ -27,7 +27,7 @@ from .._util.caller_arrays import view
 from .._util.callsite import call_site
 from .._util.signature_errors import expect_fit
 from ..comm import Group
-from ..comm.world import init, living_world
+from ..comm.world import init, open_world
 from ..devices.arguments import is_python
 from ..devices.executable import Executable
 from ..dtypes import Type, as_dtype, float32, float64
@@ -39,7 +39,7 @@ from ..graph.variable import TRACING, Variable, placeholder
 from ..ops._operands import as_node
 from ..passes.fingerprint import Family, compiling
 from ..trees import LEAF, Structure, flatten, leaves_of, split
-from .driver import as_precision, as_shard, compile, sorted_updates, together
+from .driver import as_precision, as_shard, compile, needs_group, sorted_updates
 from .trace_keys import (
     DEFAULT,
     FLOAT,
@@ -323,7 +323,7 @@ class Function:
         leaf_indices = [i for i, node in enumerate(inputs) if node is not None]
         return Trace(
             step,
-            init() if self.group is None and together(graph, self.shard) else None,
+            init() if self.group is None and needs_group(graph, self.shard) else None,
             None if len(leaf_indices) == len(inputs) else leaf_indices,
             structure,
             {i: leaf for i, leaf in enumerate(made) if not isinstance(leaf, Node)},
@@ -466,7 +466,7 @@ def lists_of_numbers(path: str, tree: Any) -> Iterator[tuple[str, Any]]:
 
 def is_replaced(world: Group | None) -> bool:
     """Return whether a world is closed, and another one has replaced it."""
-    return world is not None and world.closed and living_world() is not None
+    return world is not None and world.closed and open_world() is not None
 
 
 def as_result(where: str, returned: Any) -> Any:

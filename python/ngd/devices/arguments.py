@@ -19,7 +19,7 @@ STATIC: Final = (
 )
 
 
-def in_order(
+def order_arguments(
     where: str, names: Sequence[str], given: Sequence[Any], named: Mapping[str, Any]
 ) -> list[Any]:
     """Return all arguments in the order of the inputs, or raise a TypeError.

@@ -22,7 +22,7 @@ from ..ops.collectives.groups import Ranks
 
 Item = TypeVar("Item")
 
-MESSAGES: Final = {kind.wire for kind in KINDS.values() if kind.between_two}
+MESSAGES: Final = {kind.wire for kind in KINDS.values() if kind.is_point_to_point}
 """The kinds of messages between two ranks: sends and receives."""
 
 
@@ -102,7 +102,7 @@ class CollectiveSequence:
         0).
         """
         computes = passes.computation(self.graph, self.precision) if any(self.lines) else 0
-        description = f"\n\n{described(self.graph)}, compiled at {self.site}"
+        description = f"\n\n{describe_step(self.graph)}, compiled at {self.site}"
         digests = map(digest, self.lines)
         return [
             (text + description, hash, computes) if hash else ("", 0, 0) for text, hash in digests
@@ -116,7 +116,7 @@ def collective_line(kind: str, attrs: Mapping[str, Any], type: Type) -> str:
     return f"{kind}{attrs_text} {type.dtype.name if 'counts' in attrs else type}"
 
 
-def described(graph: Graph) -> str:
+def describe_step(graph: Graph) -> str:
     """Return a short description of a step: its outputs and the variables that it updates."""
     outputs = [f"{n.op.name} {n.type}" for n in graph.outputs]
     updates = [str(v.attrs["name"]) for v, _ in graph.updates]
@@ -132,7 +132,7 @@ def digest(sequence: list[tuple[str, str]]) -> tuple[str, int]:
     return text, (int.from_bytes(hashed[:8], "little") or 1) if sequence else 0
 
 
-def opened(groups: Sequence[Ranks]) -> list[Group]:
+def open_groups(groups: Sequence[Ranks]) -> list[Group]:
     """Return the groups of a step, or raise an error if one of them cannot be used or is closed."""
     for group in groups:
         if not isinstance(group, Group):

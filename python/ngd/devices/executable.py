@@ -24,7 +24,7 @@ from ..passes import CompileOptions, Plan, cost_of_graph
 from ..passes.sharding.uniform import next_values
 from ..profiling import Report
 from . import arguments
-from .collective_sequence import CollectiveSequence, opened
+from .collective_sequence import CollectiveSequence, open_groups
 from .first_call import FirstCall, warn_of_varying
 
 
@@ -186,7 +186,7 @@ class CountedHold(_core.Hold):
 
 def hold_of(read: list[_core.Cell], written: list[_core.Cell], device: str) -> _core.Hold:
     """Return the object that holds the variables of a step while it runs."""
-    if not metrics.wanted():
+    if not metrics.is_enabled():
         return _core.Hold(read, written, device)
     metrics.begin()
     return CountedHold(read, written, device, metrics.tally(call_site()))
@@ -292,7 +292,7 @@ class CompiledStep(BoundToProcess):
         """Return the arguments as contiguous arrays of exactly the inputs' types."""
         if named or len(arrays) != len(self.input_types):
             names = [str(n.attrs["name"]) for n in self.graph.inputs]
-            arrays = arguments.in_order(self.title, names, arrays, named)
+            arrays = arguments.order_arguments(self.title, names, arrays, named)
         return [
             a
             if type(a) is np.ndarray
@@ -356,7 +356,7 @@ class CompiledStep(BoundToProcess):
         answers = [
             compare_ranks(group, text, computation, site)
             for group, (text, _, computation) in zip(
-                opened(self.sequence.groups), self.sequence.sequences(), strict=True
+                open_groups(self.sequence.groups), self.sequence.sequences(), strict=True
             )
         ]
         return "\n".join(answers)

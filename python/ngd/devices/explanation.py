@@ -17,7 +17,7 @@ from warnings import catch_warnings, simplefilter
 from .._util.callsite import REWRITES, NodeSite, node_id
 from ..graph.leaves import CONSTANT, PLACEHOLDER, VARIABLE
 from ..graph.node import Node, Op
-from ..passes import Plan, Step, Target
+from ..passes import Instruction, Plan, Target
 from ..passes.views import is_view, source_of
 from ..profiling.rows import Peaks, Row, rows_of
 from .executable import CompiledStep
@@ -52,14 +52,14 @@ class Explanation:
             lines += self.lines_of(plan.steps[number], rows[number])
         return "\n".join([heading(node), *lines])
 
-    def lines_of(self, step: Step, row: Row) -> Iterator[str]:
+    def lines_of(self, step: Instruction, row: Row) -> Iterator[str]:
         """Yield the lines about one instruction."""
         layout = "" if row.layout == "row-major" else f", {row.layout}"
         title = row.op if row.action == row.op else row.title
         yield f"instruction {row.number}: {title}{self.kernel_of(step)}, {row.types}{layout}"
         yield from fused(row)
 
-    def kernel_of(self, step: Step) -> str:
+    def kernel_of(self, step: Instruction) -> str:
         """Return the kernel of an instruction in parentheses, or "" if it has none."""
         if step.action != "run":
             return ""

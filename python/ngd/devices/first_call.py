@@ -27,7 +27,7 @@ import numpy as np
 from .. import _core
 from .._util.callsite import call_site
 from ..comm import Group
-from ..comm.world import living_world
+from ..comm.world import open_world
 from ..dtypes import Array
 from ..errors import VariableMismatchError, VaryingVariableWarning
 from ..graph.graph import Graph
@@ -240,7 +240,7 @@ def exchange_heads(each: Comparison, site: str) -> Array:
 
     The counts are those of all entries and of the entries with `others`. The hash has two columns.
     """
-    world = living_world()
+    world = open_world()
     number = each.group.rank if world is None else world.rank
     hasher = hashlib.blake2b(digest_size=16)
     hasher.update(np.array([entry.words for entry in each.entries], np.uint64).tobytes())

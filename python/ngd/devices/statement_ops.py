@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from .._util.callsite import ExpansionSite
 from ..graph.registry import OPS
-from ..passes import Step
+from ..passes import Instruction
 
 Member: TypeAlias = tuple[str, str, int]
 """An op that the user called, its call site, and the number of its expansion.
@@ -17,13 +17,13 @@ All ops into which one op was expanded have the same number; -1 for an op that w
 """
 
 
-class Members:
+class StatementOps:
     """The numbers of the expansions of ops in one program."""
 
     def __init__(self) -> None:
         self.applications: dict[int, int] = {}
 
-    def of_step(self, step: Step) -> list[Member]:
+    def of_step(self, step: Instruction) -> list[Member]:
         """Return the ops of an instruction.
 
         For a fused kernel, these are the ops of the statements of its body, then those of its
@@ -34,7 +34,7 @@ class Members:
             return op_members
         split = len(op_members) - len(step.attrs.get("reductions", ()))
         names = [op for op, _ in step.made_of[:split]]
-        return [*of_statements(step.attrs, names, op_members), *op_members[split:]]
+        return [*ops_of_statements(step.attrs, names, op_members), *op_members[split:]]
 
     def member(self, op: str, site: str) -> Member:
         """Return the `Member` of an op; for an op from an expansion, that of the expanded op."""
@@ -44,7 +44,7 @@ class Members:
         return site.op, str(site), number
 
 
-def of_statements(
+def ops_of_statements(
     attrs: dict[str, Any], names: Sequence[str], op_members: list[Member]
 ) -> list[Member]:
     """Return the op of each statement of a kernel body.

@@ -58,7 +58,7 @@ class StructuredStep(BoundToProcess):
     def flat(self, arrays: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
         """Return the arrays of the arguments in the order of the placeholders."""
         if named or len(arrays) != len(self.names):
-            arrays = arguments.in_order(self.title, self.names, arrays, named)
+            arrays = arguments.order_arguments(self.title, self.names, arrays, named)
         if self.parts is None:
             return arrays
         leaves: list[Any] = []

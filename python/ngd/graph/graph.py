@@ -13,7 +13,7 @@ from ..dtypes import SHORT_NAMES, DType, float32
 from ..errors import CompileError
 from .leaves import PLACEHOLDER, VARIABLE
 from .node import Node, topological, types_of
-from .precision_marks import WIDE, wide
+from .precision_marks import KEEPS_FLOAT32, keep_float32
 from .text import print_attrs, print_types
 from .variable_names import sort_key, unique_names
 
@@ -65,17 +65,17 @@ class Graph:
         graph's nodes in which each node comes after its inputs.
         """
         new: dict[Node, Node] = {}  # the changed nodes only
-        with at_site("") as move_to, wide(False):
+        with at_site("") as move_to, keep_float32(False):
             for node in self.nodes if order is None else order:
                 move_to(node.site)
-                WIDE.set(node.wide)
+                KEEPS_FLOAT32.set(node.keeps_float32)
                 inputs = node.inputs
                 if not new.keys().isdisjoint(inputs):
                     inputs = tuple([new.get(i, i) for i in inputs])
                 replacement = change(node, inputs)
                 if replacement is node:
                     continue
-                if node.several:
+                if node.has_several_results:
                     new.update(zip(node.results, results_of(replacement), strict=True))
                 else:
                     new[node] = replacement  # type: ignore[assignment]

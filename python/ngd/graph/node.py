@@ -25,7 +25,7 @@ from ..errors import GradientError
 from .array_methods import ArrayMethods
 from .cost import Cost
 from .order import Order
-from .precision_marks import WIDE, wide
+from .precision_marks import KEEPS_FLOAT32, keep_float32
 from .registry import OPS, op_named, public_function
 from .samples import Sample
 from .traits import Comm, Fusion, Kernel, Layout, Numerics
@@ -230,9 +230,19 @@ class Node(ArrayMethods["Node"]):
     (2, 3)
     """
 
-    __slots__ = ("__weakref__", "attrs", "id", "inputs", "op", "site", "type", "uniform", "wide")
+    __slots__ = (
+        "__weakref__",
+        "attrs",
+        "id",
+        "inputs",
+        "keeps_float32",
+        "op",
+        "site",
+        "type",
+        "uniform",
+    )
 
-    several: ClassVar[bool] = False
+    has_several_results: ClassVar[bool] = False
     """True if the op has several results. The node is then a Result."""
     number = 0
     """The index of the node among the results of its op."""
@@ -245,14 +255,22 @@ class Node(ArrayMethods["Node"]):
         self.attrs = dict(attrs)
         self.type = type
         self.site = call_site()
-        self.wide = WIDE.get()
+        self.keeps_float32 = KEEPS_FLOAT32.get()
         self.uniform = op.is_uniform(inputs, attrs)
         self.id = next(_next_id)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy or pickle the node, after everything that it is computed from; see Ancestors."""
         ancestors = None if self.id in _copied.ids else Ancestors(self)
-        made = (self.op, self.inputs, self.attrs, self.type, self.site, self.uniform, self.wide)
+        made = (
+            self.op,
+            self.inputs,
+            self.attrs,
+            self.type,
+            self.site,
+            self.uniform,
+            self.keeps_float32,
+        )
         return remade_node, (ancestors, *made)
 
     @property
@@ -319,7 +337,7 @@ class Result(Node):
 
     __slots__ = ("number", "results")
 
-    several = True
+    has_several_results = True
     number: int
     results: tuple[Node, ...]
 
@@ -353,7 +371,9 @@ class Result(Node):
 
 def types_of(node: Node) -> Type | tuple[Type, ...]:
     """Return the type of a node; if its op has several results, the types of all of them."""
-    return tuple([result.type for result in node.results]) if node.several else node.type
+    return (
+        tuple([result.type for result in node.results]) if node.has_several_results else node.type
+    )
 
 
 def offset_of(node: Node) -> int | None:
@@ -389,7 +409,7 @@ def remade_node(
         if isinstance(value, np.ndarray):
             value.flags.writeable = False
     made: tuple[Node, ...]
-    with at_site(site), wide(is_wide):
+    with at_site(site), keep_float32(is_wide):
         if isinstance(types, Type):
             made = (Node(op, inputs, attrs, types),)
         else:

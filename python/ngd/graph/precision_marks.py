@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final
 
-from .._util.blocks import opened
+from .._util.blocks import open_block
 
-WIDE: Final[ContextVar[bool]] = ContextVar("wide", default=False)
+KEEPS_FLOAT32: Final[ContextVar[bool]] = ContextVar("keeps float32", default=False)
 """True if new nodes stay float32 in every step."""
 
 
@@ -30,15 +30,15 @@ def full_precision() -> Iterator[None]:
     --------
     ngd.compile : its `precision` asks for 16-bit floats.
     """
-    with opened("ngd.full_precision"), wide(True):
+    with open_block("ngd.full_precision"), keep_float32(True):
         yield
 
 
 @contextmanager
-def wide(value: bool) -> Iterator[None]:
+def keep_float32(value: bool) -> Iterator[None]:
     """Set whether nodes that are made in the block stay float32."""
-    token = WIDE.set(value)
+    token = KEEPS_FLOAT32.set(value)
     try:
         yield
     finally:
-        WIDE.reset(token)
+        KEEPS_FLOAT32.reset(token)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Final, Protocol, TypeVar
 
-from .._util.signature_errors import Given, Made, name_errors
+from .._util.signature_errors import Params, Result, name_errors
 
 OPS: Final[dict[str, Any]] = {}
 """Every op by its name, in the order of definition."""
@@ -52,7 +52,7 @@ def register(op: AnyOp) -> AnyOp:
     return op
 
 
-def public(function: Callable[Given, Made]) -> Callable[Given, Made]:
+def public(function: Callable[Params, Result]) -> Callable[Params, Result]:
     """Add a function that is composed of ops to ngd.ops, and return it."""
     wrapped = name_errors(f"ops.{function.__name__}", function)
     if PUBLIC.setdefault(function.__name__, wrapped) is not wrapped:

@@ -15,8 +15,8 @@ from .._util import config
 from .._util.caller_arrays import view
 from .._util.callsite import at_site, call_site
 from ..comm import Group
-from ..comm.world import chosen
-from ..dtypes import Array, DType, Shape, Type, as_dtype, lengths
+from ..comm.world import group_or_world
+from ..dtypes import Array, DType, Shape, Type, as_dtype, parse_shape
 from ..errors import ShapeError
 from . import notes
 from .leaves import PLACEHOLDER, VARIABLE, constant_node
@@ -383,7 +383,7 @@ def placeholder(name: str, shape: Shape, dtype: Any = np.float32, *, uniform: bo
     where = f"placeholder {name!r}"
     element_type = as_dtype(dtype, where)
     try:
-        sizes = lengths(shape, where, element_type.itemsize)
+        sizes = parse_shape(shape, where, element_type.itemsize)
     except (TypeError, ValueError):
         raise ShapeError(
             f"{where}: expected a shape of integers >= 0 and of fewer than 2**63 bytes; got "
@@ -451,7 +451,7 @@ def broadcast_variables(
     --------
     >>> ngd.broadcast_variables(model.variables().values())
     """
-    site, ranks = call_site(), chosen(group)
+    site, ranks = call_site(), group_or_world(group)
     variable_list = list(variables) if isinstance(variables, Iterable) else [variables]
     if any(not isinstance(variable, Variable) for variable in variable_list):
         raise TypeError(
@@ -459,6 +459,6 @@ def broadcast_variables(
         )
     for variable in variable_list:
         variable.cell.check_readable()
-    with ranks.under_way():
+    with ranks.collectives_scope():
         for variable in sorted(variable_list, key=lambda v: v.name):
             variable.assign(ranks.broadcast(variable.numpy(), root=root, site=site))

@@ -25,7 +25,7 @@ from ..comm import Group, Work
 from ..comm.checks import block_rows, check_row_counts, check_sum_of_rows, normal_axis
 from ..dtypes import ALL, Array, DType, Shape, bfloat16, float16, is_float
 from ..errors import BusyError, CollectiveError, DTypeError
-from ..profiling.recording import clock, note
+from ..profiling.recording import add_bridge_call, clock
 from .world import HorovodInternalError, ProcessSet, global_process_set
 
 Average: Final = 0
@@ -43,7 +43,7 @@ OPS: Final = {
     Product: "prod",
 }
 
-SMALL: Final = 1 << 16
+SEPARATE_SIZE: Final = 1 << 16
 """The size of an array, in elements, from which `grouped_allreduce` reduces it separately."""
 
 JOIN, ALL_REDUCE, OTHER, BARRIER = range(4)
@@ -66,10 +66,10 @@ class Handle:
         self.start_time = clock()
         self.result: Any = None
         self.error: Exception | None = None
-        self.over = False
+        self.is_done = False
 
     def __repr__(self) -> str:
-        return f"<Handle of {self.call}: {'done' if self.over else 'on its way'}>"
+        return f"<Handle of {self.call}: {'done' if self.is_done else 'on its way'}>"
 
     def __call__(self) -> Any:
         """Wait for the collective and return its result."""
@@ -83,13 +83,13 @@ class Handle:
 
     def poll(self) -> bool:
         """Return True if `wait` would return or raise immediately; the result is complete then."""
-        if not self.over and all(work.done() for work in self.works):
+        if not self.is_done and all(work.done() for work in self.works):
             self.complete()
-        return self.over
+        return self.is_done
 
     def wait(self) -> Any:
         """Wait for the collective and return its result, or raise its error."""
-        if not self.over:
+        if not self.is_done:
             self.complete()
         if self.error is not None:
             raise self.error
@@ -106,12 +106,12 @@ class Handle:
                 for work in self.works:
                     work.wait()
             self.result = self.finish()
-            note(f"hvd.{self.call}", self.site, self.start_time)
+            add_bridge_call(f"hvd.{self.call}", self.site, self.start_time)
         except BusyError:
             raise
         except Exception as error:
             self.error = error
-        self.over = True
+        self.is_done = True
 
 
 @contextmanager
@@ -227,15 +227,16 @@ def all_reduce_many(
 ) -> Handle:
     """Start to reduce a list of arrays, and return one handle.
 
-    An array may be its own destination. Arrays of less than `SMALL` elements are concatenated per
-    dtype, and each dtype has one all-reduce. The other arguments are those of `all_reduce`.
+    An array may be its own destination. Arrays of less than `SEPARATE_SIZE` elements are
+    concatenated per dtype, and each dtype has one all-reduce. The other arguments are those of
+    `all_reduce`.
     """
     op = op_of(op, average)
     rest = None, name, op, *factors_and_set
     small: dict[DType, list[int]] = {}
     handles, packs = [], []
     for i, (source, out) in enumerate(zip(sources, outs, strict=True)):
-        if source.size < SMALL and op != Adasum:
+        if source.size < SEPARATE_SIZE and op != Adasum:
             small.setdefault(source.dtype, []).append(i)
         else:
             handles.append(all_reduce(source, out, *rest, **keywords))
@@ -404,7 +405,7 @@ def all_to_all(
         splits = [block_rows(source.shape, group.size, f"hvd.{call}")] * group.size
     send_counts = check_row_counts(np.asarray(splits).tolist(), group.size, f"hvd.{call}", "splits")
     check_sum_of_rows(send_counts, len(source), f"hvd.{call}", "splits")
-    with as_horovod(), group.under_way():
+    with as_horovod(), group.collectives_scope():
         announcement = announce(OTHER, name, source[:0], Sum, process_set, site)
         receive_counts = group.all_to_all(send_counts, site=site)
         work = group.all_to_all_v(

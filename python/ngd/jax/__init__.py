@@ -39,8 +39,8 @@ from .._util.callsite import call_site
 from ..comm import Group
 from ..comm.checks import block_rows, check_other_rank, check_root
 from ..comm.kinds import KINDS, Kind
-from ..comm.world import chosen
-from ..dtypes import ALL, Type, as_dtype, lengths, whole
+from ..comm.world import group_or_world
+from ..dtypes import ALL, Type, as_dtype, as_int, parse_shape
 from ..errors import DTypeError, GradientError, ShapeError
 from ..ops.collectives.checks import expect_reduction, expect_rows
 
@@ -56,7 +56,7 @@ _groups: Final[list[Group]] = []
 """The groups that compiled programs may call, by their number. They are never released."""
 
 
-def number_of(group: Group) -> int:
+def register_group(group: Group) -> int:
     """Return the number by which compiled programs refer to a group."""
     for number, registered in enumerate(_groups):
         if registered is group:
@@ -93,17 +93,17 @@ def bind_collective(
 ) -> Any:
     """Check the arguments of a collective on one array, and bind its primitive."""
     where = f"ngd.jax.{kind.name}"
-    ranks, x = chosen(group), operand(x, where)
+    ranks, x = group_or_world(group), operand(x, where)
     operand_type = Type(np.dtype(x.dtype), x.shape)
     if kind.reduces:
         expect_reduction(where, op, operand_type)
-    if kind.rooted:
+    if kind.root_only:
         root = check_root(root, ranks.size, where)
-    if kind.gives != "whole":
+    if kind.operand != "whole":
         expect_rows(where, operand_type)
-    if kind.gives == "blocks":
+    if kind.operand == "blocks":
         block_rows(x.shape, ranks.size, where)
-    params = {"kind": kind.name, "op": op, "root": root, "group": number_of(ranks)}
+    params = {"kind": kind.name, "op": op, "root": root, "group": register_group(ranks)}
     return collective_p.bind(x, **params, asynchronous=bool(asynchronous), site=call_site())
 
 
@@ -111,9 +111,9 @@ def point_to_point_params(
     call: str, name: str, other: int, tag: int, group: Group | None, asynchronous: bool
 ) -> dict[str, Any]:
     """Return the params of send_p and recv_p that describe the other rank."""
-    where, ranks = f"ngd.jax.{call}", chosen(group)
+    where, ranks = f"ngd.jax.{call}", group_or_world(group)
     other = check_other_rank(other, ranks.rank, ranks.size, where, name)
-    params = {"root": other, "tag": whole(tag, where, "tag"), "group": number_of(ranks)}
+    params = {"root": other, "tag": as_int(tag, where, "tag"), "group": register_group(ranks)}
     return {**params, "asynchronous": bool(asynchronous), "site": call_site()}
 
 
@@ -144,7 +144,7 @@ def lower(ctx: Any, x: Any, *, kind: str, site: str, op: str = "none", **numbers
     token = jax.core.ShapedArray((), np.dtype(np.int32))
     operand_aval, (output_aval,) = ctx.avals_in[0], ctx.avals_out
     token_context = ctx.replace(avals_in=[operand_aval, token], avals_out=[output_aval, token])
-    is_in_place = KINDS[kind].gives == KINDS[kind].gets == "whole"
+    is_in_place = KINDS[kind].operand == KINDS[kind].result == "whole"
     rule = ffi.ffi_lowering(
         TARGET, has_side_effect=True, operand_output_aliases={0: 0, 1: 1} if is_in_place else {1: 1}
     )
@@ -212,7 +212,7 @@ def batch_collective(operands: Any, axes: Any, **params: Any) -> Any:
     If the first axis has a meaning for the collective, the batch axis becomes the last axis.
     """
     (x,), (axis,) = operands, axes
-    if KINDS[params["kind"]].gives == "whole":
+    if KINDS[params["kind"]].operand == "whole":
         return collective_p.bind(x, **params), axis
     result = collective_p.bind(jnp.moveaxis(x, axis, -1), **params)
     return result, result.ndim - 1
@@ -497,7 +497,7 @@ def recv(
     if after.ndim:
         raise ShapeError(f"{where}: after: expected a scalar; got an array of shape {after.shape}")
     params = point_to_point_params("recv", "source", source, tag, group, async_op)
-    params |= {"shape": lengths(shape, where, wanted_dtype.itemsize), "dtype": wanted_dtype}
+    params |= {"shape": parse_shape(shape, where, wanted_dtype.itemsize), "dtype": wanted_dtype}
     return recv_p.bind(after, np.int32(0), **params)
 
 

@@ -16,10 +16,10 @@ from ..comm import Group
 from ..dtypes import Array
 from ..errors import CollectiveTimeoutError
 from .arguments import Key, total
-from .service import Home, Kind, Service
+from .service import KeyInfo, Kind, Service
 from .service_group import make_service_group, world_ranks_of
 from .store import KVStore
-from .tables import InGraph, Plain, moved
+from .tables import InGraph, Plain, copy_values
 
 
 class AsyncStore(KVStore):
@@ -80,7 +80,7 @@ class AsyncStore(KVStore):
 
     def barrier(self) -> None:
         """Wait until all ranks have called this method."""
-        self._together("barrier", lambda group: group.barrier(async_op=True, site="kvstore"))
+        self._run_collective("barrier", lambda group: group.barrier(async_op=True, site="kvstore"))
 
     def close(self) -> None:
         """Leave the store, and serve the other ranks until all of them have left.
@@ -94,12 +94,12 @@ class AsyncStore(KVStore):
             it.
         """
         atexit.unregister(self._leave)
-        if not self._service.over:
+        if not self._service.has_ended:
             self._service.close().result()
 
     def _leave(self) -> None:
         """Close the store at the end of the program, unless it has failed or is a forked child."""
-        if os.getpid() == self._process and not self._service.over:
+        if os.getpid() == self._process and not self._service.has_ended:
             self.close()
 
     def _use(self, table: Plain | InGraph) -> None:
@@ -110,15 +110,17 @@ class AsyncStore(KVStore):
         def change() -> None:
             if isinstance(table, InGraph):
                 table.group = None  # a push has the gradient of one rank: no all-reduce
-            service.table = moved(service.table, table)
+            service.table = copy_values(service.table, table)
 
         self._wait("set_optimizer", service.call(change))
         self.barrier()
         self._updates = True
 
-    def _of_first(self, values: list[Array]) -> list[Array]:
+    def _values_of_root(self, values: list[Array]) -> list[Array]:
         return [
-            self._together("init", partial(Group.broadcast, x=v, async_op=True, site="kvstore"))
+            self._run_collective(
+                "init", partial(Group.broadcast, x=v, async_op=True, site="kvstore")
+            )
             for v in values
         ]
 
@@ -133,11 +135,11 @@ class AsyncStore(KVStore):
         self._bytes[owner] += value.nbytes
         self._shapes[key] = np.broadcast_to(np.empty((), value.dtype), value.shape)
         number = self._key_numbers[key] = len(self._key_numbers)
-        service, home = self._service, Home(key, owner, value.shape, value.dtype)
+        service, info = self._service, KeyInfo(key, owner, value.shape, value.dtype)
 
         def add() -> None:
-            assert len(service.homes) == number
-            service.homes.append(home)
+            assert len(service.keys) == number
+            service.keys.append(info)
             if owner == service.group.rank:
                 service.table.add(key, value)
 
@@ -180,7 +182,7 @@ class AsyncStore(KVStore):
 
     def _answer(self, where: str, key: Key, future: Future[Any]) -> Array:
         """Wait for an answer and return its value, or an empty array if it has none."""
-        owner = self._members[self._service.homes[self._key_numbers[key]].owner]
+        owner = self._members[self._service.keys[self._key_numbers[key]].owner]
         kind, payload = self._wait(f"{where}: key {key!r}", future, owner)
         if kind == Kind.LATE:
             slow = [self._members[int(rank)] for rank in payload]
@@ -199,7 +201,7 @@ class AsyncStore(KVStore):
         value: Array = payload
         return value if where == "row_sparse_pull" else value.reshape(self._shapes[key].shape)
 
-    def _together(self, where: str, start: Callable[[Group], Any]) -> Any:
+    def _run_collective(self, where: str, start: Callable[[Group], Any]) -> Any:
         """Run `start`, a collective of the server threads' group, in the server thread.
 
         Return the result of the collective.

@@ -50,7 +50,7 @@ class Kind(IntEnum):
     ANSWER = 3
     LATE = 4
     """The answer to a push whose rank waited too long for slower ranks. The payload lists these."""
-    HERE = 5
+    HEARTBEAT = 5
     """The sender still uses the store. It is sent to ranks that have sent BYE."""
     BYE = 6
     """The sender will send no more requests."""
@@ -67,7 +67,7 @@ Answer: TypeAlias = Callable[[Kind, Array | None], None]
 
 
 @dataclass(frozen=True)
-class Home:
+class KeyInfo:
     """A key, its owner, and the shape and dtype of its value."""
 
     key: Key
@@ -127,7 +127,7 @@ class Service:
     def __init__(self, group: Group, staleness: int | None) -> None:
         self.group, self.staleness = group, staleness
         self.table: Plain | InGraph = Plain()
-        self.homes: list[Home] = []
+        self.keys: list[KeyInfo] = []
         """All keys of the store, with owner, shape and dtype, by the number of the key."""
         self._clocks: dict[int, list[int]] = {}
         """The number of pushes of each rank, by the number of a key that this rank owns."""
@@ -144,8 +144,8 @@ class Service:
         self._pending_pushes: list[PendingPush] = []
         self._closing: Future[Any] | None = None
         self._has_sent_end = False
-        self._active, self._last_here_time = False, time.monotonic()
-        self._over: BaseException | None = None
+        self._active, self._last_heartbeat_time = False, time.monotonic()
+        self._end_reason: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=group.name, daemon=True)
         self._thread.start()
 
@@ -175,7 +175,7 @@ class Service:
         the value in the answer to a push.
         """
         future: Future[Any] = Future()
-        owner, me = self.homes[number].owner, self.group.rank
+        owner, me = self.keys[number].owner, self.group.rank
 
         def serve_locally() -> None:
             self._serve(
@@ -203,9 +203,9 @@ class Service:
         return self._ask(command, future)
 
     @property
-    def over(self) -> bool:
+    def has_ended(self) -> bool:
         """True if the thread has ended, with or without an error."""
-        return self._over is not None
+        return self._end_reason is not None
 
     def _ask(self, command: Callable[[], None], future: Future[Any]) -> Future[Any]:
         self._futures.add(future)
@@ -213,8 +213,8 @@ class Service:
         self._active = True
         self._commands.append(command)
         self._wake.set()
-        if self._over is not None:  # set before the last call of _fail_asked by the thread
-            self._fail_asked(self._over)
+        if self._end_reason is not None:  # set before the last call of _fail_asked by the thread
+            self._fail_asked(self._end_reason)
         return future
 
     def _fail_asked(self, why: BaseException) -> None:
@@ -232,7 +232,7 @@ class Service:
             why = error
             if not isinstance(error, CollectiveError):
                 self.group.abort("".join(traceback.format_exception(error)))
-        self._over = why
+        self._end_reason = why
         self.group.close()
         if self._closing is not None and isinstance(why, GroupClosedError) and self._has_sent_end:
             self._closing.set_result(None)
@@ -267,7 +267,7 @@ class Service:
             kind, number, length = (int(n) for n in peer.header[:3])
             if length and peer.payload is None:
                 has_indices = kind in (Kind.ROWS, Kind.LATE)
-                dtype = np.dtype(np.int64) if has_indices else self.homes[number].dtype
+                dtype = np.dtype(np.int64) if has_indices else self.keys[number].dtype
                 peer.payload = np.empty(length, dtype)
                 peer.work = self._receiving(peer, peer.payload)
                 continue
@@ -293,7 +293,7 @@ class Service:
     ) -> None:
         if kind in (Kind.PUSH, Kind.PULL, Kind.ROWS):
             if payload is None and kind != Kind.PULL:  # a payload without elements is not sent
-                payload = np.empty(0, np.int64 if kind == Kind.ROWS else self.homes[number].dtype)
+                payload = np.empty(0, np.int64 if kind == Kind.ROWS else self.keys[number].dtype)
 
             def answer(answer_kind: Kind, value: Array | None) -> None:
                 self._send(rank, answer_kind, number, value, ticket)
@@ -316,7 +316,7 @@ class Service:
         """Handle a request of a rank about a key that this rank owns."""
         if kind == Kind.PUSH:
             assert payload is not None
-            self._apply(self.homes[number], payload)
+            self._apply(self.keys[number], payload)
             clock = self._clocks.setdefault(number, [0] * self.group.size)
             clock[rank] += 1
             self._pending_pushes.append(
@@ -327,15 +327,15 @@ class Service:
         value = self._value(number)
         answer(Kind.ANSWER, value if kind == Kind.PULL else value[payload])
 
-    def _apply(self, home: Home, gradient: Array) -> None:
-        array, table = gradient.reshape(home.shape), self.table
+    def _apply(self, info: KeyInfo, gradient: Array) -> None:
+        array, table = gradient.reshape(info.shape), self.table
         if isinstance(table, Plain):
-            table.push(home.key, array)
+            table.push(info.key, array)
             return None
         end = time.monotonic() + self.group.timeout if self.group.timeout else None
         while True:
             try:
-                return table.push({home.key: array}, None, summed=True)
+                return table.push({info.key: array}, None, summed=True)
             except BusyError:  # the program assigns the learning rate or reads the state now
                 if end is not None and time.monotonic() > end:
                     raise
@@ -343,7 +343,7 @@ class Service:
 
     def _value(self, number: int) -> Array:
         """Return a copy of the value of a key, so that later pushes do not change the result."""
-        value = self.table.value(self.homes[number].key)
+        value = self.table.value(self.keys[number].key)
         return value.copy() if isinstance(self.table, Plain) else value
 
     def _release(self) -> None:
@@ -362,13 +362,13 @@ class Service:
             slow = [] if self.staleness is None else [r for r in active if clock[r] < least]
             if not slow:
                 each.answer(Kind.ANSWER, self._value(each.number) if each.wants_value else None)
-            elif self._past(each.since):
+            elif self._is_past_timeout(each.since):
                 each.answer(Kind.LATE, np.array(slow, np.int64))
             else:
                 continue
             self._pending_pushes.remove(each)
 
-    def _past(self, since: float) -> bool:
+    def _is_past_timeout(self, since: float) -> bool:
         return bool(self.group.timeout) and time.monotonic() - since > self.group.timeout
 
     def _send(
@@ -414,14 +414,18 @@ class Service:
         if not limit or not self._ended_ranks:
             return
         now = time.monotonic()
-        if self._active and now - self._last_here_time > limit / 4:
+        if self._active and now - self._last_heartbeat_time > limit / 4:
             for peer in self._peers:
                 if peer.rank in self._ended_ranks and not peer.ended and not self._has_sent_end:
-                    self._send(peer.rank, Kind.HERE)
-            self._active, self._last_here_time = False, now
+                    self._send(peer.rank, Kind.HEARTBEAT)
+            self._active, self._last_heartbeat_time = False, now
         if self._closing is None:
             return
-        silent = [p.rank for p in self._peers if not p.ended and self._past(p.last_message_time)]
+        silent = [
+            p.rank
+            for p in self._peers
+            if not p.ended and self._is_past_timeout(p.last_message_time)
+        ]
         if silent:
             error = CollectiveTimeoutError(
                 f"kvstore: close: rank {', '.join(map(str, silent))} has not closed the store, nor "

@@ -16,7 +16,7 @@ from ..dtypes import Array
 from ..errors import ShapeError
 from .arguments import Key, by_key, expect_like, read, rows_of, target, total
 from .compression import TwoBits
-from .tables import InGraph, Plain, Updater, moved
+from .tables import InGraph, Plain, Updater, copy_values
 
 
 class KVStore:
@@ -92,7 +92,7 @@ class KVStore:
         arrays = {k: read("init", v[0]) for k, v in by_key("init", "value", key, value).items()}
         for k in arrays:
             self._expect_new("init", k)
-        for k, array in zip(arrays, self._of_first(list(arrays.values())), strict=True):
+        for k, array in zip(arrays, self._values_of_root(list(arrays.values())), strict=True):
             self._add(k, array)
 
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
@@ -314,7 +314,7 @@ class KVStore:
         self._table = Plain()
 
     def _use(self, table: Plain | InGraph) -> None:
-        self._table = moved(self._table, table)
+        self._table = copy_values(self._table, table)
 
     def _expect_new(self, where: str, key: Key) -> None:
         if key in self._shapes:
@@ -357,7 +357,7 @@ class KVStore:
             for k, outs in by_key(where, "out", key, out).items()
         }
 
-    def _of_first(self, values: list[Array]) -> list[Array]:
+    def _values_of_root(self, values: list[Array]) -> list[Array]:
         """Broadcast the values of rank 0, and return them on every rank."""
         if self.group is None or not values:
             return values
@@ -396,7 +396,7 @@ class KVStore:
         local = {k: total(v) for k, v in arrays.items()}
         if self.group is None:
             return local
-        buffers = [table.room(k) for k in local]
+        buffers = [table.sum_buffer(k) for k in local]
         self.group.all_reduce(list(local.values()), op="sum", out=buffers)
         return dict(zip(local, buffers, strict=True))
 

@@ -51,7 +51,7 @@ class Plain:
         """Return the stored array. It may change at the next push."""
         return self._values[key]
 
-    def room(self, key: Key) -> Array:
+    def sum_buffer(self, key: Key) -> Array:
         """Return the array for the sum of the pushed arrays.
 
         Without an updater this is the stored value itself, so `push` has nothing to copy.
@@ -126,7 +126,9 @@ class InGraph:
         """Add a key: a variable with its value, and an optimizer with its own state."""
         self.check(key, value.dtype)
         added = self._variables[key] = variable(str(key), value)
-        optimizer = self._optimizers[key] = self.optimizer.apart(f"{self.optimizer.name}.{key}")
+        optimizer = self._optimizers[key] = self.optimizer.with_own_state(
+            f"{self.optimizer.name}.{key}"
+        )
         # This creates the state of the optimizer.
         optimizer.apply({added: placeholder("gradient", added.shape, added.dtype)})
 
@@ -188,7 +190,7 @@ class InGraph:
             v.assign(saved[name])
 
 
-def moved(old: Plain | InGraph, new: Plain | InGraph) -> Plain | InGraph:
+def copy_values(old: Plain | InGraph, new: Plain | InGraph) -> Plain | InGraph:
     """Copy all values of the old table into the new one, and return the new one."""
     for key in old.names():
         new.add(key, old.value(key))

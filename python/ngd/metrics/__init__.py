@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from .._util import config
 from .._util.signature_errors import check_public_names
-from ..dtypes import whole
-from .counting import Tally, by_hand, tally
+from ..dtypes import as_int
+from .counting import Tally, tally, user_counts
 
 _begun = False
 """True if `begin` was called: the metrics are served, or NGD_METRICS is not set."""
 
-__all__ = ["Tally", "address", "begin", "count", "tally", "wanted"]
+__all__ = ["Tally", "address", "begin", "count", "is_enabled", "tally"]
 
 
 def count(*, examples: int = 0, steps: int = 0) -> None:
@@ -44,10 +44,10 @@ def count(*, examples: int = 0, steps: int = 0) -> None:
     """
     numbers = {}
     for name, value in (("examples", examples), ("steps", steps)):
-        numbers[name] = whole(value, "metrics.count", name, 64)
+        numbers[name] = as_int(value, "metrics.count", name, 64)
         if numbers[name] < 0:
             raise ValueError(f"metrics.count: {name}: expected a number >= 0; got {value}")
-    by_hand.add(**numbers)
+    user_counts.add(**numbers)
     if not _begun:
         begin()
 
@@ -65,14 +65,14 @@ def address() -> tuple[str, int] | None:
     >>> ngd.metrics.address() is None
     True
     """
-    if not wanted():
+    if not is_enabled():
         return None
     from . import serving
 
     return serving.address()
 
 
-def wanted() -> bool:
+def is_enabled() -> bool:
     """Return True if NGD_METRICS is set."""
     return config.metrics() is not None
 

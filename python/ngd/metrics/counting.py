@@ -72,7 +72,7 @@ class UserCounts:
 TALLIES: Final[list[Tally]] = []
 """The tallies of all compiled steps. Tallies of deleted steps stay: a counter must not decrease."""
 
-by_hand: Final = UserCounts()
+user_counts: Final = UserCounts()
 
 
 def tally(site: str) -> Tally:

@@ -21,9 +21,9 @@ from prometheus_client.utils import floatToGoString
 
 from .. import _core
 from ..comm import CallStats, Group
-from ..comm.group import GROUPS, living
+from ..comm.group import GROUPS, existing_groups
 from ..comm.statistics import stats_of
-from .counting import BOUNDS, by_hand, by_site
+from .counting import BOUNDS, by_site, user_counts
 
 CALL: Final = ("group", "op", "site")
 INFO: Final = ("mode", "version", "host")
@@ -73,7 +73,9 @@ class Collectives:
 
     def totals(self) -> dict[tuple[str, ...], Total]:
         """Return the totals by group, op and call site."""
-        self.rows_by_group |= {weakref.ref(group): stats_of(group) for group in living(GROUPS)}
+        self.rows_by_group |= {
+            weakref.ref(group): stats_of(group) for group in existing_groups(GROUPS)
+        }
         for group in [group for group in self.rows_by_group if group() is None]:
             add_rows(self.deleted, self.rows_by_group.pop(group))
         totals = copy.deepcopy(self.deleted)
@@ -120,12 +122,12 @@ def step_families() -> Iterator[Metric]:
         names = [*map(floatToGoString, BOUNDS), "+Inf"]
         steps.add_metric([site], cumulative[-1])
         histogram.add_metric([site], [*zip(names, cumulative, strict=True)], tally.seconds)
-    if by_hand.steps:
-        steps.add_metric([USER_SITE], by_hand.steps)
+    if user_counts.steps:
+        steps.add_metric([USER_SITE], user_counts.steps)
     yield steps
     yield histogram
     yield CounterMetricFamily(
-        "ngd_examples", "Examples that this rank has trained on.", by_hand.examples
+        "ngd_examples", "Examples that this rank has trained on.", user_counts.examples
     )
 
 

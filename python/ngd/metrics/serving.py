@@ -30,9 +30,9 @@ from prometheus_client import REGISTRY, Metric, generate_latest
 from prometheus_client.registry import Collector
 
 from ..comm.launchers.base import Launch
-from ..comm.launchers.detect import told_by_launcher
+from ..comm.launchers.detect import launch_from_environment
 from ..comm.launchers.job_names import label_of, name_of_metrics
-from ..comm.launchers.process_tree import refuse_inherited_place
+from ..comm.launchers.process_tree import refuse_inherited_rank
 from ..errors import InitError
 from .families import NgdCollector
 
@@ -333,10 +333,10 @@ def begin(where: tuple[str, int], size: int | None) -> None:
         if _is_child:
             return
         if _rank is None:
-            launch = told_by_launcher(os.environ)
+            launch = launch_from_environment(os.environ)
             try:
                 if launch.size > 1:
-                    refuse_inherited_place(launch)
+                    refuse_inherited_rank(launch)
             except InitError:
                 _is_child = True
                 return

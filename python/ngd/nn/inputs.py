@@ -19,7 +19,7 @@ def format_input(x: Any) -> str:
     return f"{x.type} (made at {x.site})" if isinstance(x, Node) else format_value(x)
 
 
-def refusal(layer: object, expected: str, x: Any, fix: str) -> ShapeError:
+def input_error(layer: object, expected: str, x: Any, fix: str) -> ShapeError:
     """Return the error for an input of the wrong shape."""
     name = f"nn.{type(layer).__name__}"
     return ShapeError(f"{name}: expected an input {expected}; got {format_input(x)}. {fix}")
@@ -28,10 +28,10 @@ def refusal(layer: object, expected: str, x: Any, fix: str) -> ShapeError:
 def expect_last_axis(layer: object, x: Any, size: int, argument: str) -> None:
     """Raise a ShapeError if the size of the last axis of x is not the argument of the layer."""
     if not x.ndim:
-        raise refusal(layer, f"[..., {size}]", x, "Give it at least one axis.")
+        raise input_error(layer, f"[..., {size}]", x, "Give it at least one axis.")
     if x.shape[-1] != size:
         fix = f"Set {argument}={x.shape[-1]}, or change the input."
-        raise refusal(layer, f"whose last axis is {size} ({argument})", x, fix)
+        raise input_error(layer, f"whose last axis is {size} ({argument})", x, fix)
 
 
 def expect_last_axes(layer: object, x: Any, shape: tuple[int, ...]) -> None:
@@ -43,7 +43,7 @@ def expect_last_axes(layer: object, x: Any, shape: tuple[int, ...]) -> None:
     actual = x.shape[-len(shape) :]
     shown = f"{actual[0]}" if len(actual) == 1 else f"{actual}"
     fix = f"Set normalized_shape={shown}, or change the input." if actual else "Give it more axes."
-    raise refusal(layer, needed, x, fix)
+    raise input_error(layer, needed, x, fix)
 
 
 def expect_axes(layer: object, x: Any, axes: int, channels: int | str = "C") -> None:
@@ -52,7 +52,7 @@ def expect_axes(layer: object, x: Any, axes: int, channels: int | str = "C") -> 
         fix = "Reshape it, or use the layer for this number of axes."
         if x.ndim == axes + 1:
             fix = "Add the axis of the batch: ops.expand_dims(x, 0)."
-        raise refusal(layer, f"[N, {channels}{SPATIAL[axes]}]", x, fix)
+        raise input_error(layer, f"[N, {channels}{SPATIAL[axes]}]", x, fix)
 
 
 def expect_channels(layer: object, x: Any, channels: int, argument: str) -> None:
@@ -61,7 +61,7 @@ def expect_channels(layer: object, x: Any, channels: int, argument: str) -> None
         fix = f"Set {argument}={x.shape[1]}." if x.ndim > 1 else "Give it at least two axes."
         if x.ndim > 2 and x.shape[-1] == channels:
             fix = "Move the channels from the last axis: ops.moveaxis(x, -1, 1)."
-        raise refusal(layer, f"with {channels} channels on axis 1 ({argument})", x, fix)
+        raise input_error(layer, f"with {channels} channels on axis 1 ({argument})", x, fix)
 
 
 def expect_number_of_axes(layer: object, x: Any, numbers: Sequence[int]) -> None:
@@ -69,7 +69,7 @@ def expect_number_of_axes(layer: object, x: Any, numbers: Sequence[int]) -> None
     if x.ndim not in numbers:
         expected = " or ".join(map(str, numbers))
         fix = "Reshape it, or use the layer for this number of axes."
-        raise refusal(layer, f"of {expected} axes", x, fix)
+        raise input_error(layer, f"of {expected} axes", x, fix)
 
 
 def expect_sequence(layer: object, x: Any, size: int, *, batch_first: bool) -> None:
@@ -79,10 +79,10 @@ def expect_sequence(layer: object, x: Any, size: int, *, batch_first: bool) -> N
         fix = f"Add the axis of the batch: ops.expand_dims(x, {0 if batch_first else 1})."
         if x.ndim != 2:
             fix = f"Reshape it to {form}."
-        raise refusal(layer, f"{form} (batch_first={batch_first})", x, fix)
+        raise input_error(layer, f"{form} (batch_first={batch_first})", x, fix)
     if x.shape[2] != size:
         fix = f"Set input_size={x.shape[2]}, or change the input."
-        raise refusal(layer, f"{form} (input_size={size})", x, fix)
+        raise input_error(layer, f"{form} (input_size={size})", x, fix)
 
 
 def expect_embedded(layer: object, x: Any, size: int) -> None:
@@ -91,5 +91,5 @@ def expect_embedded(layer: object, x: Any, size: int) -> None:
         fix = "Reshape it to three axes."
         if x.ndim == 2:
             fix = "Add the axis of the batch: ops.expand_dims(x, 0)."
-        raise refusal(layer, f"[batch, length, {size}]", x, fix)
+        raise input_error(layer, f"[batch, length, {size}]", x, fix)
     expect_last_axis(layer, x, size, "embed_dim")

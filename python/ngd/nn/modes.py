@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from .. import errors, ops
-from .._util.blocks import opened, suspended
+from .._util.blocks import open_block, suspend_block
 from ..graph.live_state import LiveState
 from ..graph.node import Node
 from ..graph.variable import Variable
@@ -257,7 +257,7 @@ def training(random: Random | None = None, *, updates: bool = True) -> Iterator[
     state = Training(random, updates)
     token = _current.set(state)
     try:
-        with opened(_BLOCK):
+        with open_block(_BLOCK):
             yield state
     finally:
         _current.reset(token)
@@ -277,7 +277,7 @@ def evaluation() -> Iterator[None]:
     """
     token = _current.set(None)
     try:
-        with suspended(_BLOCK):
+        with suspend_block(_BLOCK):
             yield
     finally:
         _current.reset(token)

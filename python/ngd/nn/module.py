@@ -24,7 +24,7 @@ from ..graph.variable_names import Scope
 from .constructors import naming_errors
 from .modes import current
 from .parameter import Parameter
-from .plain import CONTAINERS, Held, find_in, refusal
+from .plain import CONTAINERS, ContainedValue, find_in, plain_container_error
 from .state_dict import Keys, load
 
 INSTEAD: Final = {
@@ -139,7 +139,7 @@ class Module:
         register: dict[str, Any] = self.__dict__
         if isinstance(value, Parameter):
             register = self._parameters
-            value.place(self, key)
+            value.register(self, key)
         elif isinstance(value, Module):
             register = self._modules
             value._parent = value._parent or (self, key)
@@ -182,7 +182,7 @@ class Module:
         self.__dict__.update(state)
         self._scope.is_copy = True
         for key, parameter in self._parameters.items():
-            parameter.place(self, key)
+            parameter.register(self, key)
         for key, module in self._modules.items():
             module._parent = module._parent or (self, key)
 
@@ -205,7 +205,7 @@ class Module:
             if isinstance(item.value, Module):
                 is_registered = item.value is self or item.value._parent is not None
             elif isinstance(item.value, Parameter):
-                is_registered = item.value._place is not None
+                is_registered = item.value._owner is not None
             else:
                 known_ids = self._registered_ids() if known_ids is None else known_ids
                 is_registered = id(item.value) in known_ids
@@ -214,7 +214,7 @@ class Module:
 
     def _refuse_hidden(self) -> None:
         """Raise TypeError if a plain container has declarations that `declared` does not yield."""
-        items: list[Held] = []
+        items: list[ContainedValue] = []
         for key, value in self.__dict__.items():
             if isinstance(value, CONTAINERS) and key not in REGISTERS:
                 items += find_in(key, value, (Module, Parameter, Variable))
@@ -224,10 +224,10 @@ class Module:
                 if id(item.value) not in registered_ids:
                     raise self._refusal(item)
 
-    def _refusal(self, item: Held) -> TypeError:
+    def _refusal(self, item: ContainedValue) -> TypeError:
         """Return the error for a value that is in a plain container of this module."""
         module = item.value.title if isinstance(item.value, Module) else None
-        return refusal(type(self).__name__, item, module)
+        return plain_container_error(type(self).__name__, item, module)
 
     def _registered_ids(self) -> set[int]:
         """Return the ids of this module and its submodules, of their declarations and variables."""
@@ -248,8 +248,8 @@ class Module:
     def _refuse_new_name(self) -> None:
         """Raise RuntimeError if variables exist, because their names would not change."""
         for _, parameter in self._walk(""):
-            place = parameter._place
-            if parameter.made and place is not None and place[0]._outermost() is self:
+            place = parameter._owner
+            if parameter.has_variable and place is not None and place[0]._outermost() is self:
                 raise RuntimeError(
                     f"{type(self).__name__}.name: expected a name before the model is first called "
                     "or its variables are made; got one after variable "
@@ -433,7 +433,7 @@ class Module:
         dtype('float64')
         """
         for key, parameter in self.declared():
-            if parameter.made:
+            if parameter.has_variable:
                 raise RuntimeError(
                     f"Module.astype: expected a fresh module; got one whose {key!r} is in use. "
                     "Call astype before the first call of the module."

@@ -14,7 +14,7 @@ from ..dtypes import int64
 from ..graph.node import Node
 from ..ops._operands import local_number
 from .initializers import ones, zeros
-from .inputs import expect_channels, expect_last_axes, expect_number_of_axes, refusal
+from .inputs import expect_channels, expect_last_axes, expect_number_of_axes, input_error
 from .modes import Training, current
 from .module import Module
 from .parameter import Buffer, Parameter
@@ -489,7 +489,7 @@ class InstanceNorm(Module):
         if self.axes is not None:
             expect_number_of_axes(self, x, self.axes)
         elif x.ndim < 3:
-            raise refusal(self, "of 3 axes or more", x, "Give it at least one spatial axis.")
+            raise input_error(self, "of 3 axes or more", x, "Give it at least one spatial axis.")
         expect_channels(self, x, self.num_features, "num_features")
         return ops.group_norm(x, self.num_features, self.weight, self.bias, self.eps)
 

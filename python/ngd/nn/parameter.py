@@ -81,25 +81,25 @@ class Parameter:
     ) -> None:
         self.shape = (shape,) if isinstance(shape, int) else tuple(shape)
         self.initializer, self.dtype = initializer, np.dtype(dtype)
-        self._place: tuple[Owner, str] | None = None
+        self._owner: tuple[Owner, str] | None = None
         self._variable: Variable | None = None
         self._copied: Any = None
         """The value that the variable of a copy starts with, or None."""
 
     @property
-    def made(self) -> bool:
+    def has_variable(self) -> bool:
         """True if the variable exists."""
         return self._variable is not None
 
     @property
     def name(self) -> str:
         """The name of the variable: its path from the outermost module."""
-        if self._place is None:
+        if self._owner is None:
             raise RuntimeError(
                 "nn.Parameter: expected an attribute of a module; got one outside of modules. "
                 "Assign it to self.name in __init__."
             )
-        module, key = self._place
+        module, key = self._owner
         return f"{module.path}.{key}" if module.path else key
 
     @property
@@ -113,8 +113,8 @@ class Parameter:
     def _make_variable(self, value: Any) -> Variable:
         """Make the variable. Its call site names the class of the module."""
         name = self.name
-        assert self._place is not None
-        module = self._place[0]
+        assert self._owner is not None
+        module = self._owner[0]
         with errors.in_layer(module._layer(type(module).__name__)):
             new = variable(name, value, per_rank=self.per_rank)
         model = module._outermost()
@@ -150,7 +150,7 @@ class Parameter:
             self._variable = self._make_variable(np.zeros(self.shape, self.dtype))
         self._variable.assign(value)
 
-    def place(self, module: Owner, key: str) -> None:
+    def register(self, module: Owner, key: str) -> None:
         """Record the module and the attribute of this declaration. Only the first call has effect.
 
         Parameters
@@ -160,15 +160,15 @@ class Parameter:
         key : str
             The name of the attribute.
         """
-        if self._place is None:
-            self._place = module, key
+        if self._owner is None:
+            self._owner = module, key
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.shape}, {self.dtype.name})"
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state of a copy or pickle: the current value, and no module."""
-        state = {**self.__dict__, "_place": None, "_variable": None}
+        state = {**self.__dict__, "_owner": None, "_variable": None}
         if self._variable is not None:
             state["_copied"] = self._variable.numpy()
         return state

@@ -250,7 +250,7 @@ class Magnitude(Parameter):
         extents = (1 if axis in axes else n for axis, n in enumerate(direction.shape))
         super().__init__(tuple(extents) if keepdims else (), dtype=direction.dtype)
         self.direction, self.axes, self.keepdims = direction, axes, keepdims
-        if direction.made:
+        if direction.has_variable:
             self._copied = self.norms(direction.variable.numpy())
 
     def norms(self, value: Any) -> Any:
@@ -364,7 +364,7 @@ class SingularVector(Buffer):
         size = int(np.prod(weight.shape)) // max(rows, 1)
         super().__init__((rows, size)[side], dtype=weight.dtype)
         self.weight, self.eps, self.dim, self.side = weight, eps, dim, side
-        if weight.made:
+        if weight.has_variable:
             self._copied = self.estimate(weight.variable.numpy(), seed=0)
 
     def estimate(self, value: Any, seed: int) -> Any:
@@ -426,10 +426,10 @@ def expect_axis(where: str, dim: int, weight: Parameter, least: int) -> None:
 def parametrize(module: AnyModule, name: str, parametrization: Module) -> AnyModule:
     """Replace an attribute by a parametrization that contains the attribute's declaration."""
     weight = module._parameters.pop(name)
-    if weight._place == (module, name):  # otherwise another module gives the variable its name
-        weight._place = None
+    if weight._owner == (module, name):  # otherwise another module gives the variable its name
+        weight._owner = None
     for key, parameter in parametrization._parameters.items():
-        parameter.place(parametrization, key)
+        parameter.register(parametrization, key)
     if "parametrizations" not in module._modules:
         module.parametrizations = Parametrizations()
     setattr(module.parametrizations, name, parametrization)

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 CONTAINERS: Final = (list, tuple, dict, set, frozenset, deque)
 
 
-class Held(NamedTuple):
+class ContainedValue(NamedTuple):
     """A value in a plain container: its path, the value, and the type of the outer container."""
 
     path: str
@@ -18,7 +18,7 @@ class Held(NamedTuple):
     container: type
 
 
-def find_in(key: str, container: Any, kinds: tuple[type, ...]) -> Iterator[Held]:
+def find_in(key: str, container: Any, kinds: tuple[type, ...]) -> Iterator[ContainedValue]:
     """Yield the values of some types in a container, and in the containers inside it."""
     stack, visited = [(key, container)], set[int]()
     while stack:
@@ -28,12 +28,12 @@ def find_in(key: str, container: Any, kinds: tuple[type, ...]) -> Iterator[Held]
         visited.add(id(inner))
         for index, value in inner.items() if isinstance(inner, dict) else enumerate(inner):
             if isinstance(value, kinds):
-                yield Held(f"{path}[{index!r}]", value, type(container))
+                yield ContainedValue(f"{path}[{index!r}]", value, type(container))
             elif isinstance(value, CONTAINERS):
                 stack.append((f"{path}[{index!r}]", value))
 
 
-def refusal(owner: str, item: Held, module: str | None) -> TypeError:
+def plain_container_error(owner: str, item: ContainedValue, module: str | None) -> TypeError:
     """Return the error for a value in a plain container, which a module does not register.
 
     `module` is the title of the value if it is a module.

@@ -61,7 +61,7 @@ def load(
     if shapes:
         raise errors.ShapeError(f"{where}: {'; '.join(shapes)}")
     for parameter in present.values():
-        if parameter.made:
+        if parameter.has_variable:
             parameter.variable.cell.expect_nobody()
     for key, parameter in present.items():
         parameter.assign(detached(state[key]))

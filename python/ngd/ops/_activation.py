@@ -285,7 +285,7 @@ class Gelu(Activation):
         (x,) = node.inputs
         if node.attrs["approximate"] == "tanh":
             # Beyond the bound the slope of tanh is 0, and the square of x may overflow.
-            bounded = clipped(x, TANH_SATURATES)
+            bounded = limit_magnitude(x, TANH_SATURATES)
             t = tanh(_tanh_operand(bounded))
             slope = math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * square(bounded))
             return (dy * (0.5 * (1 + t) + 0.5 * bounded * ((1 - t * t) * slope)),)
@@ -317,7 +317,7 @@ def split_added(operands: Sequence[Any], posts: Sequence[str]) -> tuple[Sequence
     return (operands[:-1], operands[-1]) if ADDED in posts else (operands, None)
 
 
-def dy_before(node: Node, dy: Node) -> tuple[Node, list[Node]]:
+def adjoint_before_post(node: Node, dy: Node) -> tuple[Node, list[Node]]:
     """Return the adjoint of a heavy op's result before its post-operations.
 
     The second value is a list with the adjoint of the added operand, or an empty list. The values
@@ -342,7 +342,7 @@ def dy_before(node: Node, dy: Node) -> tuple[Node, list[Node]]:
     return dy, added_adjoints
 
 
-def reference_behind(x: Array, posts: Sequence[str], added: Array | None = None) -> Array:
+def apply_post_operations(x: Array, posts: Sequence[str], added: Array | None = None) -> Array:
     """Apply these post-operations to x one after the other, in NumPy."""
     for name in posts:
         op, attrs = POSTS.get(name, (None, {}))
@@ -350,7 +350,7 @@ def reference_behind(x: Array, posts: Sequence[str], added: Array | None = None)
     return x
 
 
-def clipped(x: Node, bound: float) -> Node:
+def limit_magnitude(x: Node, bound: float) -> Node:
     """Return x, limited to [-bound, bound]."""
     return minimum(maximum(x, -bound), bound)
 

@@ -12,10 +12,10 @@ from ._activation import sigmoid, softplus
 from ._arithmetic import clip, minimum
 from ._casting import cast
 from ._compare import where
-from ._composite import widened
+from ._composite import as_compute_dtype
 from ._concatenation import split
 from ._creation import one_hot
-from ._operands import Value, as_axis, as_node, got
+from ._operands import Value, as_axis, as_node, describe_types
 from ._random_draws import gumbel
 from ._rearrangement import moveaxis
 from ._reductions import argmax
@@ -73,7 +73,7 @@ def glu(x: Value, axis: int = -1) -> Node:
             f"glu: expected an even extent of axis {axis}; got {node.type}. Choose another axis, "
             "or pad it."
         )
-    operand, dtype = widened("glu", node)
+    operand, dtype = as_compute_dtype("glu", node)
     first, second = split(operand, 2, along)
     return cast(first * sigmoid(second), dtype)
 
@@ -98,7 +98,7 @@ def mish(x: Value) -> Node:
         >>> ngd.function(ops.mish)(np.array([-1.0, 0.0, 1.0]))
         array([-0.3034,  0.    ,  0.8651])
     """
-    operand, dtype = widened("mish", x)
+    operand, dtype = as_compute_dtype("mish", x)
     return cast(operand * tanh(softplus(operand)), dtype)
 
 
@@ -138,7 +138,8 @@ def prelu(x: Value, weight: Value) -> Node:
         channels = 1 if node.ndim > 1 else 0
         if slope.ndim != 1 or not node.ndim or slope.shape[0] != node.shape[channels]:
             raise ShapeError(
-                f"prelu: expected one weight, or one per channel; got {got(node.type, slope.type)}"
+                "prelu: expected one weight, or one per channel; got "
+                f"{describe_types(node.type, slope.type)}"
             )
         slope = reshape(slope, [-1 if a == channels else 1 for a in range(node.ndim)])
     return where(node > 0, node, slope * node)
@@ -164,7 +165,7 @@ def selu(x: Value) -> Node:
         >>> ngd.function(ops.selu)(np.array([-1.0, 0.0, 1.0]))
         array([-1.1113,  0.    ,  1.0507])
     """
-    operand, dtype = widened("selu", x)
+    operand, dtype = as_compute_dtype("selu", x)
     negative = SELU_ALPHA * expm1(minimum(operand, 0))
     return cast(SELU_SCALE * where(operand > 0, operand, negative), dtype)
 
@@ -185,7 +186,7 @@ def softsign(x: Value) -> Node:
         >>> ngd.function(ops.softsign)(np.array([-1.0, 0.0, 3.0]))
         array([-0.5 ,  0.  ,  0.75])
     """
-    operand, dtype = widened("softsign", x)
+    operand, dtype = as_compute_dtype("softsign", x)
     size = where(operand < 0, -operand, operand)  # at 0 its gradient is 1, and that of abs is 0
     return cast(operand / (1 + size), dtype)
 
@@ -206,7 +207,7 @@ def logsigmoid(x: Value) -> Node:
         >>> ngd.function(ops.logsigmoid)(np.array([-1000.0, 0.0]))
         array([-1000.    ,    -0.6931])
     """
-    operand, dtype = widened("logsigmoid", x)
+    operand, dtype = as_compute_dtype("logsigmoid", x)
     return cast(-softplus(-operand), dtype)
 
 
@@ -297,7 +298,7 @@ def gumbel_softmax(
     """
     if not tau > 0:
         raise ValueError(f"gumbel_softmax: expected tau > 0; got {tau}")
-    operand, dtype = widened("gumbel_softmax", logits)
+    operand, dtype = as_compute_dtype("gumbel_softmax", logits)
     along = as_axis("gumbel_softmax", axis, operand.ndim, operand.type)
     noise = gumbel(operand.shape, operand.dtype, seed=seed, offset=offset)
     soft = softmax((operand + noise) * (1 / tau), along)

@@ -22,12 +22,12 @@ from ._operands import (
     as_node,
     broadcast_shapes,
     check_indices,
+    describe_types,
     expect_dtype,
-    got,
     narrow,
     widen,
 )
-from ._shape import broadcast_to, moved
+from ._shape import broadcast_to, transpose_cheaply
 
 __all__ = ["take_along_axis"]
 
@@ -42,7 +42,7 @@ def _expect(where: str, x: Type, indices: Type, axis: int) -> None:
     if not same_rank or _with_extent(x.shape, axis, 0) != _with_extent(indices.shape, axis, 0):
         raise ShapeError(
             f"{where}: expected indices of the tensor's shape but for axis {axis}; got "
-            f"{got(x, indices)}. Reshape or broadcast the indices."
+            f"{describe_types(x, indices)}. Reshape or broadcast the indices."
         )
 
 
@@ -101,7 +101,7 @@ class TakeAlongAxis(Op):
     def __call__(self, x: Value, indices: Value, axis: int) -> Node:
         x, chosen = as_node(x, where=self.name), as_indices(indices, self.name)
         if x.ndim != chosen.ndim:
-            types = got(x.type, chosen.type)
+            types = describe_types(x.type, chosen.type)
             raise ShapeError(
                 f"{self.name}: expected as many axes in both; got {types}. Reshape the indices."
             )
@@ -158,14 +158,15 @@ class AddAlongAxis(Op):
         _expect(self.name, updates, indices, axis)
         if updates.shape != indices.shape:
             raise ShapeError(
-                f"{self.name}: expected an index an update; got {got(updates, indices)}. Reshape "
+                f"{self.name}: expected an index an update; got "
+                f"{describe_types(updates, indices)}. Reshape "
                 "the indices to the shape of the updates."
             )
         return Type(updates.dtype, _with_extent(updates.shape, axis, size))
 
     def move_transpose(self, node: Node, axes: Shape) -> Node | None:
         attrs = {**node.attrs, "axis": axes[node.attrs["axis"]]}
-        return moved(self.node([i.inputs[0] for i in node.inputs], attrs), axes)
+        return transpose_cheaply(self.node([i.inputs[0] for i in node.inputs], attrs), axes)
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         return take_along_axis(dy, node.inputs[1], node.attrs["axis"]), None

@@ -307,7 +307,7 @@ class Minimum(Binary):
 minimum: Final[Minimum] = register(Minimum())
 
 
-def ends_of(dtype: DType) -> tuple[float, float]:
+def dtype_limits(dtype: DType) -> tuple[float, float]:
     """Return the smallest and the largest value of a dtype, infinities included."""
     if is_float(dtype):
         return -math.inf, math.inf
@@ -346,7 +346,7 @@ class Clip(Binary):
     def __call__(self, x: Value, min: Value | None = None, max: Value | None = None) -> Node:
         given_bounds = [bound for bound in (min, max) if bound is not None]
         node, *bounds = align(self.name, as_node(x, where=self.name), *given_bounds)
-        lowest, largest = (constant_node(end, node.dtype) for end in ends_of(node.dtype))
+        lowest, largest = (constant_node(end, node.dtype) for end in dtype_limits(node.dtype))
         low = lowest if min is None else bounds[0]
         return self.node((node, low, largest if max is None else bounds[-1]))
 

@@ -26,7 +26,15 @@ from ._compare import logical_and, not_equal, where
 from ._creation import zeros
 from ._elementwise import align
 from ._matmul import matmul
-from ._operands import HALVES, Value, as_node, broadcast_shapes, expect_dtype, float_of, got
+from ._operands import (
+    FLOATS_16_BIT,
+    Value,
+    as_node,
+    broadcast_shapes,
+    describe_types,
+    expect_dtype,
+    float_of,
+)
 from ._rearrangement import swapaxes, tri
 from ._reductions import any, max, sum
 from ._shape import expand_dims, reshape
@@ -54,16 +62,16 @@ def _scores_shape(where_: str, q: Type, k: Type, v: Type) -> Shape:
     if not fits or q.shape[:-3] != k.shape[:-3]:
         raise ShapeError(
             f"{where_}: expected [..., heads, L, E], [..., h, S, E] and [..., h, S, V]; got "
-            f"{got(q, k, v)}. Transpose or reshape them."
+            f"{describe_types(q, k, v)}. Transpose or reshape them."
         )
     heads, h = q.shape[-3], k.shape[-3]
     if h < 1 or heads % h:
         raise ShapeError(
-            f"{where_}: expected heads that those of the keys divide; got {got(q, k, v)}. Choose a "
-            "number of key heads that divides them."
+            f"{where_}: expected heads that those of the keys divide; got "
+            f"{describe_types(q, k, v)}. Choose a number of key heads that divides them."
         )
     if not k.shape[-2]:
-        raise ShapeError(f"{where_}: expected at least one key; got {got(q, k, v)}")
+        raise ShapeError(f"{where_}: expected at least one key; got {describe_types(q, k, v)}")
     return (*q.shape[:-1], k.shape[-2])
 
 
@@ -307,7 +315,7 @@ class AttendGrad(Op):
         if (y, logsum) != results or (dy, dlogsum) != results:
             raise ShapeError(
                 f"{self.name}: expected results of attend and their adjoints; "
-                f"got {got(y, logsum, dy, dlogsum)}"
+                f"got {describe_types(y, logsum, dy, dlogsum)}"
             )
         return q, k, v
 
@@ -467,7 +475,7 @@ def attention(
             f"{where_}: expected elements along the last axis, or a scale; got {q.type}"
         )
     factor = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
-    operands = [cast(x, float32) if x.dtype in HALVES else x for x in (q, k, v)]
+    operands = [cast(x, float32) if x.dtype in FLOATS_16_BIT else x for x in (q, k, v)]
     if q.ndim == k.ndim == v.ndim == 2:
         operands = [expand_dims(x, 0) for x in operands]
     scores = _scores_shape(where_, *(x.type for x in operands))

@@ -13,7 +13,7 @@ from ..graph.node import Node, Op
 from ..graph.registry import register
 from ..graph.samples import Operand, Sample
 from ..graph.traits import Kernel
-from ._operands import HALVES, Value, as_node, scalar, unchanged, weak_value, widen
+from ._operands import FLOATS_16_BIT, Value, as_node, scalar, unchanged_operand, weak_value, widen
 
 __all__ = ["cast"]
 
@@ -62,7 +62,7 @@ class Cast(Op):
         return Type(dtype, x.shape)
 
     def simplify(self, node: Node) -> Node | None:
-        return unchanged(node)
+        return unchanged_operand(node)
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         (x,) = node.inputs
@@ -80,7 +80,7 @@ class Cast(Op):
             return np.where(
                 is_inside, converted, np.where(np.isnan(truncated), dtype.type(0), outside)
             )
-        return (x.astype(float32) if dtype in HALVES else x).astype(dtype)
+        return (x.astype(float32) if dtype in FLOATS_16_BIT else x).astype(dtype)
 
     def samples(self) -> Iterable[Sample]:
         for dtype in ALL:

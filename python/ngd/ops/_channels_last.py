@@ -18,10 +18,10 @@ from ..graph.node import Node, Op
 from ..graph.registry import register
 from ..graph.samples import Operand, Sample
 from ..graph.traits import Layout, Numerics
-from ._convolution import biased, conv, conv_data_grad, conv_weight_grad
+from ._convolution import conv, conv_data_grad, conv_weight_grad, with_channel_bias
 from ._operands import expect_dtype
-from ._shape import moved, transpose
-from ._windows import first, last, ordered
+from ._shape import transpose, transpose_cheaply
+from ._windows import channels_first_order, channels_last_order, permute_shape
 
 NAME: Final = "channels last"
 """The name of the layout."""
@@ -29,7 +29,7 @@ NAME: Final = "channels last"
 
 def channels_first(x: Node) -> Node:
     """Transpose data to [N, C, spatial...], which the op of _convolution.py takes."""
-    return transpose(x, first(x.ndim))
+    return transpose(x, channels_first_order(x.ndim))
 
 
 class ChannelsLast(Op):
@@ -52,34 +52,51 @@ class ChannelsLast(Op):
     def infer(self, *inputs: Type, **attrs: Any) -> Type:
         expect_dtype(self.name, inputs[:2], self.dtypes)
         types = self.map_data(
-            inputs, lambda x: Type(x.dtype, ordered(x.shape, first(len(x.shape))))
+            inputs,
+            lambda x: Type(x.dtype, permute_shape(x.shape, channels_first_order(len(x.shape)))),
         )
         result: Any = self.row_major_op.infer(*types, **attrs)
         if not self.is_data_result:
             return Type(result.dtype, result.shape)
-        return Type(result.dtype, ordered(result.shape, last(len(result.shape))))
+        return Type(
+            result.dtype, permute_shape(result.shape, channels_last_order(len(result.shape)))
+        )
 
     def expand(self, *inputs: Node, **attrs: Any) -> Node:
         result = self.row_major_op.node(self.map_data(inputs, channels_first), attrs)
-        return transpose(result, last(result.ndim)) if self.is_data_result else result
+        return (
+            transpose(result, channels_last_order(result.ndim)) if self.is_data_result else result
+        )
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         row_major = self.row_major_op.node(self.map_data(node.inputs, channels_first), node.attrs)
-        dy = transpose(dy, first(dy.ndim)) if self.is_data_result else dy
+        dy = transpose(dy, channels_first_order(dy.ndim)) if self.is_data_result else dy
         adjoints = self.row_major_op.grad(row_major, dy)
-        return self.map_data(adjoints, lambda g: None if g is None else transpose(g, last(g.ndim)))
+        return self.map_data(
+            adjoints, lambda g: None if g is None else transpose(g, channels_last_order(g.ndim))
+        )
 
     def replace_row_major(self, node: Node) -> Node | None:
         if node.inputs[0].ndim < 4:
             return None
-        operands = self.map_data(node.inputs, lambda x: moved(x, last(x.ndim)))
+        operands = self.map_data(
+            node.inputs, lambda x: transpose_cheaply(x, channels_last_order(x.ndim))
+        )
         result = self.node(operands, node.attrs)
-        return moved(result, first(result.ndim)) if self.is_data_result else result
+        return (
+            transpose_cheaply(result, channels_first_order(result.ndim))
+            if self.is_data_result
+            else result
+        )
 
     def reference(self, *inputs: Array, **attrs: Any) -> Array:
-        arrays = self.map_data(inputs, lambda x: np.transpose(x, first(x.ndim)))
+        arrays = self.map_data(inputs, lambda x: np.transpose(x, channels_first_order(x.ndim)))
         result: Any = self.row_major_op.reference(*arrays, **attrs)
-        return np.transpose(result, last(result.ndim)) if self.is_data_result else result
+        return (
+            np.transpose(result, channels_last_order(result.ndim))
+            if self.is_data_result
+            else result
+        )
 
     def lower(self, **attrs: Any) -> tuple[str, dict[str, Any]]:
         name, lowered = self.row_major_op.lower(**attrs)
@@ -92,7 +109,8 @@ class ChannelsLast(Op):
     def samples(self) -> Iterable[Sample]:
         for sample in self.row_major_op.samples():
             operands = self.map_data(
-                sample.operands, lambda x: Operand(ordered(x.shape, last(len(x.shape))), -1, 1)
+                sample.operands,
+                lambda x: Operand(permute_shape(x.shape, channels_last_order(len(x.shape))), -1, 1),
             )
             yield Sample(tuple(operands), sample.attrs)
 
@@ -110,7 +128,7 @@ class ConvChannelsLast(ChannelsLast):
     data = (0,)
 
     def with_bias(self, node: Node, bias: Node) -> Node | None:
-        return biased(node, bias, -1)
+        return with_channel_bias(node, bias, -1)
 
 
 class ConvDataGradChannelsLast(ChannelsLast):

@@ -16,7 +16,7 @@ from ..graph.samples import Operand, Sample
 from ..graph.traits import Numerics
 from ._casting import cast
 from ._elementwise import Binary, Elementwise, Unary, align
-from ._operands import Value, as_node, broadcast_shapes, expect_dtype, got
+from ._operands import Value, as_node, broadcast_shapes, describe_types, expect_dtype
 
 __all__ = [
     "bitwise_and",
@@ -437,8 +437,8 @@ class Where(Elementwise):
         condition, *choices = inputs
         if condition.dtype != bool_:
             raise DTypeError(
-                f"where: expected a bool condition; got {got(*inputs)}. Compare first: condition "
-                "!= 0."
+                f"where: expected a bool condition; got {describe_types(*inputs)}. Compare first: "
+                "condition != 0."
             )
         dtype = expect_dtype(self.name, tuple(choices), self.dtypes)
         return Type(dtype, broadcast_shapes(self.name, *(t.shape for t in inputs)))

@@ -17,7 +17,7 @@ from ._operands import Value, as_node, compute_dtype, float_of
 Ranges = tuple[tuple[float, float], ...]
 """An interval for each operand, from which samples are drawn."""
 
-FEW: Final = (3, 4)
+FURTHER_SHAPE: Final = (3, 4)
 """The shape of the samples from the `further` intervals."""
 
 
@@ -34,7 +34,7 @@ class CompositeUnary(Unary):
             low, high = self.domain[0]
             yield Sample((Operand(shape, low, high, away_from_zero=self.kink_at_zero),))
         for low, high in self.further:
-            yield Sample((Operand(FEW, low, high),))
+            yield Sample((Operand(FURTHER_SHAPE, low, high),))
 
 
 class CompositeBinary(Binary):
@@ -53,7 +53,7 @@ class CompositeBinary(Binary):
         for shapes in BINARY_SHAPES:
             yield Sample(tuple(self._operand(shape, i) for i, shape in enumerate(shapes)))
         for ranges in self.further:
-            yield Sample(tuple(Operand(FEW, low, high) for low, high in ranges))
+            yield Sample(tuple(Operand(FURTHER_SHAPE, low, high) for low, high in ranges))
 
     def _operand(self, shape: tuple[int, ...], operand: int) -> Operand:
         low, high = self.domain[operand]
@@ -69,7 +69,7 @@ def polynomial(x: Node, coefficients: Sequence[float]) -> Node:
     return result
 
 
-def widened(where: str, x: Value) -> tuple[Node, DType]:
+def as_compute_dtype(where: str, x: Value) -> tuple[Node, DType]:
     """Return x as a node of the dtype to compute in, and the dtype of the result.
 
     Integers become floats. 16-bit floats are computed in float32.

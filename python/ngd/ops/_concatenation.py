@@ -19,8 +19,8 @@ from ..graph.samples import Operand, Sample
 from ..graph.traits import Kernel
 from ._creation import zeros
 from ._elementwise import align
-from ._operands import Value, as_axis, as_node, expect_dtype, got
-from ._shape import expand_dims, moved
+from ._operands import Value, as_axis, as_node, describe_types, expect_dtype
+from ._shape import expand_dims, transpose_cheaply
 from ._slicing import slice
 
 __all__ = ["concat", "split", "stack"]
@@ -78,8 +78,8 @@ class Concat(Op):
         others = {(*t.shape[:axis], *t.shape[axis + 1 :]) for t in inputs}
         if len(others) != 1 or len({len(t.shape) for t in inputs}) != 1:
             raise ShapeError(
-                f"concat: expected shapes that differ only along axis {axis}; got {got(*inputs)}. "
-                "Reshape or pad one."
+                f"concat: expected shapes that differ only along axis {axis}; got "
+                f"{describe_types(*inputs)}. Reshape or pad one."
             )
         shape = list(inputs[0].shape)
         shape[axis] = builtins.sum(t.shape[axis] for t in inputs)
@@ -87,7 +87,7 @@ class Concat(Op):
 
     def move_transpose(self, node: Node, axes: Shape) -> Node | None:
         joined = self.node([x.inputs[0] for x in node.inputs], {"axis": axes[node.attrs["axis"]]})
-        return moved(joined, axes)
+        return transpose_cheaply(joined, axes)
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         axis = node.attrs["axis"]
@@ -222,6 +222,6 @@ def stack(values: Sequence[Value], axis: int = 0) -> Node:
     """
     nodes = align("stack", *expect_list("stack", values))
     if len({n.shape for n in nodes}) != 1:
-        types = got(*(n.type for n in nodes))
+        types = describe_types(*(n.type for n in nodes))
         raise ShapeError(f"stack: expected tensors of one shape; got {types}. Reshape or pad them.")
     return concat([expand_dims(n, axis) for n in nodes], axis)

@@ -27,7 +27,7 @@ from ..graph.registry import public
 from ._casting import cast
 from ._elementwise import align
 from ._matmul import matmul
-from ._operands import HALVES, Value, got
+from ._operands import FLOATS_16_BIT, Value, describe_types
 from ._reductions import sum
 from ._shape import reshape, transpose
 
@@ -84,7 +84,7 @@ def einsum(equation: str, *operands: Value) -> Node:  # long because each argume
         for i, term in enumerate(terms)
         for label in term
     )
-    if dtype in HALVES and not is_one_matmul:
+    if dtype in FLOATS_16_BIT and not is_one_matmul:
         nodes = [cast(n, float32) for n in nodes]
     pending = [
         _simplify_term(equation, term, node, extents)
@@ -154,7 +154,7 @@ def _extents(equation: str, terms: Sequence[str], nodes: Sequence[Node]) -> dict
             if extents.setdefault(label, n) == 1:
                 extents[label] = n
             if n not in (1, extents[label]):
-                types = got(*(node.type for node in nodes))
+                types = describe_types(*(node.type for node in nodes))
                 raise ShapeError(
                     f"einsum: expected one extent for {label!r} in {equation!r}; got {types}. "
                     "Transpose one."

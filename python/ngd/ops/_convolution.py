@@ -23,24 +23,24 @@ from ..graph.node import Node, Op
 from ..graph.registry import public, register
 from ..graph.samples import Operand, Sample
 from ..graph.traits import Fusion, Numerics
-from ._activation import POSTS, dy_before, reference_behind
+from ._activation import POSTS, adjoint_before_post, apply_post_operations
 from ._elementwise import align
-from ._operands import Value, got, narrow, product_dtype, widen
+from ._operands import Value, describe_types, narrow, product_dtype, widen
 from ._reductions import sum
 from ._shape import reshape
 from ._windows import (
     Padding,
     PerAxis,
-    at,
+    elements_at_offset,
     offsets,
-    padded,
+    pad_spatial,
     paddings,
     per_axis,
-    reach,
     sides,
     spatial_axes,
-    under,
+    spatial_index,
     window_counts,
+    window_extent,
 )
 
 __all__ = ["conv", "conv_transpose"]
@@ -52,8 +52,8 @@ def _expect(where: str, x: Type, w: Type, groups: int) -> None:
     if not _is_weight(w, axes, groups) or w.shape[1] * groups != x.shape[1]:
         raise ShapeError(
             f"{where}: expected data [N, C, {axes} axes] and weights [O, C / {groups}, {axes} "
-            f"axes], O a multiple of groups={groups}; got {got(x, w)}. Transpose the weights, or "
-            "change groups."
+            f"axes], O a multiple of groups={groups}; got {describe_types(x, w)}. Transpose the "
+            "weights, or change groups."
         )
 
 
@@ -236,11 +236,11 @@ class Conv(ConvolutionOp):
         return Type(dtype, (x.shape[0], w.shape[0], *counts))
 
     def with_bias(self, node: Node, bias: Node) -> Node | None:
-        return biased(node, bias, 1)
+        return with_channel_bias(node, bias, 1)
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         x, w, *bias = node.inputs
-        dy, _ = dy_before(node, dy)
+        dy, _ = adjoint_before_post(node, dy)
         return (
             conv_data_grad(dy, w, x, node.attrs),
             conv_weight_grad(x, dy, w, node.attrs),
@@ -250,16 +250,16 @@ class Conv(ConvolutionOp):
     def reference(self, x: Array, w: Array, *bias: Array, **attrs: Any) -> Array:
         shape = self.infer(Type(x.dtype, x.shape), Type(w.dtype, w.shape), **attrs).shape
         strides, dilations, groups = attrs["strides"], attrs["dilations"], attrs["groups"]
-        data, weights = padded(widen(x), attrs["padding"]), widen(w)
+        data, weights = pad_spatial(widen(x), attrs["padding"]), widen(w)
         total = np.zeros(shape, data.dtype)
         for offset in offsets(w.shape[2:]):
-            read = data[under(offset, shape[2:], strides, dilations)]
-            taps = weights[at(offset)]
+            read = data[elements_at_offset(offset, shape[2:], strides, dilations)]
+            taps = weights[spatial_index(offset)]
             product = np.matmul(_split_channels(taps, groups, 0), _split_channels(read, groups, 1))
             total += product.reshape(shape)
         for addend in bias:
             total += widen(addend).reshape(-1, *(1,) * (len(shape) - 2))
-        total = reference_behind(total, attrs.get("post", ()))
+        total = apply_post_operations(total, attrs.get("post", ()))
         return narrow(total, attrs.get("dtype") or x.dtype)
 
     def sample(self, x: Shape, w: Shape, y: Shape, attrs: dict[str, Any]) -> Sample:
@@ -269,7 +269,7 @@ class Conv(ConvolutionOp):
 conv: Final[Conv] = register(Conv())
 
 
-def biased(node: Node, bias: Node, channels: int) -> Node | None:
+def with_channel_bias(node: Node, bias: Node, channels: int) -> Node | None:
     """Return a convolution node with a bias added, or None if it cannot add this bias.
 
     `channels` is the axis of the channels in the result. The bias must have one element per
@@ -315,7 +315,8 @@ class ConvDataGrad(ConvolutionOp):
         x = Type(dtype, (*dy.shape[:1], channels, *spatial))
         if conv.infer(Type(dy.dtype, x.shape), w, groups=groups, **attrs) != dy:
             raise ShapeError(
-                f"{self.name}: expected what weights make of data {x}; got {got(dy, w)}, {attrs}"
+                f"{self.name}: expected what weights make of data {x}; got "
+                f"{describe_types(dy, w)}, {attrs}"
             )
         return x
 
@@ -334,12 +335,12 @@ class ConvDataGrad(ConvolutionOp):
         adjoint, weights = widen(dy), widen(w)
         total = np.zeros((*shape[:2], *padded_extents), adjoint.dtype)
         for offset in offsets(w.shape[2:]):
-            taps = _split_channels(weights[at(offset)], groups, 0)
+            taps = _split_channels(weights[spatial_index(offset)], groups, 0)
             product = np.matmul(np.swapaxes(taps, 1, 2), _split_channels(adjoint, groups, 1))
-            read = under(offset, dy.shape[2:], strides, dilations)
+            read = elements_at_offset(offset, dy.shape[2:], strides, dilations)
             total[read] += product.reshape(*shape[:2], *dy.shape[2:])
         unpadded = [slice(b, b + n) for n, (b, _) in zip(shape[2:], margins, strict=True)]
-        return narrow(total[at(unpadded)], attrs.get("dtype") or dy.dtype)
+        return narrow(total[spatial_index(unpadded)], attrs.get("dtype") or dy.dtype)
 
     def sample(self, x: Shape, w: Shape, y: Shape, attrs: dict[str, Any]) -> Sample:
         return Sample((Operand(y, -1, 1), Operand(w, -1, 1)), {**attrs, "spatial": x[2:]})
@@ -377,7 +378,8 @@ class ConvWeightGrad(ConvolutionOp):
         w = Type(dtype, (*dy.shape[1:2], x.shape[1] // max(groups, 1), *kernel))
         if conv.infer(x, Type(x.dtype, w.shape), groups=groups, **attrs) != dy:
             raise ShapeError(
-                f"{self.name}: expected what weights {w} make of data; got {got(x, dy)}, {attrs}"
+                f"{self.name}: expected what weights {w} make of data; got "
+                f"{describe_types(x, dy)}, {attrs}"
             )
         return w
 
@@ -388,12 +390,17 @@ class ConvWeightGrad(ConvolutionOp):
     def reference(self, x: Array, dy: Array, **attrs: Any) -> Array:
         shape = self.infer(Type(x.dtype, x.shape), Type(dy.dtype, dy.shape), **attrs).shape
         strides, dilations, groups = attrs["strides"], attrs["dilations"], attrs["groups"]
-        data, adjoint = padded(widen(x), attrs["padding"]), _split_channels(widen(dy), groups, 1)
+        data, adjoint = (
+            pad_spatial(widen(x), attrs["padding"]),
+            _split_channels(widen(dy), groups, 1),
+        )
         total = np.zeros(shape, data.dtype)
         for offset in offsets(shape[2:]):
-            read = _split_channels(data[under(offset, dy.shape[2:], strides, dilations)], groups, 1)
+            read = _split_channels(
+                data[elements_at_offset(offset, dy.shape[2:], strides, dilations)], groups, 1
+            )
             product = np.sum(np.matmul(adjoint, np.swapaxes(read, 2, 3)), axis=0)
-            total[at(offset)] = product.reshape(shape[:2])
+            total[spatial_index(offset)] = product.reshape(shape[:2])
         return narrow(total, attrs.get("dtype") or x.dtype)
 
     def sample(self, x: Shape, w: Shape, y: Shape, attrs: dict[str, Any]) -> Sample:
@@ -471,8 +478,8 @@ def conv_transpose(
     if not _is_weight(weight.type, axes, groups) or weight.shape[0] != x.shape[1]:
         raise ShapeError(
             f"{where}: expected data [N, C, {axes} axes] and weights [C, O / {groups}, {axes} "
-            f"axes], C a multiple of groups={groups}; got {got(x.type, weight.type)}. Transpose "
-            "the weights, or change groups."
+            f"axes], C a multiple of groups={groups}; got {describe_types(x.type, weight.type)}. "
+            "Transpose the weights, or change groups."
         )
     if padding == "same":
         raise ValueError(
@@ -487,7 +494,7 @@ def conv_transpose(
         )
     zeros = paddings(where, padding, x.shape[2:], kernel, strides, dilations)
     spatial = tuple(
-        (n - 1) * stride - before - after + reach(k, dilation) + m
+        (n - 1) * stride - before - after + window_extent(k, dilation) + m
         for n, stride, (before, after), k, dilation, m in zip(
             x.shape[2:], strides, sides(zeros), kernel, dilations, extra, strict=True
         )

@@ -20,14 +20,14 @@ from ._along_axis import take_along_axis
 from ._arithmetic import clip, maximum
 from ._casting import cast
 from ._compare import logical_and, not_equal, where
-from ._composite import widened
+from ._composite import as_compute_dtype
 from ._concatenation import concat, stack
 from ._creation import arange, full
 from ._exponentials import logaddexp
 from ._gathering import as_indices
-from ._operands import Value, as_node, got
+from ._operands import Value, as_node, describe_types
 from ._shape import broadcast_to, reshape
-from ._softmax import LOSS_REDUCTIONS, check_reduction, class_weights, reduced
+from ._softmax import LOSS_REDUCTIONS, check_reduction, class_weights, reduce_loss
 from .control.loops import scan
 
 __all__ = ["ctc_loss"]
@@ -76,7 +76,7 @@ def expect_batch(x: Node, labels: Node, steps: Node, counts: Node, blank: int) -
     """Raise unless the operands of ctc_loss have shapes that fit, and `blank` is a class."""
     n = x.shape[1] if x.ndim == 3 else -1
     if labels.ndim != 2 or labels.shape[0] != n or not steps.shape == counts.shape == (n,):
-        types = got(x.type, labels.type, steps.type, counts.type)
+        types = describe_types(x.type, labels.type, steps.type, counts.type)
         raise ShapeError(
             "ctc_loss: expected log probabilities [T, N, C], targets [N, S], and lengths [N] and "
             f"[N]; got {types}. Transpose or reshape them."
@@ -155,10 +155,10 @@ def ctc_loss(
         as_indices(v, "ctc_loss") for v in (targets, input_lengths, target_lengths)
     )
     expect_batch(x, labels, steps, counts, blank)
-    log_probs, dtype = widened("ctc_loss", x)
+    log_probs, dtype = as_compute_dtype("ctc_loss", x)
     total = log_likelihood(log_probs, labels, steps, counts, blank)
     is_possible = total > IMPOSSIBLE / 2
     loss = where(is_possible, -total, 0.0 if zero_infinity else math.inf)
     if reduction == "mean":
         loss = loss / cast(maximum(counts, 1), loss.dtype)
-    return reduced(loss, reduction, dtype)
+    return reduce_loss(loss, reduction, dtype)

@@ -13,9 +13,9 @@ from ..dtypes import FLOATS, Array, Type, float32, float64, int64, uint64
 from ..graph.node import Node, Op
 from ..graph.registry import public, register
 from ..graph.samples import Operand, Sample
-from ._arithmetic import ends_of, maximum, minimum, multiply
+from ._arithmetic import dtype_limits, maximum, minimum, multiply
 from ._casting import cast
-from ._composite import widened
+from ._composite import as_compute_dtype
 from ._concatenation import concat
 from ._creation import full
 from ._exponentials import logaddexp
@@ -161,7 +161,7 @@ def cummax(x: Value, axis: int | None = None) -> Node:
         array([1, 3, 3, 5])
     """
     node = as_node(x, where="cummax")
-    return _accumulate("cummax", node, axis, maximum, ends_of(node.dtype)[0])
+    return _accumulate("cummax", node, axis, maximum, dtype_limits(node.dtype)[0])
 
 
 @public
@@ -185,7 +185,7 @@ def cummin(x: Value, axis: int | None = None) -> Node:
         array([4, 3, 3, 1])
     """
     node = as_node(x, where="cummin")
-    return _accumulate("cummin", node, axis, minimum, ends_of(node.dtype)[1])
+    return _accumulate("cummin", node, axis, minimum, dtype_limits(node.dtype)[1])
 
 
 @public
@@ -206,5 +206,5 @@ def logcumsumexp(x: Value, axis: int | None = None) -> Node:
         >>> ngd.function(ops.logcumsumexp)(np.array([0.0, 0.0, 1000.0]))
         array([   0.    ,    0.6931, 1000.    ])
     """
-    operand, dtype = widened("logcumsumexp", x)
+    operand, dtype = as_compute_dtype("logcumsumexp", x)
     return cast(_accumulate("logcumsumexp", operand, axis, logaddexp, -math.inf), dtype)

@@ -11,7 +11,7 @@ from ..graph.node import Node, Op
 from ..graph.registry import register
 from ..graph.samples import Operand, Sample
 from ..graph.traits import Kernel
-from ._operands import unchanged
+from ._operands import unchanged_operand
 
 
 class After(Op):
@@ -36,7 +36,7 @@ class After(Op):
         return inputs[0].uniform
 
     def simplify(self, node: Node) -> Node | None:
-        return unchanged(node) if len(node.inputs) == 1 else None
+        return unchanged_operand(node) if len(node.inputs) == 1 else None
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         return (dy, *(None for _ in node.inputs[1:]))

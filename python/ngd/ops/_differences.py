@@ -14,7 +14,7 @@ from ._compare import not_equal
 from ._concatenation import concat
 from ._convolution import conv
 from ._elementwise import align
-from ._operands import Value, as_axis, as_node, got
+from ._operands import Value, as_axis, as_node, describe_types
 from ._rearrangement import flip
 from ._reductions import sum
 from ._shape import reshape
@@ -232,8 +232,8 @@ def convolve(a: Value, v: Value, mode: str = "full") -> Node:
     x, y = align("convolve", a, v)
     if x.ndim != 1 or y.ndim != 1 or not x.shape[0] or not y.shape[0]:
         raise ShapeError(
-            f"convolve: expected two tensors of one axis; got {got(x.type, y.type)}. Reshape them, "
-            "or use ops.conv."
+            f"convolve: expected two tensors of one axis; got {describe_types(x.type, y.type)}. "
+            "Reshape them, or use ops.conv."
         )
     if not is_float(x.dtype):
         x, y = cast(x, float64), cast(y, float64)
@@ -272,7 +272,9 @@ def correlate(a: Value, v: Value, mode: str = "valid") -> Node:
     """
     x, y = (as_node(value, where="correlate") for value in (a, v))
     if x.ndim != 1 or y.ndim != 1 or not x.shape[0] or not y.shape[0]:
-        raise ShapeError(f"correlate: expected two tensors of one axis; got {got(x.type, y.type)}")
+        raise ShapeError(
+            f"correlate: expected two tensors of one axis; got {describe_types(x.type, y.type)}"
+        )
     if x.shape[0] < y.shape[0]:  # as NumPy: exchange the operands and reverse the result
         return flip(convolve(y, flip(x), mode))
     return convolve(x, flip(y), mode)

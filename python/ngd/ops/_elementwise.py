@@ -33,9 +33,9 @@ from ._operands import (
     Value,
     as_node,
     broadcast_shapes,
+    describe_types,
     expect_dtype,
     float_of,
-    got,
     is_weak,
     is_weak_node,
     narrow,
@@ -137,7 +137,7 @@ def align(where: str, *values: Value) -> list[Node]:
         return [v if isinstance(v, Node) else scalar(v, common, where) for v in values]
     operands = [v if is_weak(v) else as_node(v, where=where) for v in values]
     try:
-        dtype = promote(*(kind_of(v) if isinstance(v, Node) else v for v in operands))
+        dtype = promote(*(promotion_kind(v) if isinstance(v, Node) else v for v in operands))
     except DTypeError as error:
         raise DTypeError(f"{where}: {error}") from None
     nodes = [cast(v, dtype) if isinstance(v, Node) else scalar(v, dtype, where) for v in operands]
@@ -153,7 +153,7 @@ def note_promotion(where: str, operands: Sequence[Any], nodes: Sequence[Node]) -
     float64 that the user asked for by a cast.
     """
     strong_operands = [
-        v for v in operands if isinstance(v, Node) and not isinstance(kind_of(v), float)
+        v for v in operands if isinstance(v, Node) and not isinstance(promotion_kind(v), float)
     ]
     for before, after in zip(operands, nodes, strict=True):
         if (
@@ -167,13 +167,13 @@ def note_promotion(where: str, operands: Sequence[Any], nodes: Sequence[Node]) -
         wider = next(
             (v for v in strong_operands if v.dtype == float64 or not is_float(v.dtype)), before
         )
-        if not is_asked_for(wider):
-            types = got(*(v.type for v in operands if isinstance(v, Node)))
+        if not is_cast_by_user(wider):
+            types = describe_types(*(v.type for v in operands if isinstance(v, Node)))
             notes.add(after, notes.Promotion(where, types, advice(wider), after.site))
         return
 
 
-def is_asked_for(value: Node) -> bool:
+def is_cast_by_user(value: Node) -> bool:
     """Return True if a float64 value comes from the user's cast of a narrower float."""
     visited, stack = set[Node](), [value]
     while stack and len(visited) < MANY:
@@ -201,7 +201,7 @@ def advice(other: Node) -> str:
     return f'Cast the operand {other.type} (made at {other.site}): x.astype("float32").'
 
 
-def kind_of(node: Node) -> Any:
+def promotion_kind(node: Node) -> Any:
     """Return the dtype of a node for promotion, or a Python float if the node is weak."""
     return 0.0 if weak_value(node) is not None or is_weak_node(node) else node.dtype
 

@@ -15,7 +15,7 @@ from ..graph.registry import public, register
 from ._arithmetic import abs, maximum, minimum, round, square
 from ._casting import cast
 from ._compare import equal, logical_or, where
-from ._composite import CompositeBinary, CompositeUnary, widened
+from ._composite import CompositeBinary, CompositeUnary, as_compute_dtype
 from ._elementwise import align
 from ._operands import Value
 from ._transcendental import exp, log, log1p, power, sqrt
@@ -216,7 +216,7 @@ def logaddexp(a: Value, b: Value) -> Node:
 def _larger_and_distance(where_: str, a: Value, b: Value) -> tuple[Node, Node, DType]:
     """Return max(a, b) and abs(a - b), which is 0 for equal infinities, and the result's dtype."""
     operands = align(where_, a, b)
-    (first, dtype), (second, _) = (widened(where_, x) for x in operands)
+    (first, dtype), (second, _) = (as_compute_dtype(where_, x) for x in operands)
     same = equal(first, second)  # inf - inf is NaN
     distance = abs(where(same, 0, first) - where(same, 0, second))
     return maximum(first, second), distance, dtype

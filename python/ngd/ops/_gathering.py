@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..dtypes import ALL, INTEGERS, NUMBERS, Array, Type, int32, int64, lengths
+from ..dtypes import ALL, INTEGERS, NUMBERS, Array, Type, int32, int64, parse_shape
 from ..errors import DTypeError, ShapeError
 from ..graph.node import Node, Op
 from ..graph.registry import register
@@ -147,7 +147,9 @@ class ScatterAdd(Op):
         chosen = as_indices(indices, self.name)
         ndim = updates.ndim - chosen.ndim + 1
         along = as_axis(self.name, axis, ndim, updates.type)
-        return self.node((updates, chosen), {"axis": along, "size": lengths(size, self.name)[0]})
+        return self.node(
+            (updates, chosen), {"axis": along, "size": parse_shape(size, self.name)[0]}
+        )
 
     def infer(self, updates: Type, indices: Type, *, axis: int, size: int, **checked: Any) -> Type:
         expect_dtype(self.name, (updates,), self.dtypes)

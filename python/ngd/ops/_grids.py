@@ -13,9 +13,9 @@ from ._along_axis import take_along_axis
 from ._arithmetic import abs, clip, floor, round
 from ._casting import cast
 from ._compare import equal, logical_and, where
-from ._composite import widened
+from ._composite import as_compute_dtype
 from ._numeric import fmod
-from ._operands import Value, as_node, got
+from ._operands import Value, as_node, describe_types
 from ._shape import broadcast_to, reshape
 
 __all__ = ["grid_sample"]
@@ -79,7 +79,7 @@ def expect_images_and_grid(images: Node, points: Node) -> None:
     if not fits or images.shape[0] != points.shape[0] or 0 in images.shape[2:]:
         raise ShapeError(
             "grid_sample: expected images [N, C, H, W] and a grid [N, h, w, 2]; got "
-            f"{got(images.type, points.type)}. Transpose or reshape them."
+            f"{describe_types(images.type, points.type)}. Transpose or reshape them."
         )
 
 
@@ -131,7 +131,7 @@ def grid_sample(
     expect_one_of("padding_mode", padding_mode, PADDING_MODES)
     images, points = as_node(x, where="grid_sample"), as_node(grid, where="grid_sample")
     expect_images_and_grid(images, points)
-    images, dtype = widened("grid_sample", images)
+    images, dtype = as_compute_dtype("grid_sample", images)
     points = cast(points, images.dtype)
     column, row = (
         move_inside(

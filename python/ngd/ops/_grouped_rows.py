@@ -22,7 +22,7 @@ from ..graph.samples import Operand, Sample
 from ._elementwise import align
 from ._gathering import as_indices
 from ._matmul import swaps_last_two
-from ._operands import INDICES, Value, expect_dtype, got, narrow, widen
+from ._operands import INDICES, Value, describe_types, expect_dtype, narrow, widen
 
 __all__ = ["grouped_matmul"]
 
@@ -104,7 +104,8 @@ class GroupedMatMul(GroupedOp):
             read = " (read transposed)" if transpose_b else ""
             raise ShapeError(
                 f"{self.name}: expected x [rows, k], w [groups, k, n] and offsets [groups]; got "
-                f"{got(x, w, offsets)}{read}. Reshape them, or transpose w by ops.swapaxes."
+                f"{describe_types(x, w, offsets)}{read}. Reshape them, or transpose w by "
+                "ops.swapaxes."
             )
         return Type(dtype, (x.shape[0], w.shape[1 if transpose_b else 2]))
 
@@ -158,7 +159,7 @@ class GroupedWeightGrad(GroupedOp):
         if not fits or a.shape[0] != b.shape[0]:
             raise ShapeError(
                 f"{self.name}: expected a [rows, m], b [rows, n] and offsets [groups]; got "
-                f"{got(a, b, offsets)}. Reshape them."
+                f"{describe_types(a, b, offsets)}. Reshape them."
             )
         return Type(dtype, (offsets.shape[0], a.shape[1], b.shape[1]))
 

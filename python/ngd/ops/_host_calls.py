@@ -11,7 +11,7 @@ import numpy as np
 
 from .. import _core
 from ..comm import world
-from ..dtypes import Array, Type, as_dtype, int64, lengths, whole
+from ..dtypes import Array, Type, as_dtype, as_int, int64, parse_shape
 from ..graph import notes
 from ..graph.node import Node
 from ..trees import flatten
@@ -131,7 +131,7 @@ def print(x: Any, name: str = "", *, rank: int | None = None, first_only: bool =
     if not isinstance(first_only, bool):
         raise TypeError(f"print: first_only: expected True or False; got {first_only!r}")
     if rank is not None:
-        rank = whole(rank, "print", "rank")
+        rank = as_int(rank, "print", "rank")
     function = HostFunction(Printer(name, rank, first_only), (node.type,), PRINT_RESULT)
     notes.add(node, notes.Print(function))
     return after(node, _call_host([node], function))
@@ -180,7 +180,7 @@ def _as_type(leaf: Any) -> Type:
         )
     shape, dtype = leaf
     wanted = as_dtype(dtype, "call_host: types")
-    return Type(wanted, lengths(tuple(shape), "call_host: types", wanted.itemsize))
+    return Type(wanted, parse_shape(tuple(shape), "call_host: types", wanted.itemsize))
 
 
 __all__ = ["call_host", "print"]

@@ -19,7 +19,7 @@ from ._concatenation import concat
 from ._creation import eye
 from ._elementwise import align, zero_like
 from ._matmul import matmul
-from ._operands import Value, as_axis, as_node, got
+from ._operands import Value, as_axis, as_node, describe_types
 from ._rearrangement import moveaxis, pad
 from ._reductions import sum
 from ._shape import expand_dims, reshape, transpose
@@ -164,7 +164,7 @@ def _summed_axes(
     """Return the axes of each array over which tensordot sums."""
     if isinstance(axes, (int, np.integer)):
         if not 0 <= axes <= min(x.ndim, y.ndim):
-            types = got(x.type, y.type)
+            types = describe_types(x.type, y.type)
             raise ShapeError(
                 f"tensordot: expected axes in both; got {axes} for {types}. Give a number, or a "
                 "list of axes for each tensor."
@@ -209,8 +209,8 @@ def tensordot(a: Value, b: Value, axes: int | Sequence[int | Sequence[int]] = 2)
     first, second = _summed_axes(x, y, axes)
     if [x.shape[n] for n in first] != [y.shape[n] for n in second]:
         raise ShapeError(
-            f"tensordot: expected axes of equal extents; got {got(x.type, y.type)} with axes "
-            f"{first} and {second}. Choose other axes."
+            f"tensordot: expected axes of equal extents; got {describe_types(x.type, y.type)} with "
+            f"axes {first} and {second}. Choose other axes."
         )
     left = [n for n in range(x.ndim) if n not in first]
     right = [n for n in range(y.ndim) if n not in second]
@@ -247,8 +247,8 @@ def inner(a: Value, b: Value) -> Node:
         return multiply(a, b)
     if x.shape[-1] != y.shape[-1]:
         raise ShapeError(
-            f"inner: expected last axes of one extent; got {got(x.type, y.type)}. Transpose or "
-            "reshape one."
+            f"inner: expected last axes of one extent; got {describe_types(x.type, y.type)}. "
+            "Transpose or reshape one."
         )
     return tensordot(a, b, ((-1,), (-1,)))
 
@@ -276,7 +276,7 @@ def vdot(a: Value, b: Value) -> Node:
     """
     x, y = align("vdot", a, b)
     if x.type.count != y.type.count:
-        types = got(x.type, y.type)
+        types = describe_types(x.type, y.type)
         raise ShapeError(
             f"vdot: expected as many elements in both; got {types}. Reshape or slice one."
         )

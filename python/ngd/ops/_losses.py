@@ -11,10 +11,10 @@ from ..graph.registry import public
 from ._arithmetic import abs, maximum, minimum, square
 from ._casting import cast
 from ._compare import not_equal, where
-from ._composite import widened
+from ._composite import as_compute_dtype
 from ._creation import one_hot
 from ._elementwise import align
-from ._operands import Value, as_node, compute_dtype, float_of, got
+from ._operands import Value, as_node, compute_dtype, describe_types, float_of
 from ._reductions import sum, vector_norm
 from ._shape import stop_gradient, transpose
 from ._softmax import (
@@ -22,9 +22,9 @@ from ._softmax import (
     check_reduction,
     class_weights,
     expect_labels,
-    pair,
-    reduced,
-    reduced_by,
+    loss_operands,
+    reduce_loss,
+    reduce_weighted_loss,
 )
 from ._transcendental import log
 
@@ -79,7 +79,7 @@ def nll_loss(
     check_reduction("nll_loss", reduction, LOSS_REDUCTIONS)
     x, target = (as_node(v, where="nll_loss") for v in (log_probabilities, labels))
     chosen = expect_labels("nll_loss", "log probabilities", x, target)
-    log_probs, dtype = widened("nll_loss", x)
+    log_probs, dtype = as_compute_dtype("nll_loss", x)
     if log_probs.ndim > 2:
         log_probs = transpose(log_probs, (0, *range(2, log_probs.ndim), 1))
     is_counted = not_equal(chosen, ignore_index)
@@ -87,7 +87,7 @@ def nll_loss(
     label_log_probs = sum(where(one_hot(safe_labels, log_probs.shape[-1], bool), log_probs, 0), -1)
     factors = class_weights("nll_loss", weight, log_probs, safe_labels)
     loss = where(is_counted, -label_log_probs * factors, 0)
-    return reduced_by(loss, where(is_counted, factors, 0), reduction, dtype)
+    return reduce_weighted_loss(loss, where(is_counted, factors, 0), reduction, dtype)
 
 
 @public
@@ -124,12 +124,12 @@ def smooth_l1_loss(
     check_reduction("smooth_l1_loss", reduction, LOSS_REDUCTIONS)
     if not beta >= 0:
         raise ValueError(f"smooth_l1_loss: expected beta >= 0; got {beta}")
-    dtype, x, y = pair("smooth_l1_loss", prediction, target)
+    dtype, x, y = loss_operands("smooth_l1_loss", prediction, target)
     distance = abs(x - y)
     if beta == 0:
-        return reduced(distance, reduction, dtype)
+        return reduce_loss(distance, reduction, dtype)
     bounded = minimum(distance, beta)
-    return reduced(bounded * (distance - 0.5 * bounded) / beta, reduction, dtype)
+    return reduce_loss(bounded * (distance - 0.5 * bounded) / beta, reduction, dtype)
 
 
 def _gaussian_nll(x: Node, y: Node, variance: Node, eps: float) -> Node:
@@ -183,7 +183,7 @@ def gaussian_nll_loss(
         array(2.)
     """
     check_reduction("gaussian_nll_loss", reduction, LOSS_REDUCTIONS)
-    dtype, x, y = pair("gaussian_nll_loss", prediction, target)
+    dtype, x, y = loss_operands("gaussian_nll_loss", prediction, target)
     variance = cast(as_node(var, like=x, where="gaussian_nll_loss"), x.dtype)
     loss = _gaussian_nll(x, y, variance, eps)
     if loss.shape != x.shape:
@@ -193,7 +193,7 @@ def gaussian_nll_loss(
         )
     if full:
         loss = loss + 0.5 * math.log(2 * math.pi)
-    return reduced(loss, reduction, dtype)
+    return reduce_loss(loss, reduction, dtype)
 
 
 @public
@@ -278,7 +278,7 @@ def triplet_margin_loss(
     check_reduction("triplet_margin_loss", reduction, LOSS_REDUCTIONS)
     a, pos, neg = align("triplet_margin_loss", anchor, positive, negative)
     if not a.shape == pos.shape == neg.shape or not a.ndim:
-        types = got(a.type, pos.type, neg.type)
+        types = describe_types(a.type, pos.type, neg.type)
         raise ShapeError(
             f"triplet_margin_loss: expected three tensors of one shape; got {types}. Reshape them."
         )
@@ -287,4 +287,4 @@ def triplet_margin_loss(
     positive_distance, negative_distance = (vector_norm(a - v + eps, -1, ord=p) for v in (pos, neg))
     if swap:
         negative_distance = minimum(negative_distance, vector_norm(pos - neg + eps, -1, ord=p))
-    return reduced(maximum(positive_distance - negative_distance + margin, 0), reduction, dtype)
+    return reduce_loss(maximum(positive_distance - negative_distance + margin, 0), reduction, dtype)

@@ -16,9 +16,9 @@ from ..graph.node import Node, Op
 from ..graph.registry import register
 from ..graph.samples import Operand, Sample
 from ..graph.traits import Fusion, Numerics
-from ._activation import ADDED, POSTS, dy_before, reference_behind, split_added
+from ._activation import ADDED, POSTS, adjoint_before_post, apply_post_operations, split_added
 from ._elementwise import align
-from ._operands import Value, broadcast_shapes, got, narrow, product_dtype, widen
+from ._operands import Value, broadcast_shapes, describe_types, narrow, product_dtype, widen
 from ._shape import reshape, transpose
 
 __all__ = ["matmul"]
@@ -79,7 +79,7 @@ class MatMul(Op):
         a, b = align(self.name, a, b)
         if not a.ndim or not b.ndim:
             raise ShapeError(
-                f"matmul: expected tensors, not scalars; got {got(a.type, b.type)}. Use "
+                f"matmul: expected tensors, not scalars; got {describe_types(a.type, b.type)}. Use "
                 "ops.multiply for a scalar."
             )
         row = reshape(a, (1, *a.shape)) if a.ndim == 1 else a
@@ -119,7 +119,8 @@ class MatMul(Op):
             read = " (read transposed)" if transpose_a or transpose_b else ""
             raise ShapeError(
                 f"matmul: expected the last axis of a to equal the second to last of b; "
-                f"got {got(*inputs)}{read}. Transpose one by ops.swapaxes, or reshape it."
+                f"got {describe_types(*inputs)}{read}. Transpose one by ops.swapaxes, or reshape "
+                "it."
             )
         posts = self.fusion.post_operations
         if post and not (is_float(dtype) and set(post) <= set(posts)):
@@ -167,7 +168,7 @@ class MatMul(Op):
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         (a, b, *bias), _ = split_added(node.inputs, node.attrs.get("post", ()))
         ta, tb = node.attrs["transpose_a"], node.attrs["transpose_b"]
-        dy, added_adjoints = dy_before(node, dy)
+        dy, added_adjoints = adjoint_before_post(node, dy)
 
         def matmul_of(x: Node, y: Node, transpose_x: bool, transpose_y: bool) -> Node:
             return self.node((x, y), {"transpose_a": transpose_x, "transpose_b": transpose_y})
@@ -192,7 +193,7 @@ class MatMul(Op):
         )
         for addend in bias:
             result = result + addend
-        return narrow(reference_behind(result, post, added), dtype or inputs[0].dtype)
+        return narrow(apply_post_operations(result, post, added), dtype or inputs[0].dtype)
 
     def lower(self, **attrs: Any) -> tuple[str, dict[str, Any]]:
         return self.name, {k: v for k, v in attrs.items() if k != "dtype"}

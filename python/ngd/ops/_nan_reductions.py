@@ -18,7 +18,7 @@ from . import _reductions as reductions
 from ._along_axis import take_along_axis
 from ._casting import as_floats, cast
 from ._compare import equal, where
-from ._composite import widened
+from ._composite import as_compute_dtype
 from ._numeric import isnan
 from ._operands import Axis, Value, as_node, normalize_axes
 from ._reductions import l2_norm, prod, reduced_shape, sum
@@ -95,7 +95,7 @@ def nanmean(x: Value, axis: Axis = None, keepdims: bool = False) -> Node:
     """
     node = as_node(x, where="nanmean")
     node = as_floats(node)
-    wide, dtype = widened("nanmean", node)
+    wide, dtype = as_compute_dtype("nanmean", node)
     values, is_number = _without_nan("nanmean", wide)
     count = sum(cast(is_number, wide.dtype), axis, keepdims)
     return cast(sum(values, axis, keepdims) / count, dtype)
@@ -320,7 +320,7 @@ def _distances(
 ) -> tuple[Node, Node, DType]:
     """Return x minus its mean (0 for NaN), the divisor of the variance, and the result's dtype."""
     node = as_node(x, where=where_)
-    wide, dtype = widened(where_, as_floats(node))
+    wide, dtype = as_compute_dtype(where_, as_floats(node))
     values, is_number = _without_nan(where_, wide)
     count = sum(cast(is_number, wide.dtype), axis, True)
     safe_count = arithmetic.maximum(count, 1)
@@ -420,7 +420,7 @@ def _nan_quantile(where_: str, x: Value, q: Any, axis: Axis, keepdims: bool, met
     around this position.
     """
     expect_quantiles(where_, q, method)
-    node, dtype = widened(where_, x)
+    node, dtype = as_compute_dtype(where_, x)
     ordered, axes = sorted_lines(where_, node, axis)
     count = sum(cast(equal(ordered, ordered), float64), -1, True)
     position = arithmetic.maximum(count - 1, 0) * q.reshape(-1)

@@ -35,7 +35,7 @@ from ._operands import (
     widen,
 )
 from ._reductions import extent, mean, reduced_shape
-from ._shape import broadcast_to, moved, reshape
+from ._shape import broadcast_to, reshape, transpose_cheaply
 from ._transcendental import rsqrt
 
 __all__ = [
@@ -99,7 +99,7 @@ class Moments(Op):
     def move_transpose(self, node: Node, axes: Shape) -> tuple[Node, ...]:
         attrs = {"axes": tuple(sorted(axes[axis] for axis in node.attrs["axes"]))}
         moved_node = self.node(node.inputs[0].inputs, attrs)
-        return tuple(moved(result, axes) for result in moved_node.results)
+        return tuple(transpose_cheaply(result, axes) for result in moved_node.results)
 
     def reference(self, x: Array, *, axes: Shape) -> tuple[Array, ...]:
         wide = widen(x)

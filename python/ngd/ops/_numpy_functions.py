@@ -34,7 +34,7 @@ from . import _sorting as ordering
 from . import _statistics as statistics
 from . import _trigonometric as trigonometric
 from ._casting import as_floats
-from ._operands import Axis, as_node, got, normalize_axes
+from ._operands import Axis, as_node, describe_types, normalize_axes
 
 
 def numpy_take(a: Any, indices: Any, axis: int | None = None) -> Node:
@@ -49,7 +49,7 @@ def dot(a: Any, b: Any) -> Node:
     if not x.ndim or not y.ndim:
         return arithmetic.multiply(a, b)
     if x.ndim > 2 or y.ndim > 2:
-        types = got(x.type, y.type)
+        types = describe_types(x.type, y.type)
         raise ShapeError(f"numpy.dot: expected at most 2 axes; got {types}: see x @ y")
     return x @ y
 

@@ -43,16 +43,16 @@ Axis: TypeAlias = int | Sequence[int] | None
 Value: TypeAlias = Node | ArrayLike
 """The operand of an op: a node, an array, or a Python scalar, whose dtype is weak."""
 
-HALVES: Final = (float16, bfloat16)
+FLOATS_16_BIT: Final = (float16, bfloat16)
 """The 16-bit floats."""
 INDICES: Final = (np.dtype(np.int32), np.dtype(np.int64))
 """The dtypes in which kernels take indices and labels; the public calls cast the others."""
 
-FEW: Final = 64
+MAX_WEAK_NODES: Final = 64
 """The maximum number of nodes that may compute a weak scalar."""
 
 
-def got(*types: Type) -> str:
+def describe_types(*types: Type) -> str:
     """Return the types of operands as text for an error message."""
     return " and ".join(map(str, types)) if types else "nothing"
 
@@ -67,12 +67,14 @@ def expect_dtype(where: str, types: tuple[Type, ...], allowed: tuple[DType, ...]
         return dtype
     if any(t.dtype not in allowed for t in types):
         raise DTypeError(
-            f"{where}: expected {describe_dtypes(allowed)}; got {got(*types)}. "
+            f"{where}: expected {describe_dtypes(allowed)}; got {describe_types(*types)}. "
             f"{cast_fix(types, allowed)}"
         )
     if any(t.dtype != types[0].dtype for t in types):
         fix = f'Cast the others: x.astype("{types[0].dtype.name}").'
-        raise DTypeError(f"{where}: expected operands of one dtype; got {got(*types)}. {fix}")
+        raise DTypeError(
+            f"{where}: expected operands of one dtype; got {describe_types(*types)}. {fix}"
+        )
     return types[0].dtype
 
 
@@ -110,21 +112,21 @@ def check_indices(
 def product_dtype(
     where: str,
     factors: tuple[Type, ...],
-    behind: tuple[Type, ...],
+    added: tuple[Type, ...],
     allowed: tuple[DType, ...],
     dtype: DType | None,
 ) -> DType:
     """Return the dtype of a matrix product, after a check of all operands.
 
-    The default is the dtype of the factors. `behind` has the types of operands that are added to
+    The default is the dtype of the factors. `added` has the types of operands that are added to
     the product. If the factors are 16-bit floats, the product and these operands may also be
     float32.
     """
     own = expect_dtype(where, factors, allowed)
-    allowed_dtypes = (own, float32) if own in HALVES else (own,)
-    if any(t.dtype not in allowed_dtypes for t in behind):
+    allowed_dtypes = (own, float32) if own in FLOATS_16_BIT else (own,)
+    if any(t.dtype not in allowed_dtypes for t in added):
         raise DTypeError(
-            f"{where}: expected operands of one dtype; got {got(*factors, *behind)}. "
+            f"{where}: expected operands of one dtype; got {describe_types(*factors, *added)}. "
             f'Cast the others: x.astype("{own.name}").'
         )
     if dtype is not None and dtype not in allowed_dtypes:
@@ -153,7 +155,7 @@ def is_weak_node(node: Node) -> bool:
             continue
         seen.add(node)
         is_scalar = node.type.dtype == float64 and not node.shape
-        if not is_scalar or len(seen) > FEW:
+        if not is_scalar or len(seen) > MAX_WEAK_NODES:
             return False
         if node.op is PLACEHOLDER and node.attrs.get("weak"):
             has_weak_input = True
@@ -268,7 +270,7 @@ def is_one(node: Node) -> bool:
     return value is not None and bool(value == 1)
 
 
-def unchanged(node: Node) -> Node | None:
+def unchanged_operand(node: Node) -> Node | None:
     """Return the operand of an op that returns its values, or None if the type differs."""
     return node.inputs[0] if node.type == node.inputs[0].type else None
 
@@ -282,18 +284,18 @@ def float_of(dtype: DType) -> DType:
 
 def compute_dtype(dtype: DType) -> DType:
     """Return the dtype in which an op computes: float32 for 16-bit floats, else the dtype."""
-    return float32 if dtype in HALVES else dtype
+    return float32 if dtype in FLOATS_16_BIT else dtype
 
 
 def widen(x: Array) -> Array:
     """Return 16-bit floats as float32, the dtype in which they are computed."""
-    return x.astype(float32) if x.dtype in HALVES else x
+    return x.astype(float32) if x.dtype in FLOATS_16_BIT else x
 
 
 def narrow(x: Any, dtype: DType) -> Array:
     """Round a result to its dtype; float64 becomes float32 first on its way to a 16-bit float."""
     array = np.asarray(x)
-    if dtype in HALVES and array.dtype == float64:
+    if dtype in FLOATS_16_BIT and array.dtype == float64:
         array = array.astype(float32)
     return array.astype(dtype, copy=False)
 

@@ -25,26 +25,26 @@ from ._along_axis import add_along_axis
 from ._casting import cast
 from ._concatenation import concat
 from ._matmul import matmul
-from ._operands import Value, as_node, expect_dtype, float_of, got, narrow, widen
+from ._operands import Value, as_node, describe_types, expect_dtype, float_of, narrow, widen
 from ._rearrangement import moveaxis
 from ._reductions import max, mean
-from ._shape import moved, reshape
+from ._shape import reshape, transpose_cheaply
 from ._windows import (
     Padding,
     PerAxis,
-    at,
-    first,
-    last,
+    channels_first_order,
+    channels_last_order,
+    elements_at_offset,
     offsets,
-    ordered,
-    padded,
+    pad_spatial,
     paddings,
     per_axis,
-    reach,
+    permute_shape,
     sides,
     spatial_axes,
-    under,
+    spatial_index,
     window_counts,
+    window_extent,
 )
 
 __all__ = ["adaptive_avg_pool", "adaptive_max_pool", "avg_pool", "max_pool"]
@@ -58,7 +58,7 @@ def _sizes(
     num_inside, num_padded = [], []
     for window in range(count):
         start = window * stride - before
-        positions = range(start, start + reach(kernel, dilation), dilation)
+        positions = range(start, start + window_extent(kernel, dilation), dilation)
         num_inside.append(sum(0 <= position < n for position in positions))
         num_padded.append(sum(position < n + after for position in positions))
     return tuple(num_inside), tuple(num_padded)
@@ -93,7 +93,7 @@ class Pool(Op):
         attrs: dict[str, Any] = {"kernel": extents, "strides": steps, "padding": zeros}
         return {**attrs, "dilations": dilations, "ceil": bool(ceil_mode)}
 
-    def pooled(
+    def pooled_type(
         self,
         x: Type,
         *,
@@ -151,9 +151,9 @@ def _reaching(x: Array, counts: Shape, value: Any, attrs: dict[str, Any]) -> Arr
         attrs["dilations"],
         strict=True,
     ):
-        end = (count - 1) * stride + reach(kernel, dilation)
+        end = (count - 1) * stride + window_extent(kernel, dilation)
         margins += (before, builtins.max(after, end - n - before))
-    return padded(x, tuple(margins), value)
+    return pad_spatial(x, tuple(margins), value)
 
 
 class MaxPool(Pool):
@@ -250,19 +250,19 @@ class MaxPool(Pool):
 
     def infer(self, x: Type, *, channels_last: bool = False, **attrs: Any) -> tuple[Type, ...]:
         if channels_last:
-            plain = Type(x.dtype, ordered(x.shape, first(len(x.shape))))
-            values = self.pooled(plain, **attrs)
-            values = Type(x.dtype, ordered(values.shape, last(len(x.shape))))
+            plain = Type(x.dtype, permute_shape(x.shape, channels_first_order(len(x.shape))))
+            values = self.pooled_type(plain, **attrs)
+            values = Type(x.dtype, permute_shape(values.shape, channels_last_order(len(x.shape))))
         else:
-            values = self.pooled(x, **attrs)
+            values = self.pooled_type(x, **attrs)
         return values, Type(int64, values.shape)
 
     def move_transpose(self, node: Node, axes: Shape) -> tuple[Node, ...] | None:
         (x,) = node.inputs
-        if axes != first(x.ndim) or "channels_last" in node.attrs:
+        if axes != channels_first_order(x.ndim) or "channels_last" in node.attrs:
             return None
         moved_node = self.node(x.inputs, {**node.attrs, "channels_last": True})
-        return tuple(moved(result, axes) for result in moved_node.results)
+        return tuple(transpose_cheaply(result, axes) for result in moved_node.results)
 
     def grad(self, node: Node, dy: tuple[Node | None, Node | None]) -> Sequence[Node | None]:
         (x,), (_, indices), (d_values, _) = node.inputs, node.results, dy
@@ -283,15 +283,15 @@ class MaxPool(Pool):
         self, x: Array, *, channels_last: bool = False, **attrs: Any
     ) -> tuple[Array, ...]:
         if channels_last:
-            results = self.reference(np.transpose(x, first(x.ndim)), **attrs)
-            return tuple(np.transpose(result, last(x.ndim)) for result in results)
+            results = self.reference(np.transpose(x, channels_first_order(x.ndim)), **attrs)
+            return tuple(np.transpose(result, channels_last_order(x.ndim)) for result in results)
         shape = self.infer(Type(x.dtype, x.shape), **attrs)[0].shape
         numbers = np.broadcast_to(np.arange(np.prod(x.shape[2:])).reshape(x.shape[2:]), x.shape)
         data = _reaching(widen(x), shape[2:], 0, attrs)
         flat_indices = _reaching(numbers, shape[2:], -1, attrs)
         values, indices = np.zeros(shape, data.dtype), np.full(shape, -1)
         for offset in offsets(attrs["kernel"]):
-            read = under(offset, shape[2:], attrs["strides"], attrs["dilations"])
+            read = elements_at_offset(offset, shape[2:], attrs["strides"], attrs["dilations"])
             value, index = data[read], flat_indices[read]
             is_larger = (value > values) | (np.isnan(value) & ~np.isnan(values))
             is_better = (index >= 0) & ((indices < 0) | is_larger)
@@ -304,7 +304,9 @@ class MaxPool(Pool):
     def samples(self) -> Iterable[Sample]:
         for shape, attrs in self.attribute_samples():
             yield Sample((Operand(shape, distinct=True),), attrs)
-            channels_last = Operand(ordered(shape, last(len(shape))), distinct=True)
+            channels_last = Operand(
+                permute_shape(shape, channels_last_order(len(shape))), distinct=True
+            )
             yield Sample((channels_last,), {**attrs, "channels_last": True})
         attrs = {"kernel": (2, 3), "strides": (2, 1), "padding": (1, 0, 2, 2), "dilations": (2, 2)}
         yield Sample((Operand((1, 2, 6, 5), distinct=True),), {**attrs, "ceil": False})
@@ -367,7 +369,7 @@ class AvgPool(Pool):
         return self.node((x,), {**attrs, "include_pad": bool(count_include_pad)})
 
     def infer(self, x: Type, *, include_pad: bool, **attrs: Any) -> Type:
-        return self.pooled(x, **attrs)
+        return self.pooled_type(x, **attrs)
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         return (avg_pool_grad(dy, node.inputs[0].shape[2:], node.attrs),)
@@ -377,7 +379,9 @@ class AvgPool(Pool):
         data = _reaching(widen(x), shape[2:], 0, attrs)
         total = np.zeros(shape, data.dtype)
         for offset in offsets(attrs["kernel"]):
-            total += data[under(offset, shape[2:], attrs["strides"], attrs["dilations"])]
+            total += data[
+                elements_at_offset(offset, shape[2:], attrs["strides"], attrs["dilations"])
+            ]
         return narrow(total / divisors(x.shape[2:], shape[2:], attrs, total.dtype), x.dtype)
 
     def samples(self) -> Iterable[Sample]:
@@ -425,7 +429,9 @@ class AvgPoolGrad(Op):
         expect_dtype(self.name, (dy,), self.dtypes)
         x = Type(dy.dtype, (*dy.shape[:2], *spatial))
         if avg_pool.infer(x, **attrs) != dy:
-            raise ShapeError(f"{self.name}: expected what avg_pool makes of {x}; got {got(dy)}")
+            raise ShapeError(
+                f"{self.name}: expected what avg_pool makes of {x}; got {describe_types(dy)}"
+            )
         return x
 
     def lower(self, **attrs: Any) -> tuple[str, dict[str, Any]]:
@@ -444,9 +450,9 @@ class AvgPoolGrad(Op):
         x = np.zeros((*dy.shape[:2], *spatial), share.dtype)
         total = _reaching(x, counts, 0, attrs)
         for offset in offsets(attrs["kernel"]):
-            total[under(offset, counts, attrs["strides"], attrs["dilations"])] += share
+            total[elements_at_offset(offset, counts, attrs["strides"], attrs["dilations"])] += share
         before = attrs["padding"][::2]
-        interior = at(slice(b, b + n) for n, b in zip(spatial, before, strict=True))
+        interior = spatial_index(slice(b, b + n) for n, b in zip(spatial, before, strict=True))
         return narrow(total[interior], dy.dtype)
 
     def samples(self) -> Iterable[Sample]:

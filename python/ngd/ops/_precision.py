@@ -14,24 +14,24 @@ from ..errors import CompileError
 from ..graph.node import Node
 from ..graph.text import print_types
 from ._casting import cast
-from ._operands import HALVES
+from ._operands import FLOATS_16_BIT
 
 
 def is_narrow(node: Node) -> bool:
     """Return True if an operand of the node is a 16-bit float."""
-    return any(x.dtype in HALVES for x in node.inputs)
+    return any(x.dtype in FLOATS_16_BIT for x in node.inputs)
 
 
-def widened(node: Node) -> Node:
+def with_float32_operands(node: Node) -> Node:
     """Return the op of a node, applied to its operands with 16-bit floats cast to float32."""
-    wide = (cast(x, float32) if x.dtype in HALVES else x for x in node.inputs)
+    wide = (cast(x, float32) if x.dtype in FLOATS_16_BIT else x for x in node.inputs)
     return node.with_inputs(tuple(wide))
 
 
 def expansion(node: Node) -> tuple[Node, ...]:
     """Return nodes of other ops that compute the same results."""
     if is_narrow(node):
-        float32_results = widened(node).results
+        float32_results = with_float32_operands(node).results
         return tuple(cast(w, n.dtype) for w, n in zip(float32_results, node.results, strict=True))
     expanded = node.op.expand(*node.inputs, **node.attrs)
     results = expanded if isinstance(expanded, tuple) else (expanded,)

@@ -17,7 +17,7 @@ from ._activation import sigmoid
 from ._concatenation import split
 from ._elementwise import align
 from ._matmul import matmul
-from ._operands import Value, got
+from ._operands import Value, describe_types
 from ._shape import transpose
 from ._transcendental import tanh
 from .control.loops import scan
@@ -56,7 +56,7 @@ def _operands(
     fits = all(node is None or node.shape == shape for node, shape in expected_shapes)
     if not fits or x.ndim < 1 + sequence:
         data = "[places, ..., I]" if sequence else "[..., I]"
-        types = got(*(node.type for node in nodes if node is not None))
+        types = describe_types(*(node.type for node in nodes if node is not None))
         raise ShapeError(
             f"{where}: expected x {data}, states [..., H], weights [{gates} H, I] and [{gates} H, "
             f"H], biases [{gates} H]; got {types}. Transpose or reshape them."

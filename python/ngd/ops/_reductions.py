@@ -41,7 +41,7 @@ from ._operands import (
     normalize_axes,
     widen,
 )
-from ._shape import broadcast_to, moved, reshape, stop_gradient, transpose
+from ._shape import broadcast_to, reshape, stop_gradient, transpose, transpose_cheaply
 from ._transcendental import exp, log, power, sqrt
 
 __all__ = [
@@ -113,9 +113,11 @@ class Reduction(Op):
         attrs = {**node.attrs, "axes": tuple(sorted(axes[axis] for axis in reduced_axes))}
         moved_node = self.node(x.inputs, attrs)
         if node.attrs["keepdims"]:
-            return moved(moved_node, axes)
+            return transpose_cheaply(moved_node, axes)
         new_positions = [axes[axis] for axis in range(x.ndim) if axis not in reduced_axes]
-        return moved(moved_node, tuple(sorted(new_positions).index(axis) for axis in new_positions))
+        return transpose_cheaply(
+            moved_node, tuple(sorted(new_positions).index(axis) for axis in new_positions)
+        )
 
     def reference(self, x: Array, *, axes: Shape, keepdims: bool) -> Array:
         return narrow(type(self).compute(widen(x), axis=axes, keepdims=keepdims), x.dtype)

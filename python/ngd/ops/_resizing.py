@@ -18,7 +18,7 @@ from ..errors import DTypeError, ShapeError
 from ..graph.node import Node
 from ..graph.registry import public
 from ._casting import cast
-from ._composite import widened
+from ._composite import as_compute_dtype
 from ._gathering import take
 from ._matmul import matmul
 from ._operands import Value, as_node
@@ -174,7 +174,7 @@ def _resized(
         raise DTypeError(
             f"{where_}: expected floats for {mode!r}; got {x.type}. Cast: x.astype('float32')."
         )
-    wide, dtype = widened(where_, x)
+    wide, dtype = as_compute_dtype(where_, x)
     options = (mode == "bicubic", align_corners, antialias)
     for i, (size, scale) in enumerate(zip(sizes, scales, strict=True)):
         if size != x.shape[2 + i] or scale != 1:

@@ -18,13 +18,13 @@ from ..dtypes import Shape, float32, is_float
 from ..errors import Error, GradientError
 from ..graph.leaves import constant_node
 from ..graph.node import Node, Op, topological
-from ..graph.precision_marks import WIDE, wide
+from ..graph.precision_marks import KEEPS_FLOAT32, keep_float32
 from ..trees import flatten
 from ._arithmetic import add
 from ._casting import cast
 from ._creation import zeros
-from ._operands import HALVES
-from ._precision import expansion, is_narrow, widened
+from ._operands import FLOATS_16_BIT
+from ._precision import expansion, is_narrow, with_float32_operands
 from ._reductions import sum
 from ._shape import broadcast_to, reshape
 
@@ -113,15 +113,15 @@ def end_of_path(loss: Node, target: Node, adjoints: Mapping[Node, Node]) -> Node
 
 
 def walk_back(
-    seeds: Mapping[Node, Node], targets: Iterable[Node], beyond: bool = True
+    seeds: Mapping[Node, Node], targets: Iterable[Node], past_targets: bool = True
 ) -> Mapping[Node, Node]:
     """Return the adjoints of all active nodes between the roots in `seeds` and the targets.
 
     `seeds` has the adjoints of the roots. Each op with an active result is visited after all users
-    of its results, and gives adjoints to its active inputs. Without `beyond`, the walk ends at each
-    target, even if that target depends on another one.
+    of its results, and gives adjoints to its active inputs. Without `past_targets`, the walk ends
+    at each target, even if that target depends on another one.
     """
-    ends = () if beyond else tuple(targets)
+    ends = () if past_targets else tuple(targets)
     order = topological(seeds, stop=ends)
     active = active_nodes(order, targets)
     adjoints = {root: seed for root, seed in seeds.items() if root in active}
@@ -129,7 +129,7 @@ def walk_back(
         dy = adjoint_of_results(node, adjoints)
         if dy is None or not any(operand in active for operand in node.inputs):
             continue
-        with at_site(node.site), wide(node.wide or WIDE.get()):
+        with at_site(node.site), keep_float32(node.keeps_float32 or KEEPS_FLOAT32.get()):
             wanted = [operand in active for operand in node.inputs]
             parts = _input_adjoints(node, dy, wanted)
             for operand, part in zip(node.inputs, parts, strict=True):
@@ -149,7 +149,7 @@ def active_nodes(order: Iterable[Node], targets: Iterable[Node]) -> set[Node]:
 
 def adjoint_of_results(node: Node, adjoints: Mapping[Node, Node]) -> Any:
     """Return the adjoint of a node, a tuple for several results, or None if there is no adjoint."""
-    if not node.several:
+    if not node.has_several_results:
         return adjoints.get(node)
     parts = tuple(adjoints.get(result) for result in node.results)
     return parts if any(part is not None for part in parts) else None
@@ -158,7 +158,7 @@ def adjoint_of_results(node: Node, adjoints: Mapping[Node, Node]) -> Any:
 def add_adjoint(adjoints: dict[Node, Node], operand: Node, part: Node, op: str) -> None:
     """Add the contribution of one user of an operand to the adjoint of the operand."""
     part = _unbroadcast(part, operand.shape)
-    if operand.dtype in HALVES and part.dtype == float32:
+    if operand.dtype in FLOATS_16_BIT and part.dtype == float32:
         part = cast(part, operand.dtype)
     if part.type != operand.type:
         raise Error(
@@ -175,14 +175,14 @@ def _input_adjoints(node: Node, dy: Any, wanted: Sequence[bool]) -> Sequence[Nod
     """
     op = node.op
     if op.numerics.needs_float32_gradient and is_narrow(node):
-        node, dy = widened(node), _widened_adjoints(dy)
+        node, dy = with_float32_operands(node), _widened_adjoints(dy)
     if type(op).grad is not Op.grad or not op.has_expansion:
         return op.grad_of(node, dy, wanted)
     seeds: dict[Node, Node] = {}
-    for root, part in zip(expansion(node), dy if node.several else (dy,), strict=True):
+    for root, part in zip(expansion(node), dy if node.has_several_results else (dy,), strict=True):
         if part is not None:  # Two results may be the same node of the expansion.
             seeds[root] = add(seeds[root], part) if root in seeds else part
-    adjoints = walk_back(seeds, node.inputs, beyond=False)
+    adjoints = walk_back(seeds, node.inputs, past_targets=False)
     first_positions = {
         operand: position for position, operand in reversed(list(enumerate(node.inputs)))
     }

@@ -13,7 +13,7 @@ from ..errors import ShapeError
 from ..graph.node import Node, Op
 from ..graph.registry import register
 from ..graph.samples import Operand, Sample
-from ._operands import INDICES, check_indices, expect_dtype, got
+from ._operands import INDICES, check_indices, describe_types, expect_dtype
 
 
 class RowNumber(Op):
@@ -33,7 +33,9 @@ class RowNumber(Op):
         for each in indices:
             expect_dtype(self.name, (each,), INDICES)
         if any(each.shape != indices[0].shape for each in indices) or len(extents) != len(indices):
-            raise ShapeError(f"{self.name}: expected indices of one shape; got {got(*indices)}")
+            raise ShapeError(
+                f"{self.name}: expected indices of one shape; got {describe_types(*indices)}"
+            )
         return Type(int64, indices[0].shape)
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:

@@ -14,11 +14,11 @@ from ..graph.registry import public
 from ._arithmetic import clip
 from ._casting import cast
 from ._compare import equal, logical_and, logical_not, logical_or, where
-from ._composite import widened
+from ._composite import as_compute_dtype
 from ._creation import full, linspace
 from ._elementwise import align
 from ._gathering import as_indices, scatter_add, take
-from ._operands import Value, as_node, float_of, got
+from ._operands import Value, as_node, describe_types, float_of
 from ._reductions import any, max, min, sum
 from ._shape import broadcast_to, expand_dims, reshape
 from ._sorting import argsort, sort
@@ -203,8 +203,8 @@ def bincount(x: Value, length: int, weights: Value | None = None) -> Node:
     )
     if amounts.shape != indices.shape:
         raise ShapeError(
-            f"bincount: expected a weight for each element; got {got(indices.type, amounts.type)}. "
-            "Give one per element."
+            "bincount: expected a weight for each element; got "
+            f"{describe_types(indices.type, amounts.type)}. Give one per element."
         )
     amounts = cast(amounts, int64) if amounts.dtype == bool_ else amounts
     attrs = {"axis": 0, "size": int(length), "caller": "bincount", "negative": False}
@@ -215,7 +215,7 @@ def _edges(line: Node, bins: Any, span: tuple[float, float] | None) -> tuple[Nod
     """Return the elements in the dtype in which they are compared, and the edges of the bins."""
     if not isinstance(bins, (int, np.integer)):
         return line, expect_line("histogram", "edges", as_node(bins, where="histogram"))
-    wide, _ = widened("histogram", line)
+    wide, _ = as_compute_dtype("histogram", line)
     if span is not None:
         return wide, linspace(float(span[0]), float(span[1]), int(bins) + 1, dtype=wide.dtype)
     low, high = min(wide), max(wide)
@@ -339,12 +339,12 @@ def interp(
         array([ 2.5, 10. ])
     """
     nodes = align("interp", x, xp, fp)
-    (positions, dtype), (points, _), (values, _) = (widened("interp", n) for n in nodes)
+    (positions, dtype), (points, _), (values, _) = (as_compute_dtype("interp", n) for n in nodes)
     expect_line("interp", "xp", points)
     if points.shape != values.shape or not points.shape[0]:
         raise ShapeError(
             f"interp: expected a value for each of one point or more; got "
-            f"{got(points.type, values.type)}"
+            f"{describe_types(points.type, values.type)}"
         )
     n = points.shape[0]
     result = _interpolate_between(positions, points, values)

@@ -15,12 +15,12 @@ from ..graph.node import Node, Op
 from ..graph.registry import public, register
 from ..graph.samples import Operand, Sample
 from ..graph.traits import Kernel, Layout
-from ._operands import Value, as_axis, as_node, as_shape, unchanged
+from ._operands import Value, as_axis, as_node, as_shape, unchanged_operand
 
 __all__ = ["broadcast_to", "expand_dims", "reshape", "squeeze", "stop_gradient", "transpose"]
 
 
-def regrouped(old: Shape, new: Shape) -> list[tuple[range, range]]:
+def regroup_axes(old: Shape, new: Shape) -> list[tuple[range, range]]:
     """Return the smallest groups of neighbouring axes that a reshape turns into each other.
 
     Each pair is a range of old axes and a range of new axes with the same number of elements. The
@@ -100,10 +100,10 @@ class Reshape(Op):
     def simplify(self, node: Node) -> Node | None:
         (x,) = node.inputs
         merged = x.op is self and node.type != x.type
-        return self.node(x.inputs, node.attrs) if merged else unchanged(node)
+        return self.node(x.inputs, node.attrs) if merged else unchanged_operand(node)
 
     def move_transpose(self, node: Node, axes: Shape) -> Node | None:
-        (x,), groups = node.inputs, regrouped(node.inputs[0].shape, node.shape)
+        (x,), groups = node.inputs, regroup_axes(node.inputs[0].shape, node.shape)
         moved_groups = sorted((axes[old[0]], old, new) for old, new in groups)
         for first, old, _ in moved_groups:
             if [axes[axis] for axis in old] != [*range(first, first + len(old))]:
@@ -112,7 +112,7 @@ class Reshape(Op):
         if not moved_groups or len(order) != node.ndim:
             return None
         reshaped = self.node(x.inputs, {"shape": tuple(node.shape[axis] for axis in order)})
-        return moved(reshaped, inverse(tuple(order)))
+        return transpose_cheaply(reshaped, inverse(tuple(order)))
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         return (self(dy, node.inputs[0].shape),)
@@ -210,7 +210,7 @@ def inverse(axes: Shape) -> Shape:
     return tuple(sorted(range(len(axes)), key=axes.__getitem__))
 
 
-def moved(x: Node, axes: Shape) -> Node:
+def transpose_cheaply(x: Node, axes: Shape) -> Node:
     """Return transpose(x, axes), with as little copying as possible.
 
     The result is a reshape where only axes of size 1 move. A broadcast is applied after the
@@ -219,7 +219,7 @@ def moved(x: Node, axes: Shape) -> Node:
     if x.op is broadcast_to:
         (operand,) = x.inputs
         full_rank = reshape(operand, (*(1,) * (x.ndim - operand.ndim), *operand.shape))
-        return broadcast_to(moved(full_rank, axes), [x.shape[axis] for axis in axes])
+        return broadcast_to(transpose_cheaply(full_rank, axes), [x.shape[axis] for axis in axes])
     if x.op is transpose:
         x, axes = x.inputs[0], tuple(x.attrs["axes"][axis] for axis in axes)
     filled = [axis for axis in axes if x.shape[axis] != 1]
@@ -274,14 +274,14 @@ class BroadcastTo(Op):
         return Type(x.dtype, shape)
 
     def simplify(self, node: Node) -> Node | None:
-        return unchanged(node)
+        return unchanged_operand(node)
 
     def move_transpose(self, node: Node, axes: Shape) -> Node | None:
         (x,) = node.inputs
         if x.ndim != node.ndim:
             return None
         shape = tuple(node.shape[axis] for axis in inverse(axes))
-        return moved(self.node(x.inputs, {"shape": shape}), axes)
+        return transpose_cheaply(self.node(x.inputs, {"shape": shape}), axes)
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         return (dy,)
@@ -328,7 +328,7 @@ class StopGradient(Op):
         return x
 
     def simplify(self, node: Node) -> Node | None:
-        return unchanged(node)
+        return unchanged_operand(node)
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         return (None,)

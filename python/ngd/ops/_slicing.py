@@ -17,7 +17,7 @@ from ..graph.registry import register
 from ..graph.samples import Operand, Sample
 from ..graph.traits import Kernel
 from ._operands import Value, as_node, as_shape
-from ._shape import inverse, moved, reshape
+from ._shape import inverse, reshape, transpose_cheaply
 
 __all__ = ["slice"]
 
@@ -78,7 +78,7 @@ class Slice(Op):
     def move_transpose(self, node: Node, axes: Shape) -> Node | None:
         back = inverse(axes)
         attrs = {key: tuple(values[a] for a in back) for key, values in node.attrs.items()}
-        return moved(self.node(node.inputs[0].inputs, attrs), axes)
+        return transpose_cheaply(self.node(node.inputs[0].inputs, attrs), axes)
 
     def offset(self, x: Type, *, starts: Shape, sizes: Shape, steps: Shape) -> int | None:
         """Return the byte offset of the slice if its elements are contiguous, else None."""

@@ -29,9 +29,9 @@ from ._operands import (
     as_node,
     check_indices,
     compute_dtype,
+    describe_types,
     expect_dtype,
     float_of,
-    got,
     local_number,
     narrow,
     widen,
@@ -172,8 +172,8 @@ def _infer_loss(name: str, logits: Type, labels: Type) -> Type:
     expect_dtype(name, (labels,), INDICES)
     if not logits.shape or not logits.shape[-1] or logits.shape[:-1] != labels.shape:
         raise ShapeError(
-            f"{name}: expected logits [..., classes] and labels [...]; got {got(logits, labels)}. "
-            f"Give labels of shape {logits.shape[:-1]}."
+            f"{name}: expected logits [..., classes] and labels [...]; got "
+            f"{describe_types(logits, labels)}. Give labels of shape {logits.shape[:-1]}."
         )
     return Type(logits.dtype, labels.shape)
 
@@ -222,7 +222,7 @@ class SoftmaxCrossEntropy(Op):
         if labels.shape == logits.shape and labels.ndim:
             raise ShapeError(
                 f"{self.name}: expected logits [..., classes] and integer labels [...]; got "
-                f"{got(logits.type, labels.type)}; if the labels are one-hot, give "
+                f"{describe_types(logits.type, labels.type)}; if the labels are one-hot, give "
                 "ngd.ops.argmax(labels, -1)"
             )
         label_node = as_indices(labels, self.name, "labels")
@@ -268,7 +268,9 @@ class SoftmaxCrossEntropyGrad(Op):
 
     def infer(self, logits: Type, labels: Type, dy: Type, **checked: str) -> Type:
         if _infer_loss(self.name, logits, labels) != dy:
-            raise ShapeError(f"{self.name}: expected dy as the loss; got {got(logits, labels, dy)}")
+            raise ShapeError(
+                f"{self.name}: expected dy as the loss; got {describe_types(logits, labels, dy)}"
+            )
         return logits
 
     def expand(self, logits: Node, labels: Node, dy: Node, **checked: str) -> Node:
@@ -297,7 +299,7 @@ def expect_labels(where_: str, name: str, x: Node, labels: Node) -> Node:
     """Return integer labels; ShapeError unless their shape is that of x without the classes."""
     label_node = as_indices(labels, where_, "labels")
     if not x.ndim or label_node.shape != (*x.shape[: x.ndim > 1], *x.shape[2:]):
-        types = got(x.type, label_node.type)
+        types = describe_types(x.type, label_node.type)
         raise ShapeError(
             f"{where_}: expected {name} [N, C, ...] and labels [N, ...]; got {types}. Move the "
             "classes to axis 1, and drop the other axes of the labels."
@@ -378,12 +380,14 @@ def cross_entropy(
     wide = _classes_last(cast(x, compute_dtype(dtype)))
     if has_probabilities:
         probabilities = _classes_last(cast(label_node, wide.dtype))
-        return reduced(_soft_loss(wide, probabilities, weight, label_smoothing), reduction, dtype)
+        return reduce_loss(
+            _soft_loss(wide, probabilities, weight, label_smoothing), reduction, dtype
+        )
     loss, factors = _hard_loss(wide, label_node, weight, ignore_index, label_smoothing)
-    return reduced_by(loss, factors, reduction, dtype)
+    return reduce_weighted_loss(loss, factors, reduction, dtype)
 
 
-def reduced_by(loss: Node, factors: Node, reduction: str, dtype: DType) -> Node:
+def reduce_weighted_loss(loss: Node, factors: Node, reduction: str, dtype: DType) -> Node:
     """Reduce a loss. The mean divides by the sum of the factors."""
     if reduction == "mean":
         loss = sum(loss) / sum(factors)
@@ -426,7 +430,7 @@ def _weights_of(weight: Value, logits: Node) -> Node:
     return class_weights("cross_entropy", weight, logits, arange(logits.shape[-1]))
 
 
-def pair(where: str, prediction: Value, target: Value) -> tuple[DType, Node, Node]:
+def loss_operands(where: str, prediction: Value, target: Value) -> tuple[DType, Node, Node]:
     """Return the dtype of the loss, and both operands in the dtype that it is computed in.
 
     ShapeError if the operands differ in shape.
@@ -434,7 +438,8 @@ def pair(where: str, prediction: Value, target: Value) -> tuple[DType, Node, Nod
     x, y = align(where, prediction, target)
     if x.shape != y.shape:
         raise ShapeError(
-            f"{where}: expected two tensors of one shape; got {got(x.type, y.type)}. Reshape one."
+            f"{where}: expected two tensors of one shape; got {describe_types(x.type, y.type)}. "
+            "Reshape one."
         )
     dtype = float_of(x.dtype)
     wide = compute_dtype(dtype)
@@ -448,7 +453,7 @@ def check_reduction(where: str, reduction: str, known: Sequence[str]) -> None:
         raise ValueError(f"{where}: expected a reduction among {names}; got {reduction!r}")
 
 
-def reduced(loss: Node, reduction: str, dtype: DType) -> Node:
+def reduce_loss(loss: Node, reduction: str, dtype: DType) -> Node:
     """Return the mean or the sum of a loss, or the loss itself, cast to a dtype."""
     if reduction != "none":
         loss = (mean if reduction == "mean" else sum)(loss)
@@ -481,8 +486,8 @@ def mse_loss(prediction: Value, target: Value, reduction: str = "mean") -> Node:
         array(2.)
     """
     check_reduction("mse_loss", reduction, LOSS_REDUCTIONS)
-    dtype, x, y = pair("mse_loss", prediction, target)
-    return reduced(square(x - y), reduction, dtype)
+    dtype, x, y = loss_operands("mse_loss", prediction, target)
+    return reduce_loss(square(x - y), reduction, dtype)
 
 
 @public
@@ -511,8 +516,8 @@ def l1_loss(prediction: Value, target: Value, reduction: str = "mean") -> Node:
         array(1.)
     """
     check_reduction("l1_loss", reduction, LOSS_REDUCTIONS)
-    dtype, x, y = pair("l1_loss", prediction, target)
-    return reduced(abs(x - y), reduction, dtype)
+    dtype, x, y = loss_operands("l1_loss", prediction, target)
+    return reduce_loss(abs(x - y), reduction, dtype)
 
 
 @public
@@ -555,10 +560,10 @@ def huber_loss(
     check_reduction("huber_loss", reduction, LOSS_REDUCTIONS)
     if not delta > 0:
         raise ValueError(f"huber_loss: expected delta > 0; got {delta}")
-    dtype, x, y = pair("huber_loss", prediction, target)
+    dtype, x, y = loss_operands("huber_loss", prediction, target)
     distance = abs(x - y)
     near = minimum(distance, delta)  # so that neither a square nor its gradient overflows
-    return reduced(near * (distance - 0.5 * near), reduction, dtype)
+    return reduce_loss(near * (distance - 0.5 * near), reduction, dtype)
 
 
 @public
@@ -601,7 +606,7 @@ def kl_div(
         array(0.1308)
     """
     check_reduction("kl_div", reduction, (*LOSS_REDUCTIONS, "batchmean"))
-    dtype, x, y = pair("kl_div", log_prediction, target)
+    dtype, x, y = loss_operands("kl_div", log_prediction, target)
     if log_target:
         loss = exp(y) * (y - x)
     else:
@@ -613,7 +618,7 @@ def kl_div(
                 "kl_div: expected an axis for \"batchmean\"; got a scalar. Use reduction='sum'."
             )
         return cast(sum(loss) / local_number(loss.shape[0], loss), dtype)
-    return reduced(loss, reduction, dtype)
+    return reduce_loss(loss, reduction, dtype)
 
 
 @public
@@ -654,14 +659,14 @@ def binary_cross_entropy(
         array(0.1643)
     """
     check_reduction("binary_cross_entropy", reduction, LOSS_REDUCTIONS)
-    dtype, p, t = pair("binary_cross_entropy", probabilities, target)
+    dtype, p, t = loss_operands("binary_cross_entropy", probabilities, target)
 
     def bounded_log(x: Node) -> Node:
         is_positive = x > 0
         return where(is_positive, maximum(log(where(is_positive, x, 1)), -100), -100)
 
     loss = -(t * bounded_log(p) + (1 - t) * bounded_log(1 - p))
-    return reduced(_weighted("binary_cross_entropy", loss, weight), reduction, dtype)
+    return reduce_loss(_weighted("binary_cross_entropy", loss, weight), reduction, dtype)
 
 
 @public
@@ -706,11 +711,11 @@ def binary_cross_entropy_with_logits(
     """
     where_ = "binary_cross_entropy_with_logits"
     check_reduction(where_, reduction, LOSS_REDUCTIONS)
-    dtype, x, t = pair(where_, logits, target)
+    dtype, x, t = loss_operands(where_, logits, target)
     # log(sigmoid(x)) = -softplus(-x), log(1 - sigmoid(x)) = -x - softplus(-x)
     positive = t if pos_weight is None else _weighted(where_, t, pos_weight)
     loss = (1 - t) * x + (1 - t + positive) * softplus(-x)
-    return reduced(_weighted(where_, loss, weight), reduction, dtype)
+    return reduce_loss(_weighted(where_, loss, weight), reduction, dtype)
 
 
 def _weighted(where: str, loss: Node, weight: Value | None) -> Node:

@@ -16,11 +16,11 @@ from ..graph.registry import public
 from ._arithmetic import clip
 from ._casting import as_floats, cast
 from ._compare import equal, not_equal, where
-from ._composite import widened
+from ._composite import as_compute_dtype
 from ._gathering import take
 from ._linear_algebra import diagonal
 from ._matmul import matmul
-from ._operands import Axis, Value, as_axis, as_node, got, local_number, normalize_axes
+from ._operands import Axis, Value, as_axis, as_node, describe_types, local_number, normalize_axes
 from ._reductions import centered, extent, l2_norm, max, mean, min, reduced_shape, sum
 from ._shape import broadcast_to, expand_dims, reshape, transpose
 from ._sorting import sort
@@ -71,7 +71,7 @@ def std(x: Value, axis: Axis = None, keepdims: bool = False, ddof: int = 0) -> N
     """
     node = as_node(x, where="std")
     node = as_floats(node)
-    wide, dtype = widened("std", node)
+    wide, dtype = as_compute_dtype("std", node)
     axes = normalize_axes("std", axis, wide.type)
     count = extent(wide.shape, axes)
     divisor = count - ddof
@@ -183,7 +183,7 @@ def median(x: Value, axis: Axis = None, keepdims: bool = False) -> Node:
 
 def _quantile(where_: str, x: Value, q: Any, axis: Axis, keepdims: bool, method: str) -> Node:
     expect_quantiles(where_, q, method)
-    node, dtype = widened(where_, x)
+    node, dtype = as_compute_dtype(where_, x)
     ordered, axes = sorted_lines(where_, node, axis)
     n = ordered.shape[-1]
     position = q * (n - 1)
@@ -282,7 +282,7 @@ def _weights_along(x: Node, weights: Node, axis: Axis) -> Node:
     if axis is None or not isinstance(axis, (int, np.integer)) or weights.ndim != 1:
         raise ShapeError(
             f"average: expected weights of the shape of x, or of the length of one axis; got "
-            f"{got(x.type, weights.type)}"
+            f"{describe_types(x.type, weights.type)}"
         )
     index = as_axis("average", axis, x.ndim, x.type)
     if weights.shape[0] != x.shape[index]:
@@ -331,7 +331,7 @@ def average(
     if factors.shape != x.shape:
         factors = _weights_along(x, factors, axis)
     product = x * factors
-    wide, dtype = widened("average", product)
+    wide, dtype = as_compute_dtype("average", product)
     if not is_float(product.dtype):
         wide, dtype = cast(wide, float64), float64
     total = sum(cast(factors, wide.dtype), axis, keepdims)
@@ -369,7 +369,7 @@ def cov(x: Value, rowvar: bool = True, ddof: int = 1) -> Node:
     if node.ndim not in (1, 2):
         raise ShapeError(f"cov: expected one axis or two; got {node.type}")
     node = as_floats(node)
-    wide, dtype = widened("cov", node)
+    wide, dtype = as_compute_dtype("cov", node)
     is_vector = node.ndim == 1
     rows = expand_dims(wide, 0) if is_vector else wide if rowvar else transpose(wide)
     distances = centered(rows, (1,))
@@ -396,7 +396,7 @@ def corrcoef(x: Value, rowvar: bool = True) -> Node:
         array([[ 1., -1.],
                [-1.,  1.]])
     """
-    node, dtype = widened("corrcoef", as_node(x, where="corrcoef"))
+    node, dtype = as_compute_dtype("corrcoef", as_node(x, where="corrcoef"))
     products = cov(node, rowvar)
     if not products.ndim:
         return cast(products / products, dtype)

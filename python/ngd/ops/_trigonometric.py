@@ -18,7 +18,7 @@ from ..graph.registry import public, register
 from ._arithmetic import abs, maximum, minimum, sign, square
 from ._casting import cast
 from ._compare import equal, where
-from ._composite import CompositeBinary, CompositeUnary, polynomial, widened
+from ._composite import CompositeBinary, CompositeUnary, as_compute_dtype, polynomial
 from ._numeric import signbit
 from ._operands import Value, as_node
 from ._transcendental import cos, exp, expm1, log, log1p, sin, sqrt
@@ -488,7 +488,7 @@ def deg2rad(x: Value) -> Node:
         >>> ngd.function(ops.deg2rad)(np.array([0.0, 180.0]))
         array([0.    , 3.1416])
     """
-    node, dtype = widened("deg2rad", x)
+    node, dtype = as_compute_dtype("deg2rad", x)
     return cast(node * (math.pi / 180), dtype)
 
 
@@ -508,5 +508,5 @@ def rad2deg(x: Value) -> Node:
         >>> ngd.function(ops.rad2deg)(np.array([0.0, np.pi]))
         array([  0., 180.])
     """
-    node, dtype = widened("rad2deg", x)
+    node, dtype = as_compute_dtype("rad2deg", x)
     return cast(node * (180 / math.pi), dtype)

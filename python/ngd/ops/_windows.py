@@ -28,17 +28,17 @@ SPATIAL: Final = (1, 2, 3)
 """The numbers of spatial axes that kernels support."""
 
 
-def first(ndim: int) -> Shape:
+def channels_first_order(ndim: int) -> Shape:
     """Return the order of axes that moves the channels from the last axis to axis 1."""
     return (0, ndim - 1, *range(1, ndim - 1))
 
 
-def last(ndim: int) -> Shape:
+def channels_last_order(ndim: int) -> Shape:
     """Return the order of axes that moves the channels from axis 1 to the last axis."""
     return (0, *range(2, ndim), 1)
 
 
-def ordered(shape: Shape, axes: Shape) -> Shape:
+def permute_shape(shape: Shape, axes: Shape) -> Shape:
     """Return the shape with its axes in this order."""
     return tuple(shape[axis] for axis in axes)
 
@@ -84,7 +84,7 @@ def paddings(
             return (0,) * (2 * axes)
         zeros_per_side: list[int] = []
         for n, k, stride, dilation in zip(x, kernel, strides, dilations, strict=True):
-            zeros = max((-(-n // stride) - 1) * stride + reach(k, dilation) - n, 0)
+            zeros = max((-(-n // stride) - 1) * stride + window_extent(k, dilation) - n, 0)
             zeros_per_side += (zeros // 2, zeros - zeros // 2)
         return tuple(zeros_per_side)
     pairs = padding if isinstance(padding, Sequence) else (padding,) * axes
@@ -94,7 +94,7 @@ def paddings(
     return tuple(n for n in per_axis(where, "padding", padding, axes, 0) for _ in range(2))
 
 
-def reach(kernel: int, dilation: int) -> int:
+def window_extent(kernel: int, dilation: int) -> int:
     """Return the number of elements from the first to the last element of a window."""
     return (kernel - 1) * dilation + 1
 
@@ -111,23 +111,24 @@ def window_counts(
     strides: Shape,
     padding: Shape,
     dilations: Shape,
-    beyond: bool = False,
+    ceil_mode: bool = False,
 ) -> Shape:
     """Return the number of windows along each axis.
 
-    With `beyond`, the last window may end beyond the padding, but it does not start there.
+    With `ceil_mode`, the last window may end beyond the padding, but it does not start there.
     """
     counts = []
     for n, k, stride, (before, after), dilation in zip(
         x.shape[2:], kernel, strides, sides(padding), dilations, strict=True
     ):
-        room = n + before + after - reach(k, dilation)
+        room = n + before + after - window_extent(k, dilation)
         count = room // stride + 1
-        if beyond and room % stride and count * stride < n + before:
+        if ceil_mode and room % stride and count * stride < n + before:
             count += 1
         if room < 0 or n < 1:
             raise ShapeError(
-                f"{where}: expected a window of {reach(k, dilation)} places to fit into {n}, "
+                f"{where}: expected a window of {window_extent(k, dilation)} places to fit into "
+                f"{n}, "
                 f"padded by {before} and {after}; got {x}, kernel {kernel}, dilations {dilations}. "
                 "Use a smaller kernel, or more padding."
             )
@@ -135,7 +136,7 @@ def window_counts(
     return tuple(counts)
 
 
-def padded(x: Array, padding: Shape, value: Any = 0) -> Array:
+def pad_spatial(x: Array, padding: Shape, value: Any = 0) -> Array:
     """Pad the spatial axes with a value."""
     return np.pad(x, ((0, 0), (0, 0), *sides(padding)), constant_values=value)
 
@@ -145,15 +146,17 @@ def offsets(kernel: Shape) -> Iterator[Shape]:
     return iter(np.ndindex(*kernel))
 
 
-def at(index: Iterable[Any]) -> tuple[Any, ...]:
+def spatial_index(index: Iterable[Any]) -> tuple[Any, ...]:
     """Return an index of [N, C, spatial...] from one for the spatial axes."""
     return (slice(None), slice(None), *index)
 
 
-def under(offset: Shape, counts: Shape, strides: Shape, dilations: Shape) -> tuple[Any, ...]:
+def elements_at_offset(
+    offset: Shape, counts: Shape, strides: Shape, dilations: Shape
+) -> tuple[Any, ...]:
     """Return the index of the elements of a padded array that all windows read at one offset."""
     starts = [o * dilation for o, dilation in zip(offset, dilations, strict=True)]
-    return at(
+    return spatial_index(
         slice(first, first + (count - 1) * stride + 1, stride)
         for first, count, stride in zip(starts, counts, strides, strict=True)
     )

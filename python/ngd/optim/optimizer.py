@@ -99,7 +99,7 @@ class ParameterGroup:
         return any(of is variable for variable in self._variables)
 
 
-def updated(old: Variable, value: Node, where: Node | None) -> Node:
+def update_where(old: Variable, value: Node, where: Node | None) -> Node:
     """Return the next value of a variable. If `where` is false, it is the old value."""
     return value if where is None else ops.where(where, value, old)
 
@@ -197,7 +197,7 @@ class State:
             The next value, of the shape of the parameter.
         """
         old = self.now(name)
-        self.next[old] = updated(old, value, self._where)
+        self.next[old] = update_where(old, value, self._where)
         return self.next[old]
 
 
@@ -296,7 +296,7 @@ class Optimizer:
         """
         raise NotImplementedError(type(self).__name__)
 
-    def apart(self, name: str) -> Optimizer:
+    def with_own_state(self, name: str) -> Optimizer:
         """Return an optimizer with the same rule, options and learning rate, and its own state.
 
         The copy does not clip, because the norm of some parameters is not the global norm. It does
@@ -493,12 +493,12 @@ class Optimizer:
         num_done = ops.cast(self.step, float64)
         lr = self.lr if isinstance(self.lr, Node) else self.lr(num_done)
         lr = ops.cast(lr, float64)
-        updates: dict[Variable, Node] = {self.step: updated(self.step, self.step + 1, where)}
+        updates: dict[Variable, Node] = {self.step: update_where(self.step, self.step + 1, where)}
         for v, g in gradients.items():
             options = next((o.options for o in self.groups if o.holds(v)), {})
             state = State(self, v, lr, num_done + 1.0, {**self.options, **options}, where)
             new = self.rule(ops.cast(v, state.dtype), ops.cast(g, state.dtype), state)
-            updates[v] = updated(v, ops.cast(new, v.dtype), where)
+            updates[v] = update_where(v, ops.cast(new, v.dtype), where)
             updates |= state.next
         return updates
 

@@ -19,7 +19,7 @@ from paddle.distributed.fleet import DistributedStrategy
 
 from .._util.callsite import call_site
 from . import operations, world
-from .objects import gathered
+from .objects import gather_objects
 from .parallel import DataParallel
 
 SUPPORTED: Final = {
@@ -77,7 +77,7 @@ def init(
     ranks = world.init_parallel_env()
     expect_supported(strategy, "fleet.init", ranks.nranks)
     _state.strategy = strategy
-    _state.hosts = gathered(ranks.group, socket.gethostname(), call_site())
+    _state.hosts = gather_objects(ranks.group, socket.gethostname(), call_site())
 
 
 def expect_supported(strategy: Any, where: str, size: int) -> None:
@@ -113,7 +113,7 @@ def expect_initialized() -> world.Group:
             "ngd.paddle.fleet: expected an initialized fleet; got none. Call "
             "fleet.init(is_collective=True) first."
         )
-    return world.chosen(None)
+    return world.group_or_world(None)
 
 
 def distributed_model(model: Any) -> Any:

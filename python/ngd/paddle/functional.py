@@ -18,7 +18,7 @@ from .._util.callsite import call_site
 from ..comm.checks import block_rows, normal_axis
 from ..errors import GradientError
 from .memory import NAMES, Tensor, elements, reduction
-from .world import Group, chosen
+from .world import Group, group_or_world
 
 LINEAR = (ReduceOp.SUM, ReduceOp.AVG)
 """The reductions that have a gradient."""
@@ -150,7 +150,7 @@ def all_reduce(x: Tensor, op: int = ReduceOp.SUM, group: Group | None = None) ->
         The ranks; by default the world.
     """
     expect_gradient(x, op, "functional.all_reduce")
-    return AllReduce.apply(x, op, chosen(group))
+    return AllReduce.apply(x, op, group_or_world(group))
 
 
 def reduce_scatter(x: Tensor, op: int = ReduceOp.SUM, group: Group | None = None) -> Tensor:
@@ -168,7 +168,7 @@ def reduce_scatter(x: Tensor, op: int = ReduceOp.SUM, group: Group | None = None
     group : Group, optional
         The ranks; by default the world.
     """
-    where, ranks = "functional.reduce_scatter", chosen(group)
+    where, ranks = "functional.reduce_scatter", group_or_world(group)
     expect_rows(x, where, ranks)
     expect_gradient(x, op, where)
     return ReduceScatter.apply(x, op, ranks)
@@ -187,7 +187,7 @@ def all_gather(x: Tensor, group: Group | None = None) -> Tensor:
         The ranks; by default the world.
     """
     expect_rows(x, "functional.all_gather")
-    return AllGather.apply(x, chosen(group))
+    return AllGather.apply(x, group_or_world(group))
 
 
 def broadcast(x: Tensor, src: int, group: Group | None = None) -> Tensor:
@@ -204,9 +204,9 @@ def broadcast(x: Tensor, src: int, group: Group | None = None) -> Tensor:
     group : Group, optional
         The ranks; by default the world.
     """
-    where, ranks = "functional.broadcast", chosen(group)
+    where, ranks = "functional.broadcast", group_or_world(group)
     elements(x, where)
-    return Broadcast.apply(x, ranks.place_of(src, where, "src"), ranks)
+    return Broadcast.apply(x, ranks.group_rank_of(src, where, "src"), ranks)
 
 
 def all_to_all(x: Tensor, group: Group | None = None) -> Tensor:
@@ -222,6 +222,6 @@ def all_to_all(x: Tensor, group: Group | None = None) -> Tensor:
     group : Group, optional
         The ranks; by default the world.
     """
-    ranks = chosen(group)
+    ranks = group_or_world(group)
     expect_rows(x, "functional.all_to_all", ranks)
     return AllToAll.apply(x, ranks)

@@ -59,14 +59,14 @@ def as_numbers(flat: Array) -> Array:
     return flat.view(flat.real.dtype) if flat.dtype.kind == "c" else flat
 
 
-def place(tensor: Tensor, where: str) -> tuple[Array, Finish]:
+def destination_for(tensor: Tensor, where: str) -> tuple[Array, Finish]:
     """Return a contiguous array to receive into, and a function that then fills the tensor.
 
     If the tensor is contiguous, the array is its own memory.
     """
     array = view(tensor, where)
     if array.flags.c_contiguous:
-        return as_numbers(array.reshape(-1)), nothing
+        return as_numbers(array.reshape(-1)), no_copy
     staging = np.empty(array.shape, array.dtype)
 
     def put() -> None:
@@ -75,16 +75,16 @@ def place(tensor: Tensor, where: str) -> tuple[Array, Finish]:
     return as_numbers(staging.reshape(-1)), put
 
 
-def joined(tensors: Sequence[Tensor], where: str) -> Array:
+def concatenate(tensors: Sequence[Tensor], where: str) -> Array:
     """Return a copy of the elements of several tensors, one after the other."""
     parts = [elements(tensor, where) for tensor in tensors]
     same_dtype(parts, where)
     return np.concatenate(parts)
 
 
-def place_of_all(tensors: Sequence[Tensor], where: str) -> tuple[Array, Finish]:
+def destination_for_all(tensors: Sequence[Tensor], where: str) -> tuple[Array, Finish]:
     """Return one array for several tensors, and a function that fills the tensors from it."""
-    destinations = [place(tensor, where) for tensor in tensors]
+    destinations = [destination_for(tensor, where) for tensor in tensors]
     same_dtype([each for each, _ in destinations], where)
     whole = np.empty(sum(each.size for each, _ in destinations), destinations[0][0].dtype)
 
@@ -98,7 +98,7 @@ def place_of_all(tensors: Sequence[Tensor], where: str) -> tuple[Array, Finish]:
     return whole, put
 
 
-def nothing() -> None:
+def no_copy() -> None:
     """Do nothing: the data is already at its destination."""
 
 

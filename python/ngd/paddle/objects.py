@@ -12,7 +12,7 @@ from .. import comm
 from .._util.callsite import call_site
 from ..dtypes import Array
 from .memory import blocks
-from .world import Group, chosen, is_outside
+from .world import Group, group_or_world, is_outside
 
 
 def bytes_of(value: Any) -> Array:
@@ -34,16 +34,16 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Group | None = No
     group : Group, optional
         The ranks; by default the world.
     """
-    ranks, site = chosen(group), call_site()
+    ranks, site = group_or_world(group), call_site()
     if is_outside(ranks):
         return
-    object_list += gathered(ranks.group, obj, site)
+    object_list += gather_objects(ranks.group, obj, site)
 
 
-def gathered(group: comm.Group, value: Any, site: str) -> list[Any]:
+def gather_objects(group: comm.Group, value: Any, site: str) -> list[Any]:
     """Return the list of the objects of all ranks."""
     pickled = bytes_of(value)
-    with group.under_way():
+    with group.collectives_scope():
         counts = group.all_gather(np.array([pickled.size]), site=site)
         all_pickles = group.all_gather_v(pickled, counts=counts, site=site)
     return [pickle.loads(part.tobytes()) for part in np.split(all_pickles, np.cumsum(counts)[:-1])]
@@ -65,10 +65,10 @@ def broadcast_object_list(object_list: list[Any], src: int, group: Group | None 
     group : Group, optional
         The ranks; by default the world.
     """
-    ranks, where, site = chosen(group), "broadcast_object_list", call_site()
+    ranks, where, site = group_or_world(group), "broadcast_object_list", call_site()
     if is_outside(ranks):
         return
-    root = ranks.place_of(src, where, "src")
+    root = ranks.group_rank_of(src, where, "src")
     objects = list(object_list) if root == ranks.rank else None
     received = broadcast_pickled(ranks.group, objects, root, site)
     if len(received) != len(object_list):
@@ -82,7 +82,7 @@ def broadcast_object_list(object_list: list[Any], src: int, group: Group | None 
 def broadcast_pickled(group: comm.Group, value: Any, root: int, site: str) -> Any:
     """Return the object of the root on all ranks."""
     pickled = bytes_of(value)
-    with group.under_way():
+    with group.collectives_scope():
         size = group.broadcast(np.array([pickled.size]), root, site=site)
         data = pickled if group.rank == root else np.empty(int(size[0]), np.uint8)
         return pickle.loads(group.broadcast(data, root, site=site))
@@ -109,10 +109,10 @@ def scatter_object_list(
     group : Group, optional
         The ranks; by default the world.
     """
-    ranks, where, site = chosen(group), "scatter_object_list", call_site()
+    ranks, where, site = group_or_world(group), "scatter_object_list", call_site()
     if is_outside(ranks):
         return
-    root = ranks.place_of(src, where, "src")
+    root = ranks.group_rank_of(src, where, "src")
     objects = None
     if root == ranks.rank:
         objects = blocks(in_object_list, ranks.nranks, where, "in_object_list")

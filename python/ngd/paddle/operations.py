@@ -27,15 +27,15 @@ from .memory import (
     Finish,
     Tensor,
     blocks,
+    concatenate,
+    destination_for,
+    destination_for_all,
     elements,
     expect_size,
-    joined,
-    nothing,
-    place,
-    place_of_all,
+    no_copy,
     reduction,
 )
-from .world import Group, chosen, is_outside
+from .world import Group, group_or_world, is_outside
 
 
 class Task:
@@ -43,7 +43,7 @@ class Task:
 
     def __init__(self, work: Work, tensors: Sequence[Tensor], finish: Finish) -> None:
         self.work, self.tensors, self.finish = work, tensors, finish
-        self.over = False
+        self.is_done = False
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for the collective, fill its tensors and return True.
@@ -54,7 +54,7 @@ class Task:
             The longest time to wait, in seconds. After it, False is returned and the collective
             continues. Without a timeout, the collective fails after NGD_TIMEOUT.
         """
-        if self.over:
+        if self.is_done:
             return True
         try:
             self.work.wait(timeout)
@@ -63,18 +63,18 @@ class Task:
                 raise
             return False
         self.finish()
-        self.over = True
+        self.is_done = True
         return True
 
     synchronize = wait
 
     def is_completed(self) -> bool:
         """Return True if `wait` would return or raise immediately."""
-        return self.over or self.work.done()
+        return self.is_done or self.work.done()
 
     def is_sync(self) -> bool:
         """Return True if the collective is complete and its tensors are filled."""
-        return self.over
+        return self.is_done
 
 
 _pending: Final[list[Task]] = []
@@ -95,7 +95,7 @@ def start_task(work: Work, tensors: Sequence[Tensor], finish: Finish, sync_op: b
 def is_settled(task: Task) -> bool:
     """Return True if a task has completed or failed."""
     with contextlib.suppress(CollectiveError):
-        return task.over or (task.work.done() and task.wait())
+        return task.is_done or (task.work.done() and task.wait())
     return True
 
 
@@ -132,9 +132,9 @@ class Staged(NamedTuple):
 def stage_whole(tensor: Tensor, where: str, gets_result: bool) -> Staged:
     """Prepare a collective whose operand and result are the same tensor."""
     if not gets_result:
-        return Staged(elements(tensor, where), None, nothing, [tensor])
-    out, finish = place(tensor, where)
-    source = out if finish is nothing else elements(tensor, where)
+        return Staged(elements(tensor, where), None, no_copy, [tensor])
+    out, finish = destination_for(tensor, where)
+    source = out if finish is no_copy else elements(tensor, where)
     return Staged(source, out, finish, [tensor])
 
 
@@ -148,7 +148,7 @@ def stage_gather(tensor: Tensor, given: Any, count: int, where: str, list_name: 
 
 def stage_scatter(tensor: Tensor, given: Any, count: int, where: str, list_name: str) -> Staged:
     """Prepare a collective from `given`, which has one block per rank, to a tensor."""
-    out, finish = place(tensor, where)
+    out, finish = destination_for(tensor, where)
     source, tensors = stage_inputs(given, count, where, list_name)
     expect_size(source, count * out.size, where, list_name)
     return Staged(source, out, finish, [tensor, *tensors])
@@ -162,14 +162,14 @@ def stage_outputs(
     `given` is one tensor for all blocks, or a list of tensors.
     """
     if isinstance(given, paddle.Tensor):
-        return *place(given, where), [given]
+        return *destination_for(given, where), [given]
     if isinstance(given, list) and not given:
         given += [paddle.empty_like(like) for _ in range(count)]
     tensors = blocks(given, count, where, name)
     size = like.size
     for each in tensors:
         expect_size(elements(each, where), size * elements_each(like), where, name)
-    return *place_of_all(tensors, where), tensors
+    return *destination_for_all(tensors, where), tensors
 
 
 def elements_each(tensor: Tensor) -> int:
@@ -182,7 +182,7 @@ def stage_inputs(given: Any, count: int, where: str, name: str) -> tuple[Array, 
     if isinstance(given, paddle.Tensor):
         return elements(given, where), [given]
     tensors = blocks(given, count, where, name)
-    whole = joined(tensors, where)
+    whole = concatenate(tensors, where)
     for each in tensors:
         expect_size(elements(each, where), whole.size // count, where, name)
     return whole, tensors
@@ -207,20 +207,22 @@ def start_collective(
     """
     kind, site = KINDS[name], call_site()
     arguments: dict[str, Any] = {}
-    if kind.rooted:
-        arguments["root"] = ranks.place_of(root, name, "src" if kind.rooted == "gives" else "dst")
+    if kind.root_only:
+        arguments["root"] = ranks.group_rank_of(
+            root, name, "src" if kind.root_only == "operand" else "dst"
+        )
     if kind.reduces:
         arguments["op"] = reduction(op, tensor, name)
     is_root = arguments.get("root", ranks.rank) == ranks.rank
-    if kind.gives == "blocks" and is_root:
+    if kind.operand == "blocks" and is_root:
         staged = stage_scatter(tensor, given, ranks.nranks, name, list_name)
-    elif kind.gets == "blocks" and is_root:
+    elif kind.result == "blocks" and is_root:
         staged = stage_gather(tensor, given, ranks.nranks, name, list_name)
-    elif kind.gives == "blocks":
-        out, finish = place(tensor, name)
+    elif kind.operand == "blocks":
+        out, finish = destination_for(tensor, name)
         staged = Staged(None, out, finish, [tensor])
     else:
-        staged = stage_whole(tensor, name, gets_result=is_root or kind.rooted != "gets")
+        staged = stage_whole(tensor, name, gets_result=is_root or kind.root_only != "result")
     call = getattr(ranks.group, name)
     work = call(staged.source, out=staged.out, async_op=True, site=site, **arguments)
     return start_task(work, staged.tensors, staged.finish, sync_op)
@@ -228,7 +230,7 @@ def start_collective(
 
 def run_collective(name: str, group: Group | None, *args: Any, **kwargs: Any) -> Task | None:
     """Start a collective, or warn and return None if this rank is not in the group."""
-    ranks = chosen(group)
+    ranks = group_or_world(group)
     if is_outside(ranks, stacklevel=4):
         return None
     return start_collective(name, ranks, *args, **kwargs)
@@ -333,7 +335,7 @@ def all_gather(
     NotMemberError
         This rank is not a member of the group.
     """
-    ranks = chosen(group)
+    ranks = group_or_world(group)
     if not ranks.is_member():
         raise NotMemberError(f"all_gather: group: expected one that has this rank; got {ranks!r}")
     return start_collective("all_gather", ranks, tensor, tensor_list, sync_op=sync_op)
@@ -444,7 +446,7 @@ def alltoall(
     sync_op : bool
         If True, the call waits for the result.
     """
-    ranks, where = chosen(group), "alltoall"
+    ranks, where = group_or_world(group), "alltoall"
     if is_outside(ranks):
         return None
     if isinstance(in_tensor_list, paddle.Tensor) and isinstance(out_tensor_list, paddle.Tensor):
@@ -453,8 +455,8 @@ def alltoall(
     if isinstance(out_tensor_list, list) and not out_tensor_list:
         out_tensor_list += [paddle.empty_like(each) for each in sent]
     filled = blocks(out_tensor_list, ranks.nranks, where, "out_tensor_list")
-    source = joined(sent, where)
-    array, finish = place_of_all(filled, where)
+    source = concatenate(sent, where)
+    array, finish = destination_for_all(filled, where)
     work = ranks.group.all_to_all_v(
         source,
         [elements(each, where).size for each in sent],
@@ -489,11 +491,11 @@ def alltoall_single(
     sync_op : bool
         If True, the call waits for the result.
     """
-    ranks, where, site = chosen(group), "alltoall_single", call_site()
+    ranks, where, site = group_or_world(group), "alltoall_single", call_site()
     if is_outside(ranks):
         return None
     source = elements(in_tensor, where)
-    array, finish = place(out_tensor, where)
+    array, finish = destination_for(out_tensor, where)
     work = ranks.group.all_to_all_v(
         source,
         split(in_tensor, source, in_split_sizes, ranks.nranks, "in_split_sizes"),
@@ -536,12 +538,12 @@ def send(
     sync_op : bool
         If True, the call waits for the result.
     """
-    ranks, where, site = chosen(group), "send", call_site()
+    ranks, where, site = group_or_world(group), "send", call_site()
     if is_outside(ranks):
         return None
-    to = ranks.place_of(dst, where, "dst")
+    to = ranks.group_rank_of(dst, where, "dst")
     work = ranks.group.send(elements(tensor, where), to, async_op=True, site=site)
-    return start_task(work, [tensor], nothing, sync_op)
+    return start_task(work, [tensor], no_copy, sync_op)
 
 
 def recv(
@@ -562,13 +564,13 @@ def recv(
     sync_op : bool
         If True, the call waits for the result.
     """
-    ranks, where, site = chosen(group), "recv", call_site()
+    ranks, where, site = group_or_world(group), "recv", call_site()
     if is_outside(ranks):
         return None
     if src is None:
         raise ValueError(f"{where}: src: expected a rank; got None. Give the rank that sends.")
-    source = ranks.place_of(src, where, "src")
-    array, finish = place(tensor, where)
+    source = ranks.group_rank_of(src, where, "src")
+    array, finish = destination_for(tensor, where)
     work = ranks.group.recv(source, out=array, async_op=True, site=site)
     return start_task(work, [tensor], finish, sync_op)
 
@@ -648,6 +650,6 @@ def barrier(group: Group | None = None) -> None:
 
     Corresponds to `paddle.distributed.barrier`.
     """
-    ranks = chosen(group)
+    ranks = group_or_world(group)
     if ranks.is_member():
         ranks.group.barrier(site=call_site())

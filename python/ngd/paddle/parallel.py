@@ -17,8 +17,8 @@ from .._util.callsite import call_site
 from ..comm import Work
 from ..dtypes import Array
 from ..errors import CollectiveError
-from .memory import Finish, Tensor, elements, nothing, place
-from .world import Group, chosen
+from .memory import Finish, Tensor, destination_for, elements, no_copy
+from .world import Group, group_or_world
 
 MEGABYTE: Final = 1 << 20
 
@@ -106,7 +106,7 @@ class Gradients:
         work = self.ranks.group.all_reduce(
             arrays, op="mean", out=arrays, async_op=True, site=self.site
         )
-        self.pending.append((work, [finish for _, finish in destinations if finish is not nothing]))
+        self.pending.append((work, [finish for _, finish in destinations if finish is not no_copy]))
 
     def memory_of(self, number: int) -> tuple[Array, Finish]:
         """Return the memory of a gradient; a gradient that does not exist counts as zeros."""
@@ -233,7 +233,7 @@ class DataParallel(paddle.nn.Layer):
             raise ValueError(
                 f"DataParallel: strategy: expected None; got {strategy!r}. Leave it out."
             )
-        ranks = chosen(group)
+        ranks = group_or_world(group)
         if not ranks.is_member():
             raise ValueError(f"DataParallel: group: expected one that has this rank; got {ranks!r}")
         super().__init__(layers.full_name() + "_data_parallel")
@@ -293,8 +293,8 @@ class DataParallel(paddle.nn.Layer):
 
 def filled_memory(tensor: Tensor, where: str) -> tuple[Array, Finish]:
     """Return a contiguous array with a tensor's values, and a function that copies it back."""
-    array, finish = place(tensor, where)
-    if finish is not nothing:
+    array, finish = destination_for(tensor, where)
+    if finish is not no_copy:
         array[...] = elements(tensor, where)
     return array, finish
 

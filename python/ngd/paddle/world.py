@@ -81,7 +81,7 @@ class Group:
         """
         return self.ranks[rank] if self.is_member() else -1
 
-    def place_of(self, rank: int, where: str, name: str) -> int:
+    def group_rank_of(self, rank: int, where: str, name: str) -> int:
         """Return the rank in the group of a rank of the world, which must be a member."""
         return position_of_world_rank(rank, self.ranks, where, name)
 
@@ -173,7 +173,7 @@ def get_rank(group: Group | None = None) -> int:
     """
     if group is not None:
         return group.rank
-    return chosen(None).rank if is_initialized() else detect().rank
+    return group_or_world(None).rank if is_initialized() else detect().rank
 
 
 def get_world_size(group: Group | None = None) -> int:
@@ -183,7 +183,7 @@ def get_world_size(group: Group | None = None) -> int:
     """
     if group is not None:
         return group.world_size
-    return chosen(None).nranks if is_initialized() else detect().size
+    return group_or_world(None).nranks if is_initialized() else detect().size
 
 
 def get_backend(group: Group | None = None) -> str:
@@ -191,7 +191,7 @@ def get_backend(group: Group | None = None) -> str:
 
     Corresponds to `paddle.distributed.get_backend`.
     """
-    return chosen(group).backend
+    return group_or_world(group).backend
 
 
 def new_group(
@@ -211,7 +211,7 @@ def new_group(
     timeout
         It must be None: NGD_TIMEOUT sets the timeout of all groups.
     """
-    world = chosen(None)
+    world = group_or_world(None)
     if backend not in (None, "ngd", "gloo"):
         raise ValueError(f"new_group: backend: expected None, 'ngd' or 'gloo'; got {backend!r}")
     if timeout is not None:
@@ -250,7 +250,7 @@ def destroy_process_group(group: Group | None = None) -> None:
 
     Corresponds to `paddle.distributed.destroy_process_group`.
     """
-    world = chosen(None)
+    world = group_or_world(None)
     target = world if group is None else group
     if _groups.groups.get(target.id) is not target:
         raise ValueError(f"destroy_process_group: expected a group that there is; got {target!r}")
@@ -260,7 +260,7 @@ def destroy_process_group(group: Group | None = None) -> None:
             each.group.close()
 
 
-def chosen(group: Group | None) -> Group:
+def group_or_world(group: Group | None) -> Group:
     """Return the group, or the world if `group` is None."""
     if group is None:
         if not is_initialized():

@@ -2,7 +2,7 @@
 """The passes of the compiler: from the user's graph to a schedule and a memory plan."""
 
 from .fingerprint import computation
-from .memory.plan import Plan, Step
+from .memory.plan import Instruction, Plan
 from .memory.planner import plan_memory
 from .op_costs import cost_of_graph
 from .options import CompileOptions
@@ -13,10 +13,10 @@ from .target import Sharing, Target, Verdict
 
 __all__ = [
     "CompileOptions",
+    "Instruction",
     "Plan",
     "Schedule",
     "Sharing",
-    "Step",
     "Target",
     "Verdict",
     "computation",

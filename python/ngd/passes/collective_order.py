@@ -2,8 +2,8 @@
 """The order of collectives, which is equal on all ranks, and their split into start and wait.
 
 A *collective* in this file is a node that communicates: a collective op, or a loop or branch with
-one in its body. All ranks have to start the collectives of a step in the same order. `in_order`
-finds this order from the structure of the graph, and `order_collectives` stores it (`Op.order`).
+one in its body. All ranks have to start the collectives of a step in the same order.
+`collectives_in_order` finds this order from the structure of the graph, and `order_collectives` stores it (`Op.order`).
 Later `split_collectives` replaces each collective op by two nodes. The *start* passes the operand
 to the communicator. The *wait* returns when the result is complete. Between the two the collective
 is *pending*, and other instructions run.
@@ -27,7 +27,7 @@ from .options import CompileOptions
 from .target import Target
 
 
-def in_order(graph: Graph) -> list[Node]:
+def collectives_in_order(graph: Graph) -> list[Node]:
     """Return the nodes that communicate, in the order in which every rank starts them.
 
     This is the order of depth, so that the gradients that the backward pass computes first are sent
@@ -52,7 +52,7 @@ def in_order(graph: Graph) -> list[Node]:
         if is_counted and is_message(node):
             pair = node.op, node.attrs.get("group"), node.attrs["root"]
             depth[node] = latest[pair] = max(depth[node], latest.get(pair, 0))
-        if node.several:
+        if node.has_several_results:
             depth.update(dict.fromkeys(node.results, depth[node]))
     return sorted(
         (n for n in graph.nodes if n in communicating),
@@ -60,14 +60,14 @@ def in_order(graph: Graph) -> list[Node]:
     )
 
 
-def talks(graph: Graph) -> bool:
+def depends_on_group(graph: Graph) -> bool:
     """Return whether a graph has collectives, or values such as the rank's number."""
     return any(communicates(n) or n.op.comm.has_group_value for n in graph.nodes)
 
 
 def is_message(node: Node) -> bool:
     """Return whether a node is a send or a receive between two ranks."""
-    return isinstance(node.op, Collective) and node.op.kind.between_two
+    return isinstance(node.op, Collective) and node.op.kind.is_point_to_point
 
 
 def order_collectives(graph: Graph, target: Target, options: CompileOptions) -> Graph:
@@ -82,9 +82,9 @@ def order_collectives(graph: Graph, target: Target, options: CompileOptions) -> 
     built in the same way on all ranks. A key of new nodes could differ: two operands may become one
     node on a rank that is the only member of a group.
     """
-    if not talks(graph):
+    if not depends_on_group(graph):
         return graph
-    orders = {node: Order(number) for number, node in enumerate(in_order(graph))}
+    orders = {node: Order(number) for number, node in enumerate(collectives_in_order(graph))}
     merged = Merged()
 
     def change(node: Node, inputs: tuple[Node, ...]) -> Node:
@@ -92,7 +92,7 @@ def order_collectives(graph: Graph, target: Target, options: CompileOptions) -> 
         if node.op.comm.has_group_value:
             return constant_node(node.op.group_value(group, **node.attrs))
         if isinstance(node.op, Control) and node in orders:
-            return node.op.numbered(orders[node]).node(inputs, node.attrs)
+            return node.op.with_order(orders[node]).node(inputs, node.attrs)
         if not isinstance(node.op, Collective):
             return node.with_inputs(inputs)
         check_root(node, group.rank, group.size)

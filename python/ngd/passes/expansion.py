@@ -58,7 +58,7 @@ def expand(graph: Graph, target: Target, options: CompileOptions) -> Graph:
         accepted_results = (
             Graph((), roots).rewrite(change, topological(roots, stop=node.inputs)).outputs
         )
-        return accepted_results if node.several else accepted_results[0]
+        return accepted_results if node.has_several_results else accepted_results[0]
 
     def change(node: Node, inputs: tuple[Node, ...]) -> Node | tuple[Node, ...]:
         return settle(node.with_inputs(inputs))

@@ -25,7 +25,7 @@ from ..dtypes import DType, float32
 from ..graph.graph import Body, Graph
 from ..graph.leaves import CONSTANT
 from ..graph.node import Node
-from .collective_order import in_order
+from .collective_order import collectives_in_order
 
 EXTENTS: Final = frozenset({"shape", "extents", "length", "size", "sizes", "spatial"})
 LOCAL: Final = EXTENTS | {"counts", "receive_counts", "group", "algorithm"}
@@ -81,7 +81,7 @@ def number_of(graph: Graph, digests: dict[int, bytes], precision: DType = float3
         digests[node.id] = whole
         for other in node.results[1:]:
             digests[other.id] = combine_digests([whole, str(other.number).encode()])
-    sent = [digests[node.id] for node in in_order(graph)]
+    sent = [digests[node.id] for node in collectives_in_order(graph)]
     if precision != float32:
         sent.append(precision.name.encode())
     if graph.updates:

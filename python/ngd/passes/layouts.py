@@ -24,7 +24,7 @@ from ..dtypes import Shape
 from ..graph.graph import Graph
 from ..graph.node import Node, Op
 from ..graph.registry import OPS
-from ..ops._shape import inverse, moved, reshape
+from ..ops._shape import inverse, reshape, transpose_cheaply
 from .options import CompileOptions
 from .target import Target, query_node
 
@@ -112,7 +112,7 @@ def move_elementwise_transposition(
         if reordered is None:
             return None
         operands.append(reordered)
-    replacement = moved(node.op.node(operands, node.attrs), axes)
+    replacement = transpose_cheaply(node.op.node(operands, node.attrs), axes)
     return (
         replacement if replacement.type == node.type else None
     )  # without the broadcasts, its shape may be smaller
@@ -133,7 +133,7 @@ def without_transposition(
     if operand.ndim == 0:
         return operand
     padded = reshape(operand, (*(1,) * (node.ndim - operand.ndim), *operand.shape))
-    reordered = moved(padded, inverse(axes))
+    reordered = transpose_cheaply(padded, inverse(axes))
     is_small = operand.type.count * SMALL <= node.type.count
     is_free = (
         not reordered.op.layout.is_transpose

@@ -37,23 +37,23 @@ def shard_lengths(bounds: Sequence[int]) -> tuple[int, ...]:
 class Partition:
     """The ranks among which variables are divided."""
 
-    here: Ranks
+    host_ranks: Ranks
     """The ranks of this host."""
-    there: Ranks = ONE_RANK
+    counterparts: Ranks = ONE_RANK
     """The counterparts: the rank with the same local index on each host, in the order of the hosts.
     """
-    apart: bool = False
+    is_once_over_hosts: bool = False
     """True if a variable that only updates read has one copy over all hosts, not one per host."""
 
     @property
     def parts(self) -> int:
         """The number of parts that a variable is divided into."""
-        return self.here.size * (self.there.size if self.apart else 1)
+        return self.host_ranks.size * (self.counterparts.size if self.is_once_over_hosts else 1)
 
     def slice(self, count: int) -> tuple[int, int]:
         """Return the begin and end of this rank's shard in its host's copy of `count` elements."""
-        offsets = shard_bounds(count, self.here.size)
-        return offsets[self.here.rank], offsets[self.here.rank + 1]
+        offsets = shard_bounds(count, self.host_ranks.size)
+        return offsets[self.host_ranks.rank], offsets[self.host_ranks.rank + 1]
 
     def part(self, count: int) -> tuple[int, int]:
         """Return the begin and end of the elements that this rank updates.
@@ -62,7 +62,7 @@ class Partition:
         they are the host's part of this shard.
         """
         begin, end = self.slice(count)
-        if not self.apart:
+        if not self.is_once_over_hosts:
             return begin, end
-        offsets = shard_bounds(end - begin, self.there.size)
-        return begin + offsets[self.there.rank], begin + offsets[self.there.rank + 1]
+        offsets = shard_bounds(end - begin, self.counterparts.size)
+        return begin + offsets[self.counterparts.rank], begin + offsets[self.counterparts.rank + 1]

@@ -25,9 +25,9 @@ from .memory.plan import Plan
 from .memory.planner import plan_memory
 from .options import CompileOptions
 from .precision import drop_unread, has_low_precision, lower_precision
-from .recompute import within
+from .recompute import plan_within_limit
 from .scheduling import schedule
-from .sharding.updates import update_in_slices
+from .sharding.updates import shard_updates
 from .simplification import simplify
 from .target import Target
 
@@ -54,7 +54,7 @@ PER_OP: Final[tuple[Entry, ...]] = (
     When(has_composites, (simplify, fuse_post_operations)),
     expand,
     simplify,
-    update_in_slices,
+    shard_updates,
     assign_layouts,
     When(was_changed, (simplify,)),
     fuse_post_operations,
@@ -91,7 +91,7 @@ def run(graph: Graph, target: Target, options: CompileOptions) -> Plan:
     plan_of = partial(fuse_and_plan, target=target, options=options)
     if options.memory_limit is None:
         return plan_of(graph)
-    return within(graph, target, options, options.memory_limit, plan_of)
+    return plan_within_limit(graph, target, options, options.memory_limit, plan_of)
 
 
 def fuse_and_plan(graph: Graph, target: Target, options: CompileOptions) -> Plan:

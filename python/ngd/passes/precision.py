@@ -82,7 +82,7 @@ class Uses:
         self.wanted: set[Node] = set()
         self.exact: set[Node] = {value for _, value in graph.updates}
         self.of_variables = made_of_variables(graph)
-        self.wide: set[Node] = {*graph.roots}
+        self.float32_values: set[Node] = {*graph.roots}
         self.products: dict[Node, DType] = {}
         """The dtype in which the result of each product is stored."""
         self.others: set[Node] = set()
@@ -95,9 +95,9 @@ class Uses:
 
     def visit(self, node: Node) -> None:
         """Record in which dtypes a node needs its operands. Its readers were visited before it."""
-        wide_flags = zip(node.results, stay_wide(node), strict=True)
-        self.wide.update(result for result, is_wide in wide_flags if is_wide)
-        self.wide.update(chosen_values(node))
+        wide_flags = zip(node.results, stay_float32(node), strict=True)
+        self.float32_values.update(result for result, is_wide in wide_flags if is_wide)
+        self.float32_values.update(chosen_values(node))
         floats = [x for x in node.inputs if x.dtype == float32]
         self.demand_exact(node, floats)
         if node.op.numerics.is_contraction and node.dtype == float32:
@@ -111,7 +111,7 @@ class Uses:
         elif node.op.numerics.has_float32_results and self.has_16_bit_kernel(node):
             self.others.add(node)
         elif not (node.op.kernel.reduction and self.target):
-            self.wide.update(floats)
+            self.float32_values.update(floats)
 
     def demand_exact(self, node: Node, floats: Sequence[Node]) -> None:
         """Mark the operands of a node that must stay exact.
@@ -127,7 +127,7 @@ class Uses:
         if node.op.comm.is_collective or (hands_on and self.exact.intersection(unreduced(node))):
             exact.update(floats)
         self.exact.update(exact)
-        self.wide.update(exact)
+        self.float32_values.update(exact)
 
     def visit_move(self, node: Node, floats: Sequence[Node]) -> None:
         """Decide whether an op that moves elements moves 16-bit floats."""
@@ -137,17 +137,19 @@ class Uses:
             self.others.add(node)
             self.wanted.update(floats)
         else:
-            self.wide.update(floats)
+            self.float32_values.update(floats)
 
     def visit_product(self, node: Node) -> None:
         """Decide in which dtype a product is stored, if its factors may be 16-bit floats."""
-        if node.wide:
-            self.wide.update(node.inputs)
+        if node.keeps_float32:
+            self.float32_values.update(node.inputs)
             return
         operand_types = [
             x.type if n > 1 else self.as_16_bits(x.type) for n, x in enumerate(node.inputs)
         ]
-        own_dtype = self.dtype if node in self.wanted and node not in self.wide else float32
+        own_dtype = (
+            self.dtype if node in self.wanted and node not in self.float32_values else float32
+        )
         for dtype in dict.fromkeys((own_dtype, float32)):
             if self.has_kernel(node, operand_types, [Type(dtype, node.shape)]):
                 self.products[node] = dtype
@@ -155,16 +157,16 @@ class Uses:
                 added = [x for x in node.inputs[2:] if x.type == node.type]
                 if dtype == self.dtype:
                     self.wanted.update(added)
-                self.wide.update(x for x in node.inputs[2:] if x.type != node.type)
+                self.float32_values.update(x for x in node.inputs[2:] if x.type != node.type)
                 return
         if node.type.count:
             self.unsupported = node
-        self.wide.update(node.inputs)
+        self.float32_values.update(node.inputs)
 
     def moves_16_bits(self, node: Node) -> bool:
         """Return whether an op that moves elements should move 16-bit floats."""
         floats = [r for r in node.results if r.dtype == float32]
-        if not self.wanted.intersection(floats) or self.wide.intersection(floats):
+        if not self.wanted.intersection(floats) or self.float32_values.intersection(floats):
             return False
         source = source_of(node.inputs[0])
         if isinstance(source.op, Leaf) and source.type.count > node.type.count:
@@ -241,7 +243,7 @@ class Rewriting:
                 operands = [self.to_16_bits(x) for x in inputs]
             made = op.node(operands, node.attrs)
             results = tuple(map(self.replacement_of, node.results, made.results))
-            return results if node.several else results[0]
+            return results if node.has_several_results else results[0]
         if isinstance(op, FusedKernel):
             return self.fused(node, inputs)
         if op.kernel.reduction and inputs[0] in self.stored:
@@ -265,7 +267,7 @@ class Rewriting:
         kernel.read(operands)
         for number, result in enumerate(kernel.results):
             if result in self.uses.wanted and result.type == Type(float32, kernel.shape):
-                kernel.store(number, keeps_wide=result in self.uses.wide)
+                kernel.store(number, keeps_wide=result in self.uses.float32_values)
         made, target = kernel.node(operands), self.uses.target
         if made is None or (target and not accepted(made, target)):
             return node.with_inputs(inputs)
@@ -273,7 +275,7 @@ class Rewriting:
         results = list(map(self.replacement_of, node.results, made_here))
         for number, extra in kernel.extra.items():
             self.rounded[results[number]] = made.results[extra]
-        return tuple(results) if node.several else results[0]
+        return tuple(results) if node.has_several_results else results[0]
 
     def reduction(self, node: Node, x: Node) -> Node:
         """Return a fused kernel that widens the 16-bit operand of a reduction and reduces it."""
@@ -308,15 +310,18 @@ def unreduced(node: Node) -> tuple[Node, ...]:
     return stored_results(node) if is_reducing_kernel(node) else node.results
 
 
-def stay_wide(node: Node) -> tuple[bool, ...]:
+def stay_float32(node: Node) -> tuple[bool, ...]:
     """Return for each result of an op whether it stays float32 because of ngd.full_precision."""
     if isinstance(node.op, FusedKernel):
-        return (*node.op.wide, *(False for _ in range(len(node.results) - len(node.op.wide))))
-    return (node.wide,) * len(node.results)
+        return (
+            *node.op.keeps_float32,
+            *(False for _ in range(len(node.results) - len(node.op.keeps_float32))),
+        )
+    return (node.keeps_float32,) * len(node.results)
 
 
 @cache
-def chooses() -> frozenset[str]:
+def selecting_reductions() -> frozenset[str]:
     """Return the kinds of the reductions that return one of the elements, such as a maximum.
 
     Gradients compare the elements with the result, so both need the same bits.
@@ -327,14 +332,14 @@ def chooses() -> frozenset[str]:
 
 def chosen_values(node: Node) -> list[Node]:
     """Return the values that the reductions of a node choose an element from, as a maximum does."""
-    if node.op.kernel.reduction in chooses():
+    if node.op.kernel.reduction in selecting_reductions():
         return list(node.inputs)
     if not is_reducing_kernel(node):
         return []
     body, chosen = body_of(node), list[Node]()
     assert body.reductions is not None
     for number, kind in zip(body.reduced, body.reductions.kinds, strict=True):
-        if kind in chooses():
+        if kind in selecting_reductions():
             stored = zip(node.results, body.stored, strict=False)
             chosen += [result for result, made in stored if made == number]
             operands = body.statements[number].operands

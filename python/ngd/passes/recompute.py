@@ -32,12 +32,12 @@ from ..graph.cost import Cost
 from ..graph.graph import Graph
 from ..graph.leaves import Leaf
 from ..graph.node import Node
-from ..graph.precision_marks import wide
+from ..graph.precision_marks import keep_float32
 from ..ops._custom import after
 from .memory.plan import Plan
 from .op_costs import cost_of_graph
 from .options import CompileOptions
-from .precision import chooses
+from .precision import selecting_reductions
 from .scheduling import schedule
 from .target import Target
 from .views import is_view, source_of
@@ -50,7 +50,7 @@ LONGEST: Final = 16
 """The largest number of ops that compute a copy."""
 
 
-def within(
+def plan_within_limit(
     graph: Graph,
     target: Target,
     options: CompileOptions,
@@ -116,7 +116,9 @@ class Waiting:
         self.position = {r: i for i, node in enumerate(self.order) for r in node.results}
         self.last = self.last_reads()
         rounds = options.has_low_precision
-        ordered = (n for n in self.order if rounds and n.op.kernel.reduction in chooses())
+        ordered = (
+            n for n in self.order if rounds and n.op.kernel.reduction in selecting_reductions()
+        )
         self.compared = {source_of(node.inputs[0]) for node in ordered}
         """The values that are compared with their own maximum. They are not copied, because the
         copy may be rounded in another way."""
@@ -212,7 +214,7 @@ class Waiting:
                     copied_nodes[old] = self.make_copy(copies[old], reader, new)
                 else:
                     other_inputs = [new.get(i, i) for i in old.inputs[1:]]
-                    with at_site(old.site), wide(old.wide):
+                    with at_site(old.site), keep_float32(old.keeps_float32):
                         inputs = (copied(old.inputs[0], reader), *other_inputs)
                         copied_nodes[old] = Node(old.op, inputs, old.attrs, old.type)
             return copied_nodes[old]
@@ -246,11 +248,11 @@ class Waiting:
             if x in made:
                 return made[x]
             now = new.get(x, x)
-            with wide(x.wide):
+            with keep_float32(x.keeps_float32):
                 return now if isinstance(x.op, Leaf) or not gates else after(now, *gates)
 
         for node in copy.ops:
-            with at_site(node.site), wide(node.wide):
+            with at_site(node.site), keep_float32(node.keeps_float32):
                 inputs = tuple(operand(x) for x in node.inputs)
                 made[node] = Node(node.op, inputs, node.attrs, node.type)
         return made[copy.value]
@@ -266,11 +268,11 @@ class Waiting:
 
 def is_cheap(node: Node) -> bool:
     """Return whether an op takes about one pass over memory."""
-    if node.several:
+    if node.has_several_results:
         return False
     kernel = node.op.kernel
     is_one_pass = kernel.is_elementwise or kernel.is_broadcast or kernel.is_copy
     return is_one_pass or (kernel.is_view and len(node.inputs) == 1)
 
 
-__all__ = ["within"]
+__all__ = ["plan_within_limit"]

@@ -135,7 +135,7 @@ def read_residuals(gradients: Sequence[Node], residuals: Mapping[Node, Node]) ->
     def change(node: Node, inputs: tuple[Node, ...]) -> Node | tuple[Node, ...]:
         if not any(result in residuals for result in node.results):
             return node.with_inputs(inputs)
-        if not node.several:
+        if not node.has_several_results:
             return residuals[node]
         new_results = node.with_inputs(inputs).results
         pairs = zip(node.results, new_results, strict=True)

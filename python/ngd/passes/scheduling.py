@@ -58,7 +58,7 @@ def schedule(graph: Graph, target: Target) -> Schedule:
     tail: set[Node] = set()
     for node in order:
         if node in writing or any(i in tail for i in node.inputs):
-            tail.update(node.results if node.several else (node,))
+            tail.update(node.results if node.has_several_results else (node,))
     shared = parts_written(graph)
     if any(
         n.op.order is not None or isinstance(n.op, Wait) or reads_others(n, shared) for n in tail

@@ -54,7 +54,7 @@ def key_of(node: Node) -> Any:
     if isinstance(node.op, Leaf) or node.op.comm.is_collective:  # order_collectives has merged them
         return node.id
     attrs = tuple(sorted(node.attrs.items(), key=lambda item: item[0])) if node.attrs else ()
-    return (node.op, tuple([i.id for i in node.inputs]), attrs, node.wide)
+    return (node.op, tuple([i.id for i in node.inputs]), attrs, node.keeps_float32)
 
 
 def fold_constant(node: Node) -> Node | None:
@@ -62,7 +62,7 @@ def fold_constant(node: Node) -> Node | None:
     for operand in node.inputs:
         if operand.op is not CONSTANT:
             return None
-    if not node.inputs or node.several or node.type.count > FOLD_LIMIT:
+    if not node.inputs or node.has_several_results or node.type.count > FOLD_LIMIT:
         return None
     if node.op.comm.is_collective:
         return None

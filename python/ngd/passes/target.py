@@ -72,5 +72,5 @@ def query_node(target: Target, node: Node) -> Verdict:
     if control_flow:
         return Verdict(True, control_flow, frozenset())
     name, attrs = node.op.lower(**node.attrs)
-    outputs = [r.type for r in node.results] if node.several else [node.type]
+    outputs = [r.type for r in node.results] if node.has_several_results else [node.type]
     return target.query(name, [i.type for i in node.inputs], outputs, attrs)

@@ -27,9 +27,9 @@ def variables_of(plan: Plan) -> dict[int, tuple[str, ...]]:
         if step.action not in ("start", "wait"):
             continue
         type, result = step.outputs[0]
-        positions = [result.place] if result.lane == "variable" and type.bytes else []
+        positions = [result.position] if result.space == "variable" and type.bytes else []
         for reader, operand, written in readers[id(result.whole or result)]:
-            if reader > number and type.bytes and operand.meets(result):
+            if reader > number and type.bytes and operand.overlaps(result):
                 positions += written
         names[number] = names_of(plan, positions)
     return names
@@ -43,7 +43,7 @@ def updating_reads(plan: Plan) -> defaultdict[int, list[tuple[int, Storage, list
     """
     reads: defaultdict[int, list[tuple[int, Storage, list[int]]]] = defaultdict(list)
     for number, step in enumerate(plan.steps):
-        written = [storage.place for _, storage in step.outputs if storage.lane == "variable"]
+        written = [storage.position for _, storage in step.outputs if storage.space == "variable"]
         for _, storage in step.inputs if written else ():
             reads[id(storage.whole or storage)].append((number, storage, written))
     return reads

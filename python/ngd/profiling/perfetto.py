@@ -20,11 +20,11 @@ import numpy as np
 from .. import _core
 from ..comm import Group
 from ..comm.launchers.detect import detect
-from ..comm.world import living_world
+from ..comm.world import open_world
 from ..errors import InitError
 from ..passes import Plan
 from .collectives import shown_names, variables_of
-from .recording import Noted, Recording, noted, plans, recorded
+from .recording import BridgeCall, Recording, bridge_calls, plans, record_block
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -115,19 +115,19 @@ def timeline_file(path: Path, most_events: int) -> Iterator[Recording]:
     """Record the steps that run in a block. At its end, write the events of all ranks to a file."""
     entered = False
     try:
-        with recorded(most_events) as recording:
+        with record_block(most_events) as recording:
             entered = True
             yield recording
     except BaseException:
         if entered:
             write_after_error(path)
         raise
-    world = living_world()
+    world = open_world()
     if world is None:
         write_own_events(path)
     else:
         try:
-            with world.under_way():
+            with world.collectives_scope():
                 parts = gather_events(world)
         except BaseException:
             write_after_error(path)
@@ -178,7 +178,7 @@ def write_after_error(path: Path) -> None:
 
 def first(events: Iterable[Event]) -> int:
     """Return the begin of the first event in ns, or the present time if there are no events."""
-    begins = [event[3] for event in events] + [begin for _, _, begin, _ in noted()]
+    begins = [event[3] for event in events] + [begin for _, _, begin, _ in bridge_calls()]
     return min(begins, default=_core.clock_ns())
 
 
@@ -217,11 +217,11 @@ def part(rank: int, events: Iterable[Event], offset: int, begin: int) -> bytes:
     converter = EventConverter(rank, _core.recorded_labels())
     shift = offset - begin
     lines = [*head, *[each for event in events for each in converter.objects(event, shift)]]
-    lines += [bridge_slice(rank, call, shift) for call in noted()]
+    lines += [bridge_slice(rank, call, shift) for call in bridge_calls()]
     return ",\n".join(map(json.dumps, lines)).encode(errors="backslashreplace")
 
 
-def bridge_slice(rank: int, call: Noted, shift: int) -> dict[str, Any]:
+def bridge_slice(rank: int, call: BridgeCall, shift: int) -> dict[str, Any]:
     """Return the JSON object, in the row BRIDGES, of a collective that a bridge has recorded."""
     name, site, begin, end = call
     length = {"ts": (begin + shift) / 1e3, "dur": (end - begin) / 1e3}

@@ -49,15 +49,15 @@ class Latecomers:
         return {rank: n for (each, rank), n in sorted(counts.items()) if each == call}
 
 
-Noted: TypeAlias = tuple[str, str, int, int]
+BridgeCall: TypeAlias = tuple[str, str, int, int]
 """A collective on arrays that a bridge has recorded: its name, call site, begin and end in ns."""
 
 _on: Recording | None = None
 """The recording that runs now."""
-_noted: list[Noted] = []
+_bridge_calls: list[BridgeCall] = []
 """The collectives of bridges in the newest recording."""
-_most_noted = 0
-"""The largest number of collectives in `_noted`; 0 if the recording has no events."""
+_max_bridge_calls = 0
+"""The largest number of collectives in `_bridge_calls`; 0 if the recording has no events."""
 _latecomers: Latecomers | None = None
 _leaves_out_first_runs = False
 """True while `ngd profile` runs a script: the times then leave out the first run of each step."""
@@ -96,25 +96,25 @@ def profile() -> Iterator[Recording]:
     >>> report.runs
     1
     """
-    with recorded(0) as recording:
+    with record_block(0) as recording:
         yield recording
 
 
 @contextmanager
-def recorded(most_events: int) -> Iterator[Recording]:
+def record_block(most_events: int) -> Iterator[Recording]:
     """Record the times of instructions in the block, and also at most `most_events` events."""
     global \
         _on, \
         _latecomers, \
-        _noted, \
-        _most_noted, \
+        _bridge_calls, \
+        _max_bridge_calls, \
         _leaves_out_first_runs, \
         _first_records, \
         _recorded_steps
     _core.begin_recording(most_events)
     try:
         _on, _latecomers = Recording(), Latecomers()
-        _noted, _most_noted = [], most_events
+        _bridge_calls, _max_bridge_calls = [], most_events
         _leaves_out_first_runs, _first_records = False, WeakKeyDictionary()
         _recorded_steps = WeakSet(_steps if most_events else ())
         yield _on
@@ -125,7 +125,7 @@ def recorded(most_events: int) -> Iterator[Recording]:
             _latecomers.end()
 
 
-def made(step: Any) -> None:
+def register_step(step: Any) -> None:
     """Register a step that was just compiled, for the present recording and for later ones."""
     has_plan = getattr(step, "plan", None) is not None
     if has_plan:
@@ -133,7 +133,7 @@ def made(step: Any) -> None:
     if _on is None:
         return
     _on.steps.append(step)
-    if has_plan and _most_noted:
+    if has_plan and _max_bridge_calls:
         _recorded_steps.add(step)
     if _leaves_out_first_runs and hasattr(step, "native"):
         step.hold = FirstRun(step, _first_records)
@@ -164,21 +164,21 @@ def clock() -> int:
     return _core.clock_ns()
 
 
-def note(name: str, site: str, begin: int) -> None:
+def add_bridge_call(name: str, site: str, begin: int) -> None:
     """Record a complete collective on arrays, for the timeline, if events are recorded now.
 
     It began at `begin`, a result of `clock`, and ends now.
     """
-    if _on is not None and len(_noted) < _most_noted:
-        _noted.append((name, site, begin, _core.clock_ns()))
+    if _on is not None and len(_bridge_calls) < _max_bridge_calls:
+        _bridge_calls.append((name, site, begin, _core.clock_ns()))
 
 
-def noted() -> list[Noted]:
+def bridge_calls() -> list[BridgeCall]:
     """Return the collectives that `note` has added to the newest recording."""
-    return _noted
+    return _bridge_calls
 
 
-def last_to_come(call: Call) -> dict[int, int]:
+def last_arrival_counts(call: Call) -> dict[int, int]:
     """Return how often each rank arrived last at a collective, in the newest recording."""
     return {} if _latecomers is None else _latecomers.of(call)
 

@@ -191,14 +191,14 @@ def summary(report: Report) -> str:
         return f"{step}; not timed: run the step inside `with ngd.profile():`"
     mean = report.seconds / report.runs
     if not report.seconds:
-        return f"{step}; {counted_runs(report)}"
+        return f"{step}; {format_runs(report)}"
     waited = sum(row.seconds for row in report.rows if row.action == "wait" and row.depth == 0)
     peaks = [f"{value / 1e9:.0f} GFLOP/s {name}" for name, value in report.peaks.flops.items()]
     peaks.append(f"{report.peaks.bytes / 1e9:.1f} GB/s")
     shares = [f"{title} {100 * share:.1f} %" for title, share in report.shares().items()]
     overlap = f", overlap of all collectives {100 * report.overlap:.0f} %"
     return (
-        f"{step}; {counted_runs(report)} of {pages.micros(mean)} us{first_run(report)}, "
+        f"{step}; {format_runs(report)} of {pages.micros(mean)} us{first_run(report)}, "
         f"{cost.flops / mean / 1e9:.3g} GFLOP/s, "
         f"{100 * waited / report.seconds:.1f} % waits for ranks"
         f"{overlap if any(row.flight for row in report.rows) else ''}\n"
@@ -207,7 +207,7 @@ def summary(report: Report) -> str:
     )
 
 
-def counted_runs(report: Report) -> str:
+def format_runs(report: Report) -> str:
     """Return the text of the number of timed runs, such as "3 runs"."""
     return f"{report.runs} run{'s' * (report.runs != 1)}"
 

@@ -9,10 +9,10 @@ from typing import Any, Final
 
 from ..dtypes import DType, Type
 from ..graph.cost import Cost
-from ..passes import Plan, Step
+from ..passes import Instruction, Plan
 from .collectives import variables_of
 from .first_runs import Record, Times
-from .recording import last_to_come
+from .recording import last_arrival_counts
 
 NEVER: Final[Times] = (0, 0, 0, 0)
 """The times of an instruction that has not run."""
@@ -162,7 +162,7 @@ class Row:
         return 1 - self.seconds / self.flight if self.flight else 0.0
 
 
-def steps_of(plan: Plan) -> Iterator[Step]:
+def steps_of(plan: Plan) -> Iterator[Instruction]:
     """Yield all instructions of a plan, including those of loops and branches."""
     for step in plan.steps:
         yield step
@@ -170,7 +170,7 @@ def steps_of(plan: Plan) -> Iterator[Step]:
             yield from steps_of(body)
 
 
-def dtype_of(step: Step) -> DType | None:
+def dtype_of(step: Instruction) -> DType | None:
     """Return the dtype in which an instruction computes: that of its first float operand.
 
     Return None if no operand is a float.
@@ -194,7 +194,9 @@ def rows_of(
             yield from rows_of(body, next(bodies, None), whole_ns, peaks, f"{name}.{index}.")
 
 
-def row_of(plan: Plan, step: Step, number: str, times: Times, whole_ns: int, peaks: Peaks) -> Row:
+def row_of(
+    plan: Plan, step: Instruction, number: str, times: Times, whole_ns: int, peaks: Peaks
+) -> Row:
     """Return the row of one instruction."""
     calls, ns, least, flight = times
     dtype, cost = dtype_of(step), step.cost
@@ -220,5 +222,5 @@ def row_of(plan: Plan, step: Step, number: str, times: Times, whole_ns: int, pea
         ns / whole_ns if whole_ns else 0.0,
         bound * calls / (ns / 1e9) if ns else 0.0,
         flight / 1e9,
-        last_to_come((op, step.site)) if step.action == "wait" and calls else {},
+        last_arrival_counts((op, step.site)) if step.action == "wait" and calls else {},
     )

@@ -40,7 +40,15 @@ from ..dtypes import bfloat16, float32, int8
 from ..errors import CollectiveError, WorkerError
 from ..graph.live_state import LiveState
 from ..graph.variable import placeholder
-from ..train.local_sgd import WIRES, encoded, give, is_state, state_values, value_of, wide
+from ..train.local_sgd import (
+    WIRES,
+    encode_int8,
+    is_state,
+    set_value,
+    state_values,
+    value_of,
+    widen_to_float32,
+)
 
 logger = logging.getLogger("ngd")
 
@@ -71,7 +79,7 @@ class Rank:
         """Create the worker and return its initial weights, on the first rank."""
         self.worker = self.make(self.number)
         self.leaves = trees.leaves_of(self.worker.parameters)
-        return [wide(value_of(leaf)) for leaf in self.leaves] if self.is_first else None
+        return [widen_to_float32(value_of(leaf)) for leaf in self.leaves] if self.is_first else None
 
     def get_carried(self) -> list[Any]:
         """Return the values that a new worker gets in addition to the weights."""
@@ -87,7 +95,7 @@ class Rank:
                 values, is_complete = value
                 leaf.load(values, source="a peer", is_complete=is_complete)
             else:
-                give(leaf, value)
+                set_value(leaf, value)
 
     def carried(self) -> list[Any]:
         """Return the worker's variables, arrays and live states that a new worker gets."""
@@ -99,11 +107,11 @@ class Rank:
         The result on the first rank is the worker's report, and the encoded change of its weights.
         """
         for leaf, value in zip(self.leaves, weights, strict=True):
-            give(leaf, value)
+            set_value(leaf, value)
         reports = self.worker.train(number)
         if not self.is_first:
             return None, None
-        after = [wide(value_of(leaf)) for leaf in self.leaves]
+        after = [widen_to_float32(value_of(leaf)) for leaf in self.leaves]
         if self.encode is None:
             self.encode = encoder(after, self.wire)
         parts = self.encode(*weights, *after)
@@ -121,7 +129,9 @@ def encoder(arrays: list[Any], wire: Any) -> Any:
     )
     parts: list[Any] = []
     for b, a in zip(before, after, strict=True):
-        parts += encoded(b - a) if wire == int8 else [ops.cast(b - a, wire_dtype_of(a.dtype, wire))]
+        parts += (
+            encode_int8(b - a) if wire == int8 else [ops.cast(b - a, wire_dtype_of(a.dtype, wire))]
+        )
     return compile([*before, *after], parts)
 
 

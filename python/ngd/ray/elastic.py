@@ -162,7 +162,7 @@ class Host:
             self._tell_guard("+", process)
         return process.wait()
 
-    def begun(self) -> bool:
+    def has_started(self) -> bool:
         """Return True if all ranks of the world have started on this host."""
         return len(list(self.world.glob("begun-*"))) == self.ranks
 
@@ -216,7 +216,7 @@ def _version(mpirun: str, environment: Mapping[str, str]) -> str:
 
 
 @dataclass(eq=False)
-class Place:
+class HostRecord:
     """The driver's record of a host."""
 
     node: str
@@ -224,13 +224,13 @@ class Place:
     actor: Any
     name: str
     """The name of the actor."""
-    begun: Any
+    begin_ref: Any
     """The reference to the result of `Host.begin`."""
     identity: tuple[str, str] | None = None
     """The result of `Host.begin`, (host name, mpirun); None until the host is ready."""
 
     @property
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         """True if the host can take part in a world."""
         return self.identity is not None
 
@@ -335,7 +335,7 @@ class _Job:
         self.ranks, self.cpus = ranks  # ranks per host, and CPUs per rank
         self.least, self.host_limit = hosts
         self.namespace = f"ngd-{secrets.token_hex(8)}"
-        self.places: dict[str, Place] = {}
+        self.hosts: dict[str, HostRecord] = {}
         """The hosts, by Ray's ID of the node."""
         self.left_out: set[str] = set()
         """The nodes that cannot be used."""
@@ -347,8 +347,8 @@ class _Job:
         while True:
             world = self._gather()
             reason = self._world(world)
-            asked = [place.actor.end_world.remote(self.worlds) for place in world]
-            ends = [self._got(place, end) for place, end in zip(world, asked, strict=True)]
+            asked = [host.actor.end_world.remote(self.worlds) for host in world]
+            ends = [self._answer_of(host, end) for host, end in zip(world, asked, strict=True)]
             failed = [p.address for p, end in zip(world, ends, strict=True) if not (end and end[0])]
             if reason is None and failed:  # mpirun may return 0 although ranks have not ended
                 reason = f"not all ranks on {', '.join(failed)} ended well"
@@ -367,15 +367,17 @@ class _Job:
 
     def close(self) -> None:
         """End all actors. The guard cleans up for a host that is not ready or does not answer."""
-        closed = [(each, each.actor.close.remote()) for each in self.places.values() if each.ready]
+        closed = [
+            (each, each.actor.close.remote()) for each in self.hosts.values() if each.is_ready
+        ]
         try:
-            for place, answer in closed:
-                self._got(place, answer)
+            for host, answer in closed:
+                self._answer_of(host, answer)
         finally:
-            for place in list(self.places.values()):
-                self._forget(place)
+            for host in list(self.hosts.values()):
+                self._forget(host)
 
-    def _gather(self) -> list[Place]:
+    def _gather(self) -> list[HostRecord]:
         """Return the hosts of the next world: those that are ready.
 
         Before the first world, it waits for all hosts of the cluster, up to the deadline.
@@ -383,10 +385,10 @@ class _Job:
         limit = time.monotonic() + self.deadline
         while True:
             self._look()
-            ready = [place for place in self.places.values() if place.ready]
+            ready = [host for host in self.hosts.values() if host.is_ready]
             is_late = time.monotonic() > limit
             if len(ready) >= self.least and (
-                self.worlds or len(ready) == len(self.places) or is_late
+                self.worlds or len(ready) == len(self.hosts) or is_late
             ):
                 return ready[: self.host_limit]
             if is_late:
@@ -404,19 +406,19 @@ class _Job:
             for node in ray.nodes()
             if node["Alive"] and node["Resources"].get("CPU", 0) >= self.ranks * self.cpus
         }
-        for place in list(self.places.values()):
-            if place.node not in alive:
-                self._lose(place, "its node is gone")
-                self.left_out -= {n for n, address in alive.items() if address == place.address}
-        for node in alive.keys() - self.places.keys() - self.left_out:
+        for host in list(self.hosts.values()):
+            if host.node not in alive:
+                self._lose(host, "its node is gone")
+                self.left_out -= {n for n, address in alive.items() if address == host.address}
+        for node in alive.keys() - self.hosts.keys() - self.left_out:
             self._start(node, alive[node])
-        for place in list(self.places.values()):
-            if not place.ready and ray.wait([place.begun], timeout=0)[0]:
-                self._take_in(place)
+        for host in list(self.hosts.values()):
+            if not host.is_ready and ray.wait([host.begin_ref], timeout=0)[0]:
+                self._add_host(host)
 
     def _start(self, node: str, address: str) -> None:
         """Ask Ray to start the actor of a host as soon as its CPUs are free."""
-        for old in [place for place in self.places.values() if place.address == address]:
+        for old in [host for host in self.hosts.values() if host.address == address]:
             # The host has returned as a new node before Ray noticed the loss of the old node.
             self.left_out.add(old.node)
             self._lose(old, "another node has its address")
@@ -432,63 +434,65 @@ class _Job:
             )
             .remote(os.getcwd(), self.environment, self.ranks, self.cpus)
         )
-        self.places[node] = Place(node, address, actor, name, actor.begin.remote())
+        self.hosts[node] = HostRecord(node, address, actor, name, actor.begin.remote())
 
-    def _take_in(self, place: Place) -> None:
+    def _add_host(self, host: HostRecord) -> None:
         """Add a host that has answered.
 
         A host that cannot be used is an error before the first world, and is left out later.
         """
         try:
-            identity = self._got(place, place.begun)
-            reason = self._unlike_others(identity) if identity else None
+            identity = self._answer_of(host, host.begin_ref)
+            reason = self._difference_to_others(identity) if identity else None
         except RayTaskError as error:
             reason = str(error.cause)
         if reason is None:
-            place.identity = identity
+            host.identity = identity
             return
         if not self.worlds:
-            raise WorkerError(f"ngd.ray.run_elastic: {place.address}: {reason}")
-        self._lose(place, reason)
+            raise WorkerError(f"ngd.ray.run_elastic: {host.address}: {reason}")
+        self._lose(host, reason)
 
-    def _unlike_others(self, identity: tuple[str, str]) -> str | None:
+    def _difference_to_others(self, identity: tuple[str, str]) -> str | None:
         """Return why a host cannot be in a world with the hosts that are ready, or None."""
         name, mpirun = identity
-        for other in self.places.values():
+        for other in self.hosts.values():
             if other.identity and other.identity[0] == name:
                 return f"{other.address} has the same host name, {name}"
             if other.identity and other.identity[1] != mpirun:
                 return f"expected {other.identity[1]}, as {other.address} has; it has {mpirun}"
         return None
 
-    def _world(self, world: list[Place]) -> str | None:
+    def _world(self, world: list[HostRecord]) -> str | None:
         """Start the ranks and wait until they have ended. Return why they failed, or None."""
         code = self._start_ranks(world)
         limit = time.monotonic() + self.deadline
         has_started = has_announced = False
         while not ray.wait([code], timeout=POLL_SECONDS)[0]:
             self._look()
-            if lost := [p.address for p in world if self.places.get(p.node) is not p]:
+            if lost := [p.address for p in world if self.hosts.get(p.node) is not p]:
                 return f"{', '.join(lost)} lost"
             if not has_started and time.monotonic() > limit:
-                late = [p.address for p in world if not self._got(p, p.actor.begun.remote())]
+                late = [
+                    p.address for p in world if not self._answer_of(p, p.actor.has_started.remote())
+                ]
                 if late:
                     return f"ranks on {', '.join(late)} did not begin in {self.deadline:g} s"
                 has_started = True
-            new = [p for p in self.places.values() if p.ready and p not in world]
+            new = [p for p in self.hosts.values() if p.is_ready and p not in world]
             if new and not has_announced and len(world) < self.host_limit:
                 logger.info("ngd.ray.run_elastic: %s wait", [p.address for p in new])
                 for each in world:
-                    self._got(each, each.actor.announce.remote())
+                    self._answer_of(each, each.actor.announce.remote())
                 has_announced = True
-        exit_code = self._got(world[0], code)
+        exit_code = self._answer_of(world[0], code)
         if exit_code is None:
             return f"{world[0].address}, where mpirun ran, lost"
         return f"mpirun returned {exit_code}" if exit_code else None
 
-    def _start_ranks(self, world: list[Place]) -> Any:
+    def _start_ranks(self, world: list[HostRecord]) -> Any:
         """Let the first host run mpirun for a new world; return the reference to its exit code."""
-        addresses = [place.address for place in world]
+        addresses = [host.address for host in world]
         size = self.ranks * len(world)
         variables = {"NGD_ELASTIC_HOSTS": "1", "NGD_EXPECT_SIZE": str(size)}
         variables["NGD_RESTART_COUNT"] = str(self.worlds)
@@ -502,39 +506,39 @@ class _Job:
         cluster = {
             daemon.CLUSTER: ray.get_runtime_context().gcs_address,
             daemon.NAMESPACE: self.namespace,
-            daemon.HOSTS: json.dumps({place.address: place.name for place in world}),
+            daemon.HOSTS: json.dumps({host.address: host.name for host in world}),
             daemon.WORLD: str(self.worlds),
         }
         return world[0].actor.lead.remote(self.worlds, arguments, cluster)
 
-    def _got(self, place: Place, answer: Any) -> Any:
+    def _answer_of(self, host: HostRecord, answer: Any) -> Any:
         """Return the answer of a host. If it is lost or late, drop it and return None."""
         try:
             return ray.get(answer, timeout=ANSWER_SECONDS)
         except GetTimeoutError:
-            self._lose(place, f"did not answer in {ANSWER_SECONDS:g} s")
+            self._lose(host, f"did not answer in {ANSWER_SECONDS:g} s")
         except RayTaskError:  # an error of the task: the host is not lost
             raise
         except RayError as error:
-            self._lose(place, f"{type(error).__name__}: {error}".partition("\n")[0])
+            self._lose(host, f"{type(error).__name__}: {error}".partition("\n")[0])
         return None
 
-    def _lose(self, place: Place, reason: str) -> None:
+    def _lose(self, host: HostRecord, reason: str) -> None:
         """Drop a host. A host that never was ready is not tried again."""
-        if self.places.get(place.node) is not place:
+        if self.hosts.get(host.node) is not host:
             return
-        if not place.ready:
-            self.left_out.add(place.node)
-        what = "lost" if place.ready else "left out"
-        logger.warning("ngd.ray.run_elastic: %s is %s: %s", place.address, what, reason)
-        self._forget(place)
+        if not host.is_ready:
+            self.left_out.add(host.node)
+        what = "lost" if host.is_ready else "left out"
+        logger.warning("ngd.ray.run_elastic: %s is %s: %s", host.address, what, reason)
+        self._forget(host)
 
-    def _forget(self, place: Place) -> None:
+    def _forget(self, host: HostRecord) -> None:
         """End the actor of a host; its guard ends the processes that it has started."""
-        if self.places.get(place.node) is place:
-            del self.places[place.node]
+        if self.hosts.get(host.node) is host:
+            del self.hosts[host.node]
         with contextlib.suppress(RayError):
-            ray.kill(place.actor)
+            ray.kill(host.actor)
 
 
 __all__ = ["run_elastic"]

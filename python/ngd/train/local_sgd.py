@@ -183,7 +183,7 @@ class DiLoCo:
         [1.0, 1.0]
         """
         for leaf, start in zip(self._leaves, self._start, strict=True):
-            give(leaf, start.numpy())
+            set_value(leaf, start.numpy())
         self._num_inner = 0
 
     def step(self) -> bool:
@@ -306,7 +306,7 @@ class DiLoCo:
         is_behind = own_round < newest
         if is_behind or not has_begun:
             for each, value in zip(shared, values, strict=True):
-                give(each, value)
+                set_value(each, value)
             for state, (arrays, is_complete) in zip(states, of_states, strict=True):
                 state.load(arrays, source=f"rank {root}", is_complete=is_complete)
             self.restart()
@@ -411,7 +411,7 @@ def value_of(leaf: Any) -> Any:
     return leaf.numpy() if isinstance(leaf, Variable) else leaf
 
 
-def give(leaf: Any, value: Any) -> None:
+def set_value(leaf: Any, value: Any) -> None:
     """Replace the value of a variable or the elements of an array."""
     if isinstance(leaf, Variable):
         leaf.assign(value)
@@ -453,10 +453,10 @@ def broadcast_state(state: LiveState, root: int, ranks: Group) -> tuple[dict[str
 
 def outer_weight_of(leaf: Any) -> Any:
     """Return the value of a variable or array as an outer weight, with at least float32."""
-    return wide(value_of(leaf))
+    return widen_to_float32(value_of(leaf))
 
 
-def wide(value: Any) -> Any:
+def widen_to_float32(value: Any) -> Any:
     """Convert 16-bit floats to float32, so that small outer steps are not lost by rounding."""
     return value if value.dtype == float64 else value.astype(float32)
 
@@ -468,7 +468,7 @@ def sum_over_ranks(term: Node, wire: Any, ranks: Group) -> Node:
     if wire == bfloat16:
         rounded = ops.all_reduce(ops.cast(term, float32), op="sum", compression="bf16", group=ranks)
         return ops.cast(rounded, term.dtype)
-    codes, scales = encoded(term)
+    codes, scales = encode_int8(term)
     codes, scales = (ops.all_gather(each, group=ranks) for each in (codes, scales))
     rows = (ranks.size, *codes.shape[1:])
     values = ops.cast(ops.reshape(codes, (ranks.size, -1, *rows[1:])), float32)
@@ -476,7 +476,7 @@ def sum_over_ranks(term: Node, wire: Any, ranks: Group) -> Node:
     return ops.cast(ops.reshape(total, term.shape), term.dtype)
 
 
-def encoded(x: Node) -> tuple[Node, Node]:
+def encode_int8(x: Node) -> tuple[Node, Node]:
     """Return int8 rows and one float32 scale per row, whose product approximates an array."""
     rows = ops.reshape(ops.cast(x, float32), (x.shape[0] if x.ndim > 1 else 1, -1))
     largest = ops.max(abs(rows), 1, keepdims=True)

@@ -249,8 +249,8 @@ class Trainer:
         self._states: list[LiveState] = []
         self._not_finite: set[str] = set()
         if save is not None:
-            variables_by_name, self._states = checkpoint.collected("save", **self._saved())
-            values = checkpoint.with_pending("save", variables_by_name, self._states)
+            variables_by_name, self._states = checkpoint.collect_variables("save", **self._saved())
+            values = checkpoint.with_pending_values("save", variables_by_name, self._states)
             self._not_finite = {name for name, v in values.items() if not is_finite(v)}
 
     @property
@@ -428,7 +428,7 @@ class Trainer:
             return
         for state in self._states if self.losses else []:
             state.expect_complete()  # raises if a restored value was not used by a step
-        for name, variable in checkpoint.collected("save", **self._saved())[0].items():
+        for name, variable in checkpoint.collect_variables("save", **self._saved())[0].items():
             if name not in self._not_finite and not is_finite(variable):
                 raise NotFiniteError(
                     f"train.Trainer: expected finite variables; got NaN or infinity in {name!r} "

@@ -17,7 +17,7 @@ from ..ops._creation import zeros
 from ..ops._custom import after, with_gradient
 from ..ops._shape import stop_gradient
 from ..trees import LEAF, Structure, flatten
-from .gradient import as_nodes, as_vector_like, like
+from .gradient import as_nodes, as_vector_like, function_like
 
 
 def custom_gradient(f: Callable[..., Any]) -> Function:
@@ -58,7 +58,7 @@ def custom_gradient(f: Callable[..., Any]) -> Function:
     def call(*args: Any, **kwargs: Any) -> Any:
         return call_with_gradient(where, f, args, kwargs)
 
-    return like(f, call, "custom_gradient")
+    return function_like(f, call, "custom_gradient")
 
 
 def call_with_gradient(

@@ -19,7 +19,15 @@ from ..compiler.functions import Function, building
 from ..dtypes import is_float
 from ..ops._creation import zeros
 from ..ops._custom import after
-from .gradient import Primals, as_nodes, as_vector_like, pulled, remembered, step_of, with_aux
+from .gradient import (
+    Primals,
+    as_nodes,
+    as_vector_like,
+    cached_transformation,
+    pull_back,
+    step_of,
+    with_aux,
+)
 
 
 def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
@@ -52,7 +60,7 @@ def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     (array([ 2., 40.]),)
     """
     if building(primals):
-        returned, aux, pull = pulled_back(f, primals, has_aux)
+        returned, aux, pull = result_and_pullback(f, primals, has_aux)
     else:
         returned, aux = forward_of(f, has_aux)(primals)
         backward = backward_of(f, has_aux)
@@ -60,7 +68,7 @@ def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     return (returned, pull, aux) if has_aux else (returned, pull)
 
 
-def pulled_back(
+def result_and_pullback(
     f: Callable[..., Any], args: Sequence[Any], has_aux: bool
 ) -> tuple[Any, Any, Callable[[Any], Any]]:
     """Return the result of a function on nodes, aux, and a function from cotangents to adjoints."""
@@ -71,12 +79,12 @@ def pulled_back(
     def pull(cotangents: Any) -> Any:
         values = structure.match(cotangents, "vjp: cotangents")
         dy = [as_vector_like("vjp: cotangents", x, y) for x, y in zip(values, results, strict=True)]
-        return primals.filled(primals.pull(results, dy))
+        return primals.rebuild_adjoints(primals.pull(results, dy))
 
     return structure.rebuild(results), aux, pull
 
 
-@remembered
+@cached_transformation
 def forward_of(f: Callable[..., Any], has_aux: bool) -> Function:
     """Return the step that computes the result of a function, and aux."""
 
@@ -86,12 +94,12 @@ def forward_of(f: Callable[..., Any], has_aux: bool) -> Function:
     return step_of(f, forward)
 
 
-@remembered
+@cached_transformation
 def backward_of(f: Callable[..., Any], has_aux: bool) -> Function:
     """Return the step that computes the vector-Jacobian product of a function."""
 
     def backward(primals: Any, cotangents: Any) -> Any:
-        return pulled_back(f, primals, has_aux)[2](cotangents)
+        return result_and_pullback(f, primals, has_aux)[2](cotangents)
 
     return step_of(f, backward)
 
@@ -137,7 +145,7 @@ def jvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) 
     return call(primals, tangents)
 
 
-@remembered
+@cached_transformation
 def forward_mode(f: Callable[..., Any]) -> Function:
     """Return the step that computes a function and its derivative in the direction of tangents."""
 
@@ -154,7 +162,7 @@ def forward_mode(f: Callable[..., Any]) -> Function:
         weights = [after(zeros(y.shape, y.dtype)) for y in floats]
         products = primals.pull(floats, weights)
         connected = [i for i, product in enumerate(products) if product is not None]
-        float_derivatives = pulled(
+        float_derivatives = pull_back(
             [products[i] for i in connected],  # type: ignore[misc]
             [directions[i] for i in connected],
             weights,

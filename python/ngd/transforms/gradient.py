@@ -38,7 +38,7 @@ Maker = TypeVar("Maker", bound=Callable[..., Any])
 Key = TypeVar("Key")
 
 
-def remembered(make: Maker) -> Maker:
+def cached_transformation(make: Maker) -> Maker:
     """Cache a transformation of functions: equal arguments return the same function and traces."""
     cached_make = functools.lru_cache(MAX_CACHED)(make)
 
@@ -82,9 +82,9 @@ class Primals:
 
     def pull(self, results: Sequence[Node], dy: Sequence[Node | None]) -> list[Node | None]:
         """Return the adjoints of the primals from the adjoints of some results."""
-        return pulled(results, dy, self.nodes)
+        return pull_back(results, dy, self.nodes)
 
-    def filled(self, parts: Iterable[Node | None]) -> Any:
+    def rebuild_adjoints(self, parts: Iterable[Node | None]) -> Any:
         """Return adjoints in the structure of the arguments, with zeros for None."""
         pairs = zip(self.nodes, parts, strict=True)
         return self.structure.rebuild(
@@ -92,7 +92,7 @@ class Primals:
         )
 
 
-def pulled(
+def pull_back(
     results: Sequence[Node], dy: Sequence[Node | None], targets: Sequence[Node]
 ) -> list[Node | None]:
     """Return the adjoints of targets from the adjoints of results. A result may occur twice."""
@@ -100,7 +100,7 @@ def pulled(
     for result, part in zip(results, dy, strict=True):
         if part is not None and is_float(result.dtype):
             seeds[result] = add(seeds[result], part) if result in seeds else part
-    adjoints = walk_back(seeds, targets, beyond=False)
+    adjoints = walk_back(seeds, targets, past_targets=False)
     return [adjoints.get(node) for node in targets]
 
 
@@ -149,7 +149,7 @@ def with_aux(where: str, returned: Any, has_aux: bool) -> tuple[Any, Any]:
     return returned
 
 
-@remembered
+@cached_transformation
 def value_and_grad(
     f: Callable[..., Any],
     argnums: int | tuple[int, ...] = 0,
@@ -198,10 +198,10 @@ def value_and_grad(
         value, aux, gradient = differentiate(args, kwargs)
         return ((value, aux) if has_aux else value), gradient
 
-    return like(f, both, "value_and_grad")
+    return function_like(f, both, "value_and_grad")
 
 
-@remembered
+@cached_transformation
 def gradient_of(
     f: Callable[..., Any],
     argnums: int | tuple[int, ...] = 0,
@@ -217,7 +217,7 @@ def gradient_of(
         _, aux, gradient = differentiate(args, kwargs)
         return (gradient, aux) if has_aux else gradient
 
-    return like(f, gradient, "grad")
+    return function_like(f, gradient, "grad")
 
 
 def expect_unused(where: str, unused: str) -> None:
@@ -255,7 +255,7 @@ class Differentiation(NamedTuple):
                 f"ops; got one (made at {value.site}) that does not. Leave the argument out, or "
                 'pass unused="zero" to get zeros.'
             )
-        return value, aux, primals.filled(parts)
+        return value, aux, primals.rebuild_adjoints(parts)
 
 
 @overload
@@ -342,7 +342,7 @@ def grad(
     return gradient_of(loss, 0 if argnums is None else argnums, has_aux, unused=unused)
 
 
-def like(f: Callable[..., Any], call: Callable[..., Any], where: str) -> Function:
+def function_like(f: Callable[..., Any], call: Callable[..., Any], where: str) -> Function:
     """Return a Function with the signature of `f` that calls `call`.
 
     It passes arguments by position if `f` can take them by position, and adds default values.

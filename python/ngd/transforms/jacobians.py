@@ -14,10 +14,10 @@ from ..ops._creation import arange, one_hot, zeros
 from ..ops._shape import reshape
 from ..ops.control.loops import scan
 from ..ops.control.tracing import loops, tracing
-from .gradient import Primals, as_nodes, like, remembered, value_and_grad
+from .gradient import Primals, as_nodes, cached_transformation, function_like, value_and_grad
 
 
-@remembered
+@cached_transformation
 def jacobian(f: Callable[..., Any], argnums: int | tuple[int, ...] = 0) -> Function:
     """Make a function that returns the derivatives of all elements of the result of `f`.
 
@@ -61,7 +61,7 @@ def jacobian(f: Callable[..., Any], argnums: int | tuple[int, ...] = 0) -> Funct
                 )
         return structure.rebuild(rows(primals, y) for y in results)
 
-    return like(f, derivatives, "jacobian")
+    return function_like(f, derivatives, "jacobian")
 
 
 def rows(primals: Primals, y: Node) -> Any:
@@ -87,7 +87,7 @@ def rows(primals: Primals, y: Node) -> Any:
     )
 
 
-@remembered
+@cached_transformation
 def hessian(f: Callable[..., Any], argnums: int | tuple[int, ...] = 0) -> Function:
     """Make a function that returns the second derivatives of a scalar function.
 
@@ -117,7 +117,7 @@ def hessian(f: Callable[..., Any], argnums: int | tuple[int, ...] = 0) -> Functi
     def gradient(*args: Any, **kwargs: Any) -> Any:
         return value_and_grad(f, argnums, unused="zero")(*args, **kwargs)[1]
 
-    return jacobian(like(f, gradient, "hessian"), argnums)
+    return jacobian(function_like(f, gradient, "hessian"), argnums)
 
 
 __all__ = ["hessian", "jacobian"]

@@ -20,7 +20,7 @@ from ..graph.leaves import CONSTANT, Leaf
 from ..graph.node import Node, newest, topological
 from ..ops._custom import after, with_gradient
 from ..trees import flatten
-from .gradient import like, pulled
+from .gradient import function_like, pull_back
 
 
 def remat(f: Callable[..., Any]) -> Function:
@@ -60,7 +60,7 @@ def remat(f: Callable[..., Any]) -> Function:
         outputs = iter(with_gradient(results, operands, Recomputation(name)).results)
         return structure.rebuild(next(outputs) if isinstance(x, Node) else x for x in leaves)
 
-    return like(f, call, "remat")
+    return function_like(f, call, "remat")
 
 
 def read_from_outside(results: Sequence[Node], since: int) -> list[Node]:
@@ -129,10 +129,10 @@ class Recomputation:
             if not any(result in copies for result in node.results):
                 return node.with_inputs(inputs)
             replaced = tuple(copies.get(result, result) for result in node.results)
-            return replaced if node.several else replaced[0]
+            return replaced if node.has_several_results else replaced[0]
 
         graph = Graph((), tuple(results)).rewrite(change, [*operand_nodes, *inner])
-        adjoints = dict(zip(copies, pulled(graph.outputs, dy, [*copies.values()]), strict=True))
+        adjoints = dict(zip(copies, pull_back(graph.outputs, dy, [*copies.values()]), strict=True))
         return [
             *(None for _ in results),
             *wait_for_all(operands, [adjoints[x] for x in operands]),

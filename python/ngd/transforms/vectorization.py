@@ -26,7 +26,7 @@ from ..ops._operands import as_node
 from ..ops._rearrangement import moveaxis
 from ..ops.batching.rewrite import Batched, Batching
 from ..trees import Structure, flatten, split
-from .gradient import remembered, step_of
+from .gradient import cached_transformation, step_of
 
 Axes: TypeAlias = Any
 """An int, None, or a tree of these."""
@@ -103,7 +103,7 @@ def axes_tree(where: str, axes: Axes) -> tuple[tuple[int | None, ...], Structure
     return tuple(None if leaf is None else int(leaf) for leaf in leaves), structure
 
 
-@remembered
+@cached_transformation
 def vectorize(
     f: Callable[..., Any],
     in_leaves: Sequence[int | None],

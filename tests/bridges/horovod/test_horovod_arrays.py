@@ -177,7 +177,7 @@ def wait_for_a_busy_work() -> list[Any]:
     try:
         handle.wait()
     except ngd.errors.BusyError:
-        return [handle.over, handle.wait().tolist()]
+        return [handle.is_done, handle.wait().tolist()]
     return []
 
 

@@ -357,7 +357,7 @@ def test_a_rank_that_leaves_is_named(asynchronous: bool) -> None:
 def call_badly_on_rank_0(attribute: str, asynchronous: bool) -> list[str]:
     """Make a call that fails on rank 0, and then a call that all ranks can make."""
     world = ngd.init()
-    group = nj.number_of(world)
+    group = nj.register_group(world)
     nj.register()
     attributes = {
         "kind": "all_reduce",

@@ -202,7 +202,7 @@ def train_with_schedules() -> list[Any]:
 
     class Rates(keras.callbacks.Callback):  # type: ignore[misc]
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            hvd.callbacks.bring_back(model)
+            hvd.callbacks.sync_jax_state(model)
             rates.append(float(keras.ops.convert_to_numpy(model.optimizer.learning_rate)))
 
     calls = [

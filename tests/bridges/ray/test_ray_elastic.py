@@ -298,9 +298,9 @@ def test_a_host_ends_all_processes_of_a_world(tmp_path: Path) -> None:
         host.run(1, ["true"])
     mark = ["/bin/sh", "-c", elastic.RANK, "rank", "true"]
     assert host.run(2, mark, {"OMPI_COMM_WORLD_RANK": "5"}) == 0
-    assert host.begun()
+    assert host.has_started()
     assert host.end_world(2) == (True, False)
-    assert not host.begun()
+    assert not host.has_started()
     host.close()
     assert list(tmp_path.iterdir()) == []
 
@@ -368,8 +368,8 @@ MPIRUN = "/x/mpirun, mpirun (Open MPI) 5.0.8"
 def job_of(deadline: float = 60.0) -> tuple[Any, Any]:
     """Return a job with one host that is ready."""
     job = elastic._Job(["x"], (1, 1), (1, sys.maxsize), {}, deadline)
-    place = elastic.Place(NODE, "10.0.0.1", mock.MagicMock(), "host 0", None, ("a", MPIRUN))
-    job.places[NODE] = place
+    place = elastic.HostRecord(NODE, "10.0.0.1", mock.MagicMock(), "host 0", None, ("a", MPIRUN))
+    job.hosts[NODE] = place
     return job, place
 
 
@@ -386,17 +386,17 @@ def test_an_unusable_host_raises_first_and_is_ignored_later(
     fake_ray: FakeRay, caplog: pytest.LogCaptureFixture, begun: Any, words: str
 ) -> None:
     job, first = job_of()
-    job.places["other"] = new = elastic.Place("other", "10.0.0.2", None, "host 1", begun)
+    job.hosts["other"] = new = elastic.HostRecord("other", "10.0.0.2", None, "host 1", begun)
     with pytest.raises(WorkerError) as caught:
-        job._take_in(new)
+        job._add_host(new)
     assert str(caught.value) == f"ngd.ray.run_elastic: 10.0.0.2: {words}"
     job.worlds = 1
     with caplog.at_level(logging.WARNING, "ngd"):
-        job._take_in(new)
+        job._add_host(new)
         fake_ray.alive = {NODE: "10.0.0.1", "other": "10.0.0.2"}
         job._look()  # it is not tried again
     assert f"10.0.0.2 is left out: {words}" in caplog.text
-    assert job.places == {NODE: first}
+    assert job.hosts == {NODE: first}
     fake_ray.kill.assert_called_once()
 
 
@@ -405,13 +405,13 @@ def test_an_actor_that_cannot_start_is_not_retried(
 ) -> None:
     job, first = job_of()
     begun = ray.exceptions.RayActorError()
-    job.places["other"] = new = elastic.Place("other", "10.0.0.2", None, "host 1", begun)
+    job.hosts["other"] = new = elastic.HostRecord("other", "10.0.0.2", None, "host 1", begun)
     fake_ray.alive = {NODE: "10.0.0.1", "other": "10.0.0.2"}
     with caplog.at_level(logging.WARNING, "ngd"):
-        job._take_in(new)
+        job._add_host(new)
         job._look()
     assert "10.0.0.2 is left out: RayActorError" in caplog.text
-    assert job.places == {NODE: first}
+    assert job.hosts == {NODE: first}
 
 
 def test_a_second_node_at_an_address_replaces_the_first(fake_ray: FakeRay) -> None:
@@ -419,27 +419,27 @@ def test_a_second_node_at_an_address_replaces_the_first(fake_ray: FakeRay) -> No
     fake_ray.alive = {NODE: "10.0.0.1", AGAIN: "10.0.0.1"}
     for _ in range(3):
         job._look()
-        assert job.places.keys() == {AGAIN}
+        assert job.hosts.keys() == {AGAIN}
     job._lose(first, "late news")
-    assert job.places.keys() == {AGAIN}
+    assert job.hosts.keys() == {AGAIN}
     fake_ray.alive = {NODE: "10.0.0.1"}
     job._look()
     job._look()
-    assert job.places.keys() == {NODE}
+    assert job.hosts.keys() == {NODE}
 
 
 def test_an_error_of_a_host_is_not_the_loss_of_it(fake_ray: FakeRay) -> None:
     job, first = job_of()
     with pytest.raises(ray.exceptions.RayTaskError):
-        job._got(first, ray.exceptions.RayTaskError("end_world", "", OSError("disk full")))
-    assert job._got(first, ray.exceptions.GetTimeoutError()) is None
-    assert job.places == {}
+        job._answer_of(first, ray.exceptions.RayTaskError("end_world", "", OSError("disk full")))
+    assert job._answer_of(first, ray.exceptions.GetTimeoutError()) is None
+    assert job.hosts == {}
 
 
 def test_ranks_that_do_not_start_end_the_world(fake_ray: FakeRay) -> None:
     job, first = job_of(deadline=0.01)
     fake_ray.alive = {NODE: "10.0.0.1"}
-    first.actor.begun.remote.return_value = False
+    first.actor.has_started.remote.return_value = False
     assert job._world([first]) == "ranks on 10.0.0.1 did not begin in 0.01 s"
 
 

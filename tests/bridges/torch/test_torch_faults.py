@@ -137,4 +137,4 @@ def test_ranks_of_several_hosts_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     store.set("ngd/member/1", "0 elsewhere")
     monkeypatch.setenv("NGD_HOST", "here")
     with pytest.raises(ngd.errors.InitError, match=r"rank 0 on here, rank 1 on elsewhere, .*gloo"):
-        rendezvous.meet(store, 0, 2, [0, 1], "torch's group 1")
+        rendezvous.create_group(store, 0, 2, [0, 1], "torch's group 1")

@@ -374,7 +374,7 @@ def count_pending_works() -> list[int]:
     torch_ranks.join()
     name, counts = dist.group.WORLD.group_name, []
     for _ in range(5):
-        for _ in range(works.MANY):
+        for _ in range(works.MAX_OUTSTANDING):
             ops.all_reduce(torch.ones(10), "sum", name)
             counts.append(len(works.outstanding))
         dist.barrier()
@@ -384,7 +384,7 @@ def count_pending_works() -> list[int]:
 
 def test_works_without_a_wait_are_bounded_and_end() -> None:
     for largest, last in torch_ranks.run(count_pending_works, 2):
-        assert largest <= 2 * works.MANY
+        assert largest <= 2 * works.MAX_OUTSTANDING
         assert last == 0
 
 

@@ -26,7 +26,7 @@ from ngd.passes.collective_order import order_collectives, order_of
 from ngd.passes.partition import Partition
 from ngd.passes.sharding import matmul_owners as owners
 from ngd.passes.sharding.equal_values import Equal
-from ngd.passes.sharding.updates import shareable_variables, update_in_slices
+from ngd.passes.sharding.updates import shard_updates, shareable_variables
 from ngd.passes.simplification import simplify
 from tests.support.fake_group import FakeGroup
 
@@ -107,7 +107,7 @@ def cut(graph: Graph, target: Any) -> Graph:
     shared = shareable_variables(graph, equal, sharing.partition.parts, set())
     target.sharing = sharing._replace(variables=frozenset(shared))
     graph = simplify(order_collectives(graph, target, options), target, options)
-    return update_in_slices(graph, target, options)
+    return shard_updates(graph, target, options)
 
 
 def collectives(graph: Graph) -> list[tuple[Any, ...]]:
@@ -137,8 +137,8 @@ def expect_causal(graph: Graph) -> None:
 @given(seed=st.integers(0, 2**32 - 1), layout=st.sampled_from(LAYOUTS))
 def test_all_ranks_have_the_same_collectives(seed: int, layout: tuple[int, int, bool]) -> None:
     patch = pytest.MonkeyPatch()
-    patch.setattr(owners, "LEAST", 1)
-    patch.setattr(owners, "LEAST_A_BYTE", 0)
+    patch.setattr(owners, "MIN_FLOPS", 1)
+    patch.setattr(owners, "MIN_FLOPS_PER_BYTE", 0)
     try:
         step, (hosts, per_host, _) = random_step(seed), layout
         programs = [cut(step, rank_of(r, *layout)) for r in range(hosts * per_host)]

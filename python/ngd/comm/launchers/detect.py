@@ -21,7 +21,7 @@ def detect(environ: Environ | None = None) -> Launch:
     invalid, or if the number of ranks differs from NGD_EXPECT_SIZE.
     """
     environ = os.environ if environ is None else environ
-    launch = told_by_launcher(environ)
+    launch = launch_from_environment(environ)
     expect_size(launch.size, launch.launcher, environ)
     return launch
 
@@ -32,7 +32,7 @@ def launched_rank_and_size() -> tuple[int, int]:
     return launch.rank, launch.size
 
 
-def told_by_launcher(environ: Environ) -> Launch:
+def launch_from_environment(environ: Environ) -> Launch:
     """Return the same as `detect`, without the check of NGD_EXPECT_SIZE.
 
     Log fields and names of this process use the result.

@@ -21,7 +21,7 @@ def name_of_metrics(launch: Launch) -> str:
     return f"\0ngd-metrics-{hashlib.sha256(key).hexdigest()[:32]}"
 
 
-def name_of_place(launch: Launch) -> str:
+def mark_name(launch: Launch) -> str:
     """Return the name of the mark (_core.Mark) of the process that has this rank in this job.
 
     The mark shows other processes that the rank is taken.

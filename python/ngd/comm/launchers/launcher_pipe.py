@@ -21,14 +21,14 @@ def address_of_launcher(pipe: int) -> str:
     return f"/proc/{os.getpid()}/fd/{pipe} {os.fstat(pipe).st_ino}"
 
 
-def tell_launcher(environ: Environ | None = None) -> None:
+def notify_launcher(environ: Environ | None = None) -> None:
     """Notify `ngd run` that this rank is about to end, before the other ranks are notified."""
     environ = os.environ if environ is None else environ
     if "NGD_MEMBER" in environ or "RANK" in environ:
-        say_to_launcher(environ.get("NGD_MEMBER") or environ["RANK"], environ)
+        send_to_launcher(environ.get("NGD_MEMBER") or environ["RANK"], environ)
 
 
-def say_to_launcher(word: str, environ: Environ) -> bool:
+def send_to_launcher(word: str, environ: Environ) -> bool:
     """Send a word to the `ngd run` that started this process; return True if it was sent."""
     path, _, inode = environ.get("NGD_LAUNCHER", "").partition(" ")
     is_foreign = environ.get("NGD_SURROUNDINGS") != surroundings(environ)

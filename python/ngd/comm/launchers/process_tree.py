@@ -8,7 +8,7 @@ import os
 
 from ...errors import InitError
 from .base import Environ, Launch
-from .job_names import name_of_place
+from .job_names import mark_name
 
 
 def process_job_key(environ: Environ, rank_name: str) -> str:
@@ -26,12 +26,12 @@ def process_job_key(environ: Environ, rank_name: str) -> str:
     return f"process:{namespace}:{pid}:{start_time(pid)}"
 
 
-def refuse_inherited_place(launch: Launch) -> None:
+def refuse_inherited_rank(launch: Launch) -> None:
     """Raise InitError if an ancestor is already the rank that the environment gives this process.
 
     Such a process has inherited the environment of the rank that started it.
     """
-    mark, pid = name_of_place(launch).encode(), os.getppid()
+    mark, pid = mark_name(launch).encode(), os.getppid()
     while pid > 0:
         with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", "rb") as maps:
             if mark in maps.read():

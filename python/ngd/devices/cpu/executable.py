@@ -16,15 +16,15 @@ from ...passes import Plan
 from ...passes.sharding.equal_values import Equal
 from ...profiling import Report, report_of
 from ...profiling.recording import first_record
-from ..collective_sequence import opened
+from ..collective_sequence import open_groups
 from ..device import Lowered, LoweredStep
 from ..executable import StepGraph
 from .peaks import peak
 from .shared_variables import (
     agree_on_sharing,
-    are_alike,
-    asked_once,
+    comparing_once,
     expect_private,
+    have_uniform_types,
     share,
     share_frozen,
 )
@@ -50,7 +50,7 @@ class CpuDevice:
 
     def compiling(self, group: Group) -> AbstractContextManager[None]:
         """Return a context for a compilation, in which the ranks compare the step's types once."""
-        return asked_once(group)
+        return comparing_once(group)
 
     def agree(self, source: StepGraph) -> CpuAgreement:
         """Agree with the other ranks which variables the ranks of a host share."""
@@ -63,7 +63,7 @@ class CpuDevice:
                 storages[variable] = storage
         equal, sharing = agree_on_sharing(source, storages)
         if sharing.variables:
-            sharing = sharing._replace(has_uniform_types=are_alike(graph, group))
+            sharing = sharing._replace(has_uniform_types=have_uniform_types(graph, group))
         return CpuAgreement(storages, equal, CpuTarget(group, sharing))
 
     def load(
@@ -101,7 +101,7 @@ class CpuExecutable(LoweredStep):
         for storage in read:
             storage.expect_whole()
         expect_private(whole, agreement.equal, self.sequence.site)
-        communicators = [g.communicator for g in opened(self.sequence.groups)]
+        communicators = [g.communicator for g in open_groups(self.sequence.groups)]
         native_inputs, native_outputs = (
             [_core.ArrayType(t.dtype, t.shape) for t in types]
             for types in (self.input_types, self.output_types)
@@ -112,7 +112,7 @@ class CpuExecutable(LoweredStep):
             DEVICE, lowered.program, communicators, buffers, native_inputs, native_outputs, checks
         )
         self.storages = storages
-        self.apart: set[Node] = set()
+        self.once_over_hosts: set[Node] = set()
         """The variables of which all hosts together keep one copy."""
 
     def share_variables(self, agreement: CpuAgreement) -> None:
@@ -122,7 +122,7 @@ class CpuExecutable(LoweredStep):
             share(self.plan.shared, equal, sharing, self.storages, site)
         if sharing.has_uniform_types:
             share_frozen(equal.graph, sharing, self.storages, site)
-        self.apart = {v for v in self.plan.shared if self.storages[v].part is not None}
+        self.once_over_hosts = {v for v in self.plan.shared if self.storages[v].part is not None}
 
     def checksum(self, variable: Node) -> tuple[int, int] | None:
         """Return a checksum of a variable, which the caller holds; None if the ranks share it."""
@@ -147,8 +147,8 @@ class CpuExecutable(LoweredStep):
             "shared": self.plan.shared_bytes,
             "unshared": self.plan.unshared_bytes,
             "recomputed": self.plan.recomputed.bytes,
-            "sharded": sum(v.type.bytes for v in self.plan.shared if v not in self.apart),
-            "apart": sum(v.type.bytes for v in self.apart),
+            "sharded": sum(v.type.bytes for v in self.plan.shared if v not in self.once_over_hosts),
+            "apart": sum(v.type.bytes for v in self.once_over_hosts),
         }
 
     def report(self) -> Report:

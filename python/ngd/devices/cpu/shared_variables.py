@@ -41,7 +41,7 @@ import numpy as np
 from ... import _core
 from ..._util.callsite import call_site
 from ...comm import Group
-from ...dtypes import Array, aligned
+from ...dtypes import Array, align_up
 from ...errors import BusyError, CompileError, PoisonedVariableError, VariableMismatchError
 from ...graph.graph import Graph
 from ...graph.node import Node
@@ -53,7 +53,7 @@ from ...passes.sharding.updates import shareable_variables
 from ..executable import StepGraph
 from .rank_comparison import agree, differing_ranks, digest_of, ranks_text
 from .sharing_record import SharingRecord
-from .storage import CpuStorage, refused
+from .storage import CpuStorage, sharing_error
 
 NO_MEMORY = 2**64 - 1
 """The number that stands for common memory that could not be allocated."""
@@ -88,7 +88,7 @@ _HOSTS: Final[WeakKeyDictionary[Group, tuple[Group, Group] | None]] = WeakKeyDic
 share variables."""
 
 
-def partition_of(group: Any, apart: bool) -> Partition | None:
+def partition_of(group: Any, is_once_over_hosts: bool) -> Partition | None:
     """Return how the ranks of a group divide variables, or None if they cannot share memory.
 
     All ranks call this. `apart` is True for `shard="world"`.
@@ -102,7 +102,7 @@ def partition_of(group: Any, apart: bool) -> Partition | None:
     if group not in _HOSTS:
         _HOSTS[group] = split_by_host(group)
     hosts = _HOSTS[group]
-    return None if hosts is None else Partition(*hosts, apart)
+    return None if hosts is None else Partition(*hosts, is_once_over_hosts)
 
 
 def split_by_host(group: Group) -> tuple[Group, Group] | None:
@@ -112,7 +112,7 @@ def split_by_host(group: Group) -> tuple[Group, Group] | None:
     are not consecutive, or if a host has no common memory. All ranks call this.
     """
     per_host = group.local_size
-    with group.under_way():
+    with group.collectives_scope():
         own_row = np.array([[group.local_rank, per_host]])
         all_ranks = group.all_gather(own_row, site=call_site())
         ranks = np.arange(group.size)
@@ -140,7 +140,7 @@ def expect_private(whole: Mapping[Node, CpuStorage], equal: Equal, site: str) ->
     for variable, storage in whole.items():
         sharing, differs = storage.sharing, values[variable] not in equal.nodes
         if sharing is not None and storage.is_shared:
-            raise refused(storage, sharing)
+            raise sharing_error(storage, sharing)
         if sharing is not None and differs:
             raise CompileError(
                 f"compile: updates: variable {storage.name!r}: expected a next value that is equal "
@@ -178,7 +178,7 @@ def share(
     """
     group: Group = sharing.group
     values = [value for v, value in equal.graph.updates if v in sharing.variables]
-    below = {*equal.below(values), *sharing.variables}
+    below = {*equal.dependencies_of(values), *sharing.variables}
     read = [v for v in equal.graph.variables if v in below and v not in shared]
     for variable in (*shared, *read):
         record = storages[variable].sharing
@@ -194,7 +194,7 @@ def share(
         return
     found: list[Agreement] = []
     steps = equal.digest(values)
-    with group.under_way():
+    with group.collectives_scope():
         cells = [storage.cell for storage in (*moving, *staying)]
         record = SharingRecord(group, sharing.partition, site)
         _core.while_held(
@@ -216,14 +216,14 @@ def share_if_equal(
     of them, so that no step uses them.
     """
     group, site = record.group, record.site
-    values = [storage.held() for storage in (*moving, *staying)]
+    values = [storage.copy_held_value() for storage in (*moving, *staying)]
     odd_steps, *odd_values = differing_ranks(group, [steps, *map(digest_of, values)], site)
     if odd_steps or any(odd_values):
         return Agreement(odd_steps, odd_values)
     held = dict(zip(moving, values, strict=False))
-    apart = {s: span for s, span in moving.items() if span != record.span(s.type)}
-    once = {s: value for s, value in held.items() if s not in apart}
-    allocated = allocate(once, apart, record)
+    once_over_hosts = {s: span for s, span in moving.items() if span != record.span(s.type)}
+    once = {s: value for s, value in held.items() if s not in once_over_hosts}
+    allocated = allocate(once, once_over_hosts, record)
     if not group.all_gather(np.array([allocated is not None]), site=site).all():
         return Agreement(has_memory=False)
     assert allocated is not None
@@ -232,7 +232,7 @@ def share_if_equal(
     group.barrier(site=site)  # all ranks have written, and nothing below can fail
     for storage, offset in offsets.items():
         storage.join(record, memory, offset)
-    for (storage, span), part in zip(apart.items(), parts, strict=True):
+    for (storage, span), part in zip(once_over_hosts.items(), parts, strict=True):
         storage.keep(record, span, part)
     for storage in staying:
         storage.join(record, None, 0)
@@ -240,7 +240,9 @@ def share_if_equal(
 
 
 def allocate(
-    once: Iterable[CpuStorage], apart: Mapping[CpuStorage, tuple[int, int]], record: SharingRecord
+    once: Iterable[CpuStorage],
+    once_over_hosts: Mapping[CpuStorage, tuple[int, int]],
+    record: SharingRecord,
 ) -> tuple[_core.CommonMemory | None, list[_core.Buffer]] | None:
     """Allocate memory of the host, and memory for this rank's parts; None if there is too little.
 
@@ -249,11 +251,11 @@ def allocate(
     """
     memory, parts = None, []
     with suppress(MemoryError):
-        parts = [storage.room(*span) for storage, span in apart.items()]
-    sizes = [aligned(storage.type.bytes) for storage in once]
+        parts = [storage.allocate_part(*span) for storage, span in once_over_hosts.items()]
+    sizes = [align_up(storage.type.bytes) for storage in once]
     if sizes:
-        memory = common_memory(record.partition.here, sum(sizes), record.site)
-    is_complete = len(parts) == len(apart) and (memory is not None or not sizes)
+        memory = common_memory(record.partition.host_ranks, sum(sizes), record.site)
+    is_complete = len(parts) == len(once_over_hosts) and (memory is not None or not sizes)
     return (memory, parts) if is_complete else None
 
 
@@ -266,7 +268,7 @@ def write_slices(
         assert memory is not None
         memory.write(offset, value, *record.span(storage.type))
         offsets[storage] = offset
-        offset += aligned(storage.type.bytes)
+        offset += align_up(storage.type.bytes)
     return offsets
 
 
@@ -287,7 +289,7 @@ def share_frozen(
         if v not in updated and not is_per_rank(v) and is_divided(v.type, partition.parts)
     ]
     frozen = [each for each in frozen if each.sharing is None]
-    if partition.here.size == 1 or not frozen:
+    if partition.host_ranks.size == 1 or not frozen:
         return
     has_begun = []
 
@@ -295,7 +297,7 @@ def share_frozen(
         has_begun.append(True)
         share_equal(frozen, SharingRecord(group, partition, site))
 
-    with group.under_way():
+    with group.collectives_scope():
         try:
             _core.while_held([storage.cell for storage in frozen], compare)
         except (BusyError, PoisonedVariableError):
@@ -325,8 +327,8 @@ def share_equal(frozen: Sequence[CpuStorage], record: SharingRecord) -> None:
     equal = {s: value for s, value in zip(moving, values, strict=True) if not s.differs}
     if not equal:
         return
-    size = sum(aligned(storage.type.bytes) for storage in equal)
-    memory = common_memory(record.partition.here, size, site)
+    size = sum(align_up(storage.type.bytes) for storage in equal)
+    memory = common_memory(record.partition.host_ranks, size, site)
     if not group.all_gather(np.array([memory is not None]), site=site).all():
         return
     offsets = write_slices(memory, equal, record)
@@ -385,24 +387,24 @@ def common_memory(group: Any, size: int, site: str) -> _core.CommonMemory | None
     return None if received == NO_MEMORY else group.communicator.open_common(0, int(received), size)
 
 
-def are_alike(graph: Graph, group: Group) -> bool:
+def have_uniform_types(graph: Graph, group: Group) -> bool:
     """Return whether all values of a step have the same shapes and dtypes on all ranks.
 
-    All ranks call this, within `asked_once`.
+    All ranks call this, within `comparing_once`.
     """
     types = repr([str(result.type) for node in graph.nodes for result in node.results]).encode()
     digest = hashlib.blake2b(types, digest_size=8).digest()
     known_digest, same = _type_digests.get(group, (b"", False))
     if known_digest != digest:
-        with group.under_way():
+        with group.collectives_scope():
             same = agree(group, [digest], call_site())
         _type_digests[group] = digest, same
     return same
 
 
 @contextmanager
-def asked_once(group: Group) -> Iterator[None]:
-    """Keep the result of `are_alike` until the step is compiled, or until all ranks raise an error.
+def comparing_once(group: Group) -> Iterator[None]:
+    """Keep the result of `have_uniform_types` until all ranks have compiled the step or raise.
 
     A rank may fail by itself, because another thread holds a variable or memory is short. It then
     compiles the step again, and must not communicate a second time.

@@ -26,7 +26,7 @@ class SharingRecord:
     @property
     def is_over(self) -> bool:
         """True if one of the groups is closed or has failed, which ends the sharing."""
-        groups = (self.group, self.partition.here, self.partition.there)
+        groups = (self.group, self.partition.host_ranks, self.partition.counterparts)
         return any(g.closed or g.communicator.is_over for g in groups if isinstance(g, Group))
 
     def span(self, of: Type) -> tuple[int, int]:
@@ -40,19 +40,19 @@ class SharingRecord:
         The counterparts gather the shard of the host's copy, then the ranks of a host gather their
         shards. An error aborts the group of all ranks, because some of them wait in other groups.
         """
-        site, groups = call_site(), (self.partition.there, self.partition.here)
+        site, groups = call_site(), (self.partition.counterparts, self.partition.host_ranks)
         begin, end = self.partition.slice(value_type.count)
         communicating = [g for g in groups if isinstance(g, Group) and g.size > 1]
         with _core.AbortOnError([g.communicator for g in communicating], [self.group.abort], False):
             for ranks in communicating:
-                count = end - begin if ranks is self.partition.there else value_type.count
+                count = end - begin if ranks is self.partition.counterparts else value_type.count
                 counts = shard_lengths(shard_bounds(count, ranks.size))
                 part = ranks.all_gather_v(part, counts=counts, site=site)
         return part.reshape(value_type.shape)
 
     def map_privately(self, memory: _core.CommonMemory) -> None:
         """Map the common memory of the host a second time, so that writes stay private."""
-        host = self.partition.here
+        host = self.partition.host_ranks
         assert isinstance(host, Group)
         host.communicator.map_privately(memory)
 

@@ -79,10 +79,10 @@ class CpuStorage:
         self.buffer.read_part(part, self.cell)
         sharing = self.sharing
         if sharing is None:
-            raise lost(self.name)
+            raise lost_parts_error(self.name)
         return sharing.gathered(part, self.type)
 
-    def held(self) -> Array:
+    def copy_held_value(self) -> Array:
         """Return a copy of the value. The caller holds the variable, so that no step uses it."""
         value: Array = np.empty(self.type.shape, self.type.dtype)
         self.buffer.copy_to(value)
@@ -131,16 +131,16 @@ class CpuStorage:
         self.buffer.lie_in(memory, offset)
         self._readers = readers
 
-    def room(self, begin: int, end: int) -> _core.Buffer:
+    def allocate_part(self, begin: int, end: int) -> _core.Buffer:
         """Return new memory for the bytes of the value from `begin` to `end`."""
         return _core.Buffer(DEVICE, end - begin)
 
-    def keep(self, sharing: SharingRecord, part: tuple[int, int], room: _core.Buffer) -> None:
+    def keep(self, sharing: SharingRecord, part: tuple[int, int], memory: _core.Buffer) -> None:
         """Keep only this part of the value; the other ranks keep the rest.
 
         The caller holds the variable, so that no step uses it.
         """
-        self.buffer.keep(room, part[0])
+        self.buffer.keep(memory, part[0])
         self.part, self._sharing = part, sharing
 
     def own(self) -> None:
@@ -150,7 +150,7 @@ class CpuStorage:
         """
         sharing = self.sharing
         if sharing is not None and self.is_shared:
-            raise refused(self, sharing)
+            raise sharing_error(self, sharing)
         self.expect_whole()
         if self.buffer.is_common:
             self.buffer.lie_in(None, 0)
@@ -159,7 +159,7 @@ class CpuStorage:
         """Raise an error if this rank has only a part of the value."""
         if self.part is not None:
             sharing = self.sharing
-            raise lost(self.name) if sharing is None else refused(self, sharing)
+            raise lost_parts_error(self.name) if sharing is None else sharing_error(self, sharing)
 
     def expect_part(self, part: tuple[int, int]) -> None:
         """Raise an error if this rank keeps another part than the one that a step uses."""
@@ -169,7 +169,7 @@ class CpuStorage:
     def assigning(self) -> AbstractContextManager[Any]:
         """Return the context of an assignment: several collectives if ranks share the variable."""
         sharing = self.sharing
-        return nullcontext() if sharing is None else sharing.group.under_way()
+        return nullcontext() if sharing is None else sharing.group.collectives_scope()
 
     def refusal(self, value: Array) -> str | None:
         """Return the reason why a value cannot be written; None if it can.
@@ -202,7 +202,7 @@ class CpuStorage:
         sharing.group.barrier(site=call_site())
 
 
-def refused(storage: CpuStorage, sharing: SharingRecord) -> CompileError:
+def sharing_error(storage: CpuStorage, sharing: SharingRecord) -> CompileError:
     """Return the error for a step that writes a whole shared variable, or reads others' parts."""
     since = f"since the step compiled at {sharing.site}"
     if storage.part is None:
@@ -219,7 +219,7 @@ def refused(storage: CpuStorage, sharing: SharingRecord) -> CompileError:
     )
 
 
-def lost(name: str) -> GroupClosedError:
+def lost_parts_error(name: str) -> GroupClosedError:
     """Return the error for a read of the whole value when the other parts are lost."""
     return GroupClosedError(
         f"variable {name!r}: it was kept once over all hosts (shard='world'), and the group whose "

@@ -17,8 +17,8 @@ from ...graph.node import Node
 from ...graph.variable import Variable
 from ...ops.collectives.reductions import Collective
 from ...passes import Plan, lower_precision
-from ...passes.collective_order import check_root, in_order, is_message
-from ..collective_sequence import CollectiveSequence, opened
+from ...passes.collective_order import check_root, collectives_in_order, is_message
+from ..collective_sequence import CollectiveSequence, open_groups
 from ..device import Lowered
 from ..executable import CompiledStep, StepGraph
 from ..explanation import explain_reference
@@ -62,11 +62,11 @@ class StepCollectives:
     def __init__(self, graph: Graph, group: Group, precision: DType) -> None:
         self.rank, self.size = group.rank, group.size
         self.sequence = CollectiveSequence(group, graph, precision)
-        self.communicates = bool(in_order(graph))
+        self.communicates = bool(collectives_in_order(graph))
         self.branches: dict[Node, int] = {}
         """For each collective, the number of the branch that contains it; 0 outside of branches."""
         self.note(graph, group)
-        self.groups = opened(self.sequence.groups)
+        self.groups = open_groups(self.sequence.groups)
         self.identities = {
             (number, branch): _core.Sequence(text, hash, computes, branch, of.communicator)
             for number, ((text, hash, computes), of) in enumerate(
@@ -78,7 +78,7 @@ class StepCollectives:
 
     def note(self, graph: Graph, group: Group) -> None:
         """Add the collectives of a graph, and of graphs inside it, to the sequence."""
-        for node in in_order(graph):
+        for node in collectives_in_order(graph):
             name, attrs = node.op.lower(**node.attrs)
             for body in self.sequence.inside(name, attrs, node.site, bodies_of(node)):
                 self.note(body, group)
@@ -115,7 +115,7 @@ class StepCollectives:
 
         return finish
 
-    def under_way(self) -> _core.AbortOnError:
+    def collectives_scope(self) -> _core.AbortOnError:
         """Return a context for a run. An exception in it closes the groups of the step."""
         groups = self.groups if self.communicates else []
         return _core.AbortOnError([g.communicator for g in groups], [g.abort for g in groups], True)
@@ -197,7 +197,7 @@ class InterpreterExecutable(CompiledStep):
     def run(self, inputs: list[Array], outputs: list[Array]) -> None:
         """Run the step once, while it holds the variables."""
         values: dict[Node, Array] = {v: s.value for v, s in self.storages.items()}
-        with self.ranks.under_way():
+        with self.ranks.collectives_scope():
             results, updates = reference.evaluate(self.evaluated, inputs, values, self.ranks)
             for destination, result in zip(outputs, results, strict=True):
                 destination[...] = result

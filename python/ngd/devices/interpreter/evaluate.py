@@ -17,7 +17,7 @@ from ...graph.graph import Graph
 from ...graph.leaves import CONSTANT, Leaf
 from ...graph.node import Node, topological
 from ...ops.control.bodies import Control
-from ...passes.collective_order import in_order
+from ...passes.collective_order import collectives_in_order
 
 
 class Group(Protocol):
@@ -49,15 +49,15 @@ def evaluate(
 ) -> tuple[list[Array], list[Array]]:
     """Return the outputs of a graph and the next values of variables, in the order of `updates`.
 
-    Without a group this is rank 0 of 1. Collectives start in the order of `in_order`, which is the
-    same on all ranks. The wait for a collective comes where its result is first read. Integers wrap
-    silently; floats follow IEEE 754.
+    Without a group this is rank 0 of 1. Collectives start in the order of `collectives_in_order`,
+    which is the same on all ranks. The wait for a collective comes where its result is first read.
+    Integers wrap silently; floats follow IEEE 754.
     """
     finite = config.check_finite()
     values = dict(zip(graph.inputs, inputs, strict=True)) | dict(variables)
     for node, value in values.items():
         _check(node, value)
-    order = topological([*in_order(graph), *graph.roots])
+    order = topological([*collectives_in_order(graph), *graph.roots])
     uses = Counter((*graph.roots, *(i for n in order for i in n.inputs)))
     started: dict[Node, Callable[[], Array]] = {}
 

@@ -17,7 +17,7 @@ SEEDS = "seed_generator_state"
 """The name that Keras gives to the seed variable of a random layer."""
 
 
-def bring_back(model: Any) -> None:
+def sync_jax_state(model: Any) -> None:
     """On the JAX backend, copy the state of the running epoch into the model's variables.
 
     The following steps start from these variables.
@@ -77,7 +77,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     def send(self) -> None:
         """Broadcast the variables of the model and of its optimizer."""
         model, self.done = self.model, True
-        bring_back(model)
+        sync_jax_state(model)
         if not self.process_set.included():
             return
         if model.optimizer is not None and not model.optimizer.built:
@@ -184,7 +184,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 
     def set_rate(self, epoch: float) -> None:
         """Set the learning rate, if `epoch` is between `start_epoch` and `end_epoch`."""
-        bring_back(self.model)
+        sync_jax_state(self.model)
         if epoch >= self.start_epoch and (self.end_epoch is None or epoch < self.end_epoch):
             self.model.optimizer.learning_rate = self.initial_lr * self.multiplier(epoch)
 

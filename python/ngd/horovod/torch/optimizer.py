@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ..calls import SMALL, Adasum, Average, Handle, expect_average, op_of
+from ..calls import SEPARATE_SIZE, Adasum, Average, Handle, expect_average, op_of
 from ..world import HorovodInternalError, ProcessSet, global_process_set, size
 from .compression import Compression, Compressor
 from .operations import allreduce_async_, grouped_allreduce_async_, sparse_allreduce_async
@@ -219,7 +219,7 @@ def make_buckets(
     buckets: list[Bucket] = []
     small: Bucket = []
     for p in parameters:
-        if p.numel() >= SMALL:
+        if p.numel() >= SEPARATE_SIZE:
             buckets.append([p])
             continue
         small.append(p)

@@ -20,14 +20,14 @@ from .._shape import (
     transpose,
 )
 from .._slicing import PadSlice, Slice
-from .rewrite import Batched, Batching, Results, after_batch_axis, batches, lead
+from .rewrite import Batched, Batching, Results, after_batch_axis, align_batch_axis, batches
 
 
 @batches(Elementwise, Activation, Cast, OneHot, StopGradient)
 def broadcast_operands(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
     """Apply the op to the new operands, whose axes after the batch axis broadcast."""
     ndim = max(x.ndim for x in node.inputs)
-    return node.op.node([lead(x, ndim) for x in operands], node.attrs)
+    return node.op.node([align_batch_axis(x, ndim) for x in operands], node.attrs)
 
 
 @batches(Reshape)
@@ -39,7 +39,7 @@ def batch_reshape(batching: Batching, node: Node, operands: Sequence[Batched]) -
 @batches(BroadcastTo)
 def batch_broadcast_to(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
     """Broadcast the axes after the batch axis."""
-    return broadcast_to(lead(operands[0], node.ndim), (batching.size, *node.shape))
+    return broadcast_to(align_batch_axis(operands[0], node.ndim), (batching.size, *node.shape))
 
 
 @batches(Transpose)

@@ -15,7 +15,7 @@ from .._grouped_rows import GroupedOp
 from .._rearrangement import moveaxis
 from ..control.branches import Cond
 from ..control.loops import Scan, scan
-from .rewrite import Batched, Batching, Results, batches, lead
+from .rewrite import Batched, Batching, Results, align_batch_axis, batches
 
 
 @batches(GroupedOp)
@@ -127,5 +127,11 @@ def choose_by_example(batching: Batching, node: Node, operands: Sequence[Batched
     chosen = []
     for result, a, b in zip(node.results, *branches, strict=True):
         ndim = result.ndim
-        chosen.append(where(lead(predicate, ndim), lead(a, ndim), lead(b, ndim)))
+        chosen.append(
+            where(
+                align_batch_axis(predicate, ndim),
+                align_batch_axis(a, ndim),
+                align_batch_axis(b, ndim),
+            )
+        )
     return chosen

@@ -12,7 +12,7 @@ from .._convolution import Conv, ConvDataGrad, ConvWeightGrad
 from .._matmul import MatMul
 from .._pooling import AvgPoolGrad, Pool
 from .._shape import reshape, transpose
-from .rewrite import Batched, Batching, Results, batches, lead
+from .rewrite import Batched, Batching, Results, align_batch_axis, batches
 
 
 @batches(MatMul)
@@ -23,7 +23,7 @@ def batch_matmul(batching: Batching, node: Node, operands: Sequence[Batched]) ->
         rows = reshape(a.node, (-1, a.node.shape[-1])) if a.node.type.count else a.node
         return reshape(node.op.node((rows, b.node), node.attrs), (batching.size, *node.shape))
     ndim = max(x.ndim for x in node.inputs)
-    return node.op.node((lead(a, ndim), lead(b, ndim)), node.attrs)
+    return node.op.node((align_batch_axis(a, ndim), align_batch_axis(b, ndim)), node.attrs)
 
 
 @batches(Attend, AttendGrad)
@@ -32,7 +32,7 @@ def batch_attention(batching: Batching, node: Node, operands: Sequence[Batched])
     ndim = node.inputs[0].ndim
     num_masks = len(operands) - (3 if isinstance(node.op, Attend) else 7)
     split = len(operands) - num_masks
-    masks = [lead(x, ndim) for x in operands[split:]]
+    masks = [align_batch_axis(x, ndim) for x in operands[split:]]
     return node.op.node(
         [*(batching.with_batch_axis(x) for x in operands[:split]), *masks], node.attrs
     )

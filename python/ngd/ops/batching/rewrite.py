@@ -22,7 +22,7 @@ from ...errors import CompileError
 from ...graph import notes
 from ...graph.graph import Graph, bodies_of
 from ...graph.node import Node, Op, topological
-from ...graph.precision_marks import WIDE, wide
+from ...graph.precision_marks import KEEPS_FLOAT32, keep_float32
 from .._precision import expansion
 from .._random import Draw, Dropout, RandomBits
 from .._shape import broadcast_to, reshape
@@ -84,12 +84,12 @@ class Batching:
 
     def rewrite(self, roots: Sequence[Node]) -> list[Batched]:
         """Return the new nodes of some traced nodes."""
-        with at_site("") as move_to, wide(False):
+        with at_site("") as move_to, keep_float32(False):
             for node in topological(roots):
                 if node.id < self.since or self.find(node).node is not node:
                     continue
                 move_to(node.site)
-                WIDE.set(node.wide)
+                KEEPS_FLOAT32.set(node.keeps_float32)
                 self.add(node)
         return [self.find(root) for root in roots]
 
@@ -104,7 +104,7 @@ class Batching:
         else:
             return
         if isinstance(new_results, Node):
-            new_results = new_results.results if node.several else (new_results,)
+            new_results = new_results.results if node.has_several_results else (new_results,)
         results = [r if isinstance(r, Batched) else Batched(r) for r in new_results]
         notes.take_over(results[0].node, [node])
         self.new.update(zip(node.results, results, strict=True))
@@ -195,7 +195,7 @@ def expand(batching: Batching, node: Node, operands: Sequence[Batched]) -> Resul
     return batching.rewrite(expansion(node))
 
 
-def lead(x: Batched, ndim: int) -> Node:
+def align_batch_axis(x: Batched, ndim: int) -> Node:
     """Insert axes of extent 1 after the batch axis, so that `ndim` axes follow it.
 
     A node that is not mapped broadcasts as it is.

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from ...comm.checks import check_op
 from ...comm.kinds import REDUCTIONS, Kind
-from ...dtypes import Type, whole
+from ...dtypes import Type, as_int
 from ...errors import ShapeError
 from .._operands import expect_dtype
 from .groups import Ranks
@@ -54,7 +54,7 @@ def expect_rows(where: str, x: Type) -> None:
 def of_equal_blocks(kind: Kind, x: Type, size: int) -> Type:
     """Return the type of the result of a collective on blocks of equal size."""
     expect_rows(kind.name, x)
-    if kind.gives == "blocks" and x.shape[0] % size:
+    if kind.operand == "blocks" and x.shape[0] % size:
         raise ShapeError(f"{kind.name}: expected rows for {size} equal blocks; got {x}. Pad x.")
     return with_rows(x, kind.rows(x.shape[0], size))
 
@@ -79,7 +79,7 @@ def expect_counts(where: str, counts: Sequence[int], size: int, rows: int, what:
 
 def as_counts(counts: Sequence[int]) -> tuple[int, ...]:
     """Return numbers of rows as a tuple of ints, the value of an attribute."""
-    return tuple(whole(n, "counts", f"number {i}", 64) for i, n in enumerate(counts))
+    return tuple(as_int(n, "counts", f"number {i}", 64) for i, n in enumerate(counts))
 
 
 def with_rows(x: Type, rows: int) -> Type:

@@ -15,7 +15,7 @@ import numpy as np
 
 from ...comm.kinds import KINDS
 from ...comm.world import alone
-from ...dtypes import Type, whole
+from ...dtypes import Type, as_int
 from ...errors import ShapeError
 from ...graph.node import Node
 from ...graph.registry import register
@@ -155,7 +155,7 @@ class ReduceScatter(Collective):
     def submission(self, x: Type, **attrs: Any) -> dict[str, Any]:
         return {"reduce_op": attrs["reduce_op"], **block_counts(x, attrs)}
 
-    def place_in_operand(self, x: Type, **attrs: Any) -> int | None:
+    def offset_in_operand(self, x: Type, **attrs: Any) -> int | None:
         rank, counts = int(attrs["group"].rank), attrs.get("counts")
         if counts is None:
             return rank * (x.count // int(attrs["group"].size))
@@ -232,7 +232,7 @@ class AllGather(Collective):
     def infer(self, x: Type, *, group: Ranks) -> Type:
         return of_equal_blocks(self.kind, x, group.size)
 
-    def place_in_result(self, x: Type, **attrs: Any) -> int | None:
+    def offset_in_result(self, x: Type, **attrs: Any) -> int | None:
         return int(attrs["group"].rank) * x.count
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
@@ -302,7 +302,7 @@ class AllGatherV(Collective):
     def submission(self, x: Type, **attrs: Any) -> dict[str, Any]:
         return block_counts(x, attrs)
 
-    def place_in_result(self, x: Type, **attrs: Any) -> int | None:
+    def offset_in_result(self, x: Type, **attrs: Any) -> int | None:
         return int(sum(attrs["counts"][: attrs["group"].rank])) * row_elements(x)
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
@@ -534,7 +534,7 @@ class Gather(Collective):
             )
         x, attrs = (
             as_node(x, where=self.name),
-            {"root": whole(root, self.name, "root"), "group": ranks_of(self.name, group)},
+            {"root": as_int(root, self.name, "root"), "group": ranks_of(self.name, group)},
         )
         concat_axis = as_axis(self.name, axis, x.ndim, x.type)
         if concat_axis == 0:
@@ -600,7 +600,7 @@ class Scatter(Collective):
     ) -> Node:
         x, ranks = as_node(x, where=self.name), ranks_of(self.name, group)
         split_axis = as_axis(self.name, axis, x.ndim, x.type)
-        attrs = {"root": whole(root, self.name, "root"), "group": ranks}
+        attrs = {"root": as_int(root, self.name, "root"), "group": ranks}
         if split_axis == 0:
             return self.node((x,), attrs)
         own_block = self.node((blocks_of(self.name, x, split_axis, ranks.size),), attrs)

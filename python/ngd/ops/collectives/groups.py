@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 from ..._util.callsite import call_site
 from ...comm import Group
 from ...comm.launchers.detect import launched_rank_and_size
-from ...comm.world import init, living_world
+from ...comm.world import init, open_world
 from ...errors import CompileError, NotMemberError
 from ...graph.graph import Graph, bodies_of
 from ...graph.node import Node
@@ -46,7 +46,7 @@ def joined_world() -> Group | None:
 def world_ranks() -> Ranks:
     """Return the world, or the launcher's numbers if the world is not joined."""
     global _last_joined
-    group = living_world()
+    group = open_world()
     if group is None:
         return LaunchedWorld(*launched_rank_and_size())
     _last_joined = weakref.ref(group)
@@ -109,7 +109,7 @@ def with_group(call: str, attrs: Mapping[str, Any], group: Ranks | None) -> dict
     return dict(attrs) if group is None else {**attrs, "group": expect_member(call, group)}
 
 
-def everywhere_equal(inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
+def is_equal_on_all_ranks(inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
     """Return True if a value that is equal on all ranks of the group is equal on all ranks."""
     group = attrs.get("group")
     of_world = group is None or is_launched(group) or group is joined_world()

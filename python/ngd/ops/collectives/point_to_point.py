@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from ...comm.kinds import KINDS
-from ...dtypes import Array, DType, Shape, Type, as_dtype, float32, float64, lengths, whole
+from ...dtypes import Array, DType, Shape, Type, as_dtype, as_int, float32, float64, parse_shape
 from ...errors import ShapeError
 from ...graph.node import Node
 from ...graph.registry import register
@@ -70,7 +70,7 @@ class Send(Collective):
     def __call__(self, x: Value, to: int, tag: int = 0, *, group: Ranks | None = None) -> Node:
         attrs = with_group(
             self.name,
-            {"root": whole(to, self.name, "to"), "tag": whole(tag, self.name, "tag")},
+            {"root": as_int(to, self.name, "to"), "tag": as_int(tag, self.name, "tag")},
             group,
         )
         return self.node((as_node(x, where=self.name),), attrs)
@@ -176,10 +176,10 @@ class Recv(Collective):
             scalar(0, element_type, self.name) if after is None else as_node(after, where=self.name)
         )
         attrs = {
-            "shape": lengths(shape, self.name, element_type.itemsize),
+            "shape": parse_shape(shape, self.name, element_type.itemsize),
             "dtype": element_type,
-            "root": whole(source, self.name, "source"),
-            "tag": whole(tag, self.name, "tag"),
+            "root": as_int(source, self.name, "source"),
+            "tag": as_int(tag, self.name, "tag"),
         }
         return self.node((token,), with_group(self.name, attrs, group))
 

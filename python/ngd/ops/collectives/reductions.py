@@ -29,13 +29,13 @@ from ...dtypes import (
     Array,
     DType,
     Type,
+    as_int,
     bfloat16,
     bool_,
     float32,
     float64,
     int64,
     is_float,
-    whole,
 )
 from ...errors import DTypeError, GradientError, ShapeError
 from ...graph.node import Node, Op
@@ -49,7 +49,7 @@ from .._operands import Value, as_node, compute_dtype, scalar
 from .._shape import stop_gradient
 from .._transcendental import log, power
 from .checks import expect_reduction, expect_root
-from .groups import ONE_RANK, Ranks, everywhere_equal, with_group
+from .groups import ONE_RANK, Ranks, is_equal_on_all_ranks, with_group
 
 __all__ = ["all_reduce", "broadcast", "own_rank", "reduce"]
 
@@ -71,11 +71,11 @@ class Collective(Op):
         super().__init_subclass__()
         cls.name = cls.kind.name
         cls.dtypes = NUMBERS if cls.kind.reduces else ALL
-        if cls.kind.gives == "nothing":
+        if cls.kind.operand == "nothing":
             cls.dtypes = ()
 
     def is_uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
-        return self.kind.equal_results and everywhere_equal(inputs, attrs)
+        return self.kind.has_equal_results and is_equal_on_all_ranks(inputs, attrs)
 
     def submission(self, x: Type, **attrs: Any) -> dict[str, Any]:
         """Return the arguments of the communicator that do not follow from the operand.
@@ -85,11 +85,11 @@ class Collective(Op):
         """
         return {k: v for k, v in attrs.items() if k != "group"}
 
-    def place_in_result(self, x: Type, **attrs: Any) -> int | None:
+    def offset_in_result(self, x: Type, **attrs: Any) -> int | None:
         """Return the element of the result where this rank's operand may be stored, or None."""
         return None
 
-    def place_in_operand(self, x: Type, **attrs: Any) -> int | None:
+    def offset_in_operand(self, x: Type, **attrs: Any) -> int | None:
         """Return the element of the operand where this rank's result may be stored, or None."""
         return None
 
@@ -320,7 +320,7 @@ class Broadcast(Collective):
     def __call__(self, x: Value, root: int = 0, *, group: Ranks | None = None) -> Node:
         return self.node(
             (as_node(x, where=self.name),),
-            with_group(self.name, {"root": whole(root, self.name, "root")}, group),
+            with_group(self.name, {"root": as_int(root, self.name, "root")}, group),
         )
 
     def infer(self, x: Type, *, root: int, group: Ranks | None = None) -> Type:
@@ -379,7 +379,7 @@ class Reduce(Collective):
 
     def __call__(self, x: Value, root: int = 0, *, op: str, group: Ranks | None = None) -> Node:
         attrs = with_group(
-            self.name, {"reduce_op": op, "root": whole(root, self.name, "root")}, group
+            self.name, {"reduce_op": op, "root": as_int(root, self.name, "root")}, group
         )
         return self.node((as_node(x, where=self.name),), attrs)
 

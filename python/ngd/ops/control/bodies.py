@@ -46,13 +46,13 @@ class Control(Op):
         outputs = chain.from_iterable(graph.outputs for graph in bodies)
         return all(node.uniform for node in chain(inputs, outputs))
 
-    def numbered(self, order: Order) -> Control:
+    def with_order(self, order: Order) -> Control:
         """Return a copy of the op that has its position in the order of collectives."""
         op = type(self)()
         op.order = order
         return op
 
-    def shared_from(self, node: Node) -> tuple[int, int]:
+    def first_shared_positions(self, node: Node) -> tuple[int, int]:
         """Return the positions from which operands and body inputs correspond one to one.
 
         The first one is a position among the operands, the second one among the body inputs.
@@ -64,7 +64,7 @@ class Control(Op):
 
         Until then constants are operands, because a gradient may be taken with respect to them.
         """
-        outside, inside = self.shared_from(node)
+        outside, inside = self.first_shared_positions(node)
         constants = {
             inside + i: operand
             for i, operand in enumerate(node.inputs[outside:])
@@ -189,7 +189,7 @@ def captured_inputs(
 def expect_no_messages(nodes: Iterable[Node]) -> None:
     """Raise CompileError if a node of a body is a send or a receive."""
     for node in nodes:
-        if isinstance(node.op, Collective) and node.op.kind.between_two:
+        if isinstance(node.op, Collective) and node.op.kind.is_point_to_point:
             raise CompileError(
                 f"{node.op.name} (made at {node.site}): expected no messages between two ranks in "
                 "a loop or a branch; got one. Take it out."
@@ -208,7 +208,7 @@ def read_captured(
         if node in computed:
             return node.with_inputs(operands)
         read = tuple(captured.get(result, result) for result in node.results)
-        return read if node.several else read[0]
+        return read if node.has_several_results else read[0]
 
     outside = dict.fromkeys(node.results[0] for node in captured)
     inner = [node for node in order if node in computed]

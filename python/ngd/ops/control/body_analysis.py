@@ -131,6 +131,6 @@ def replace_nodes(outputs: Sequence[Node], replacements: Mapping[Node, Node]) ->
         rebuilt = node.with_inputs(operands)
         pairs = zip(node.results, rebuilt.results, strict=True)
         results = tuple(replacements.get(before, after) for before, after in pairs)
-        return results if node.several else results[0]
+        return results if node.has_several_results else results[0]
 
     return list(Graph((), tuple(outputs)).rewrite(change).outputs)

@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any, Final
 
 from ... import trees
-from ...dtypes import Array, Type, aligned, bool_, float32, float64, is_float
+from ...dtypes import Array, Type, align_up, bool_, float32, float64, is_float
 from ...errors import CompileError, DTypeError, ShapeError
 from ...graph import notes
 from ...graph.cost import Cost
@@ -63,12 +63,12 @@ class Cond(Control):
         branches: Sequence[Cost] = attrs["bodies"]
         return max(branches, key=lambda cost: (cost.flops, cost.bytes))
 
-    def shared_from(self, node: Node) -> tuple[int, int]:
+    def first_shared_positions(self, node: Node) -> tuple[int, int]:
         return 1, 0
 
     def scratch_bytes(self, **attrs: Any) -> int:
         """Return the bytes of one buffer per result, for results that are not read."""
-        return sum(aligned(node.type.bytes) for node in attrs["on_true"].graph.outputs)
+        return sum(align_up(node.type.bytes) for node in attrs["on_true"].graph.outputs)
 
     def expect_agreement(self, node: Node) -> None:
         """Raise CompileError if a branch has a collective and ranks may differ in the predicate."""

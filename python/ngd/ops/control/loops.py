@@ -16,13 +16,13 @@ import numpy as np
 
 from ... import trees
 from ..._util.callsite import at_site
-from ...dtypes import Array, Type, aligned, float32, float64, is_float
+from ...dtypes import Array, Type, align_up, float32, float64, is_float
 from ...errors import DTypeError, ShapeError
 from ...graph import notes
 from ...graph.cost import Cost
 from ...graph.graph import Body, Graph, bodies_of
 from ...graph.node import Node, topological
-from ...graph.precision_marks import wide
+from ...graph.precision_marks import keep_float32
 from ...graph.registry import public, register
 from ...graph.samples import Sample
 from ...graph.traits import Kernel
@@ -109,13 +109,13 @@ class Scan(Control):
         body: Cost = attrs["bodies"][0]
         return body.times(attrs["length"])
 
-    def shared_from(self, node: Node) -> tuple[int, int]:
+    def first_shared_positions(self, node: Node) -> tuple[int, int]:
         first = node.attrs["carries"] + node.attrs["slices"]
         return first, first
 
     def scratch_bytes(self, **attrs: Any) -> int:
         """Return the bytes of two buffers per carried value and one slice per stacked result."""
-        sizes = [aligned(node.type.bytes) for node in attrs["body"].graph.outputs]
+        sizes = [align_up(node.type.bytes) for node in attrs["body"].graph.outputs]
         return sum(sizes) + sum(sizes[: attrs["carries"]])
 
     def expect_agreement(self, node: Node) -> None:
@@ -359,7 +359,7 @@ class ScanGradient:
 
     def over_iterations(self, product: Node, stacks: Mapping[Node, Node]) -> Node:
         """Return the sum of a product over all iterations: one product of all their rows."""
-        with at_site(product.site), wide(product.wide):
+        with at_site(product.site), keep_float32(product.keeps_float32):
             rows = [
                 reshape(stacks[before_reshapes(x)], (self.loop.length * x.shape[0], x.shape[1]))
                 for x in factors_of(product)

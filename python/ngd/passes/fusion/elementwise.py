@@ -5,8 +5,8 @@ A fused kernel runs the *statements* of its *body* (kernel_body.py) over tiles t
 cache. The values of some statements are its results, which it stores. All ops of a kernel have one
 shape.
 
-Three facts decide whether two ops may be results of one kernel. Together they are the *place* of an
-op:
+Three facts decide whether two ops may be results of one kernel. Together they are the *merge key*
+of an op:
 
 - its *depth*: the largest number of ops that are not elementwise on a path to the op.
 - its *need*: which op needs it first. Consider the ops that are not elementwise and that the op
@@ -17,7 +17,7 @@ op:
 Each elementwise op is visited once, after all ops that read it:
 
 - *Absorbed*: if only one kernel reads the op, that kernel computes it, and its value is not stored.
-- *Merged*: otherwise it becomes one more result of a kernel of the same place that reads it, or
+- *Merged*: otherwise it becomes one more result of a kernel of the same merge key that reads it, or
   that reads one of its operands of full size. So a momentum and the weight that is computed from it
   are results of one kernel.
 - Otherwise it starts a kernel of its own.
@@ -27,11 +27,11 @@ at one depth and before the same collective.
 
 A merge makes no cycle either. Along every edge neither depth nor need decreases, and shapes only
 grow, by broadcasting. An op that is not elementwise increases the depth. So a path between two ops
-of one place contains only ops of this place, and a cycle could only consist of kernels of one
-place. These kernels are numbered in the order in which they are started. An op never joins a kernel
-whose number is less than that of another kernel of its place that reads the op. So numbers do not
-increase along edges, and in a cycle all numbers would be equal. Absorbed ops change none of this,
-because only their own kernel reads them.
+of one merge key contains only ops of this merge key, and a cycle could only consist of kernels of
+one merge key. These kernels are numbered in the order in which they are started. An op never joins
+a kernel whose number is less than that of another kernel of its merge key that reads the op. So
+numbers do not increase along edges, and in a cycle all numbers would be equal. Absorbed ops change
+none of this, because only their own kernel reads them.
 """
 
 from __future__ import annotations
@@ -75,8 +75,10 @@ LAST: Final[Need] = (Order(maxsize), inf)
 """The need of a value that is only an output or the next value of a variable."""
 
 
-class Place(NamedTuple):
-    """The depth, the need and the shape of an op. Ops of one place may be results of one kernel."""
+class MergeKey(NamedTuple):
+    """The depth, the need and the shape of an op. Ops with one key may be results of
+    one kernel.
+    """
 
     depth: int
     need: Need
@@ -88,7 +90,7 @@ class Kernel:
     """A fused kernel to which ops are added."""
 
     number: int
-    place: Place
+    merge_key: MergeKey
     members: list[Node] = field(default_factory=list)
     """The ops of the kernel, each before its operands."""
     results: list[Node] = field(default_factory=list)
@@ -130,7 +132,7 @@ def fuse_elementwise(graph: Graph, target: Target, options: CompileOptions) -> G
             new.update(zip(reversed(kernel.results), emit(kernel, new).results, strict=True))
         return new.get(node, node)
 
-    return graph.rewrite(change, in_turn(graph.roots, kernels))
+    return graph.rewrite(change, order_bundles(graph.roots, kernels))
 
 
 class Bundle(Protocol):
@@ -147,7 +149,7 @@ class Bundle(Protocol):
         ...
 
 
-def in_turn(roots: Iterable[Node], kernels: Mapping[Node, Bundle]) -> list[Node]:
+def order_bundles(roots: Iterable[Node], kernels: Mapping[Node, Bundle]) -> list[Node]:
     """Return the nodes in the order of `topological`, but with the ops of a kernel side by side.
 
     `kernels` has, for each op of a kernel, the kernel. Its ops come after all values that it reads,
@@ -186,8 +188,8 @@ class Grouping:
         """
         self.readers: dict[Node, dict[Kernel, None]] = {}
         """For each value, the kernels that read it."""
-        self.latest: dict[tuple[Place, Node], Kernel] = {}
-        """For a place and an operand: the last kernel of this place that reads the operand in full
+        self.latest: dict[tuple[MergeKey, Node], Kernel] = {}
+        """For a key and an operand: the last kernel with this key that reads the operand in full
         size."""
         for node in reversed(graph.nodes):
             if not is_elementwise(node):
@@ -195,7 +197,7 @@ class Grouping:
                     self.stored.update(node.inputs)
                 continue
             if node.op.kernel.is_elementwise or node in self.stored:
-                self.place(node)
+                self.choose_kernel(node)
             else:  # a broadcast, whose readers read its operand instead
                 self.note_readers(node, self.readers[node])
 
@@ -206,15 +208,15 @@ class Grouping:
             for kernel in kernels:
                 readers[kernel] = None
 
-    def place(self, node: Node) -> None:
+    def choose_kernel(self, node: Node) -> None:
         """Add an elementwise op to a kernel that may compute it, or to a new one."""
         sources, readers = external(node), self.readers.get(node, {})
         kernel = self.sole_reader(node, sources, readers)
         if kernel is None:
-            place = Place(self.depths[node], self.needs[node], node.shape)
-            kernel = self.mergeable(node, place, sources, readers)
+            merge_key = MergeKey(self.depths[node], self.needs[node], node.shape)
+            kernel = self.mergeable(node, merge_key, sources, readers)
             if kernel is None:
-                kernel = Kernel(self.num_started, place)
+                kernel = Kernel(self.num_started, merge_key)
                 self.num_started += 1
             kernel.results.append(node)
         self.kernels[node] = kernel
@@ -222,7 +224,7 @@ class Grouping:
         self.note_readers(node, (kernel,))
         for source in sources:
             if source.shape == node.shape:
-                self.latest[kernel.place, source] = kernel
+                self.latest[kernel.merge_key, source] = kernel
 
     def sole_reader(
         self, node: Node, sources: list[Node], readers: Mapping[Kernel, None]
@@ -230,17 +232,17 @@ class Grouping:
         """Return the kernel that absorbs an op because only it reads the op; otherwise None."""
         if len(readers) == 1 and node not in self.stored:
             (kernel,) = readers
-            if kernel.place.shape == node.shape and kernel.has_room(node, sources):
+            if kernel.merge_key.shape == node.shape and kernel.has_room(node, sources):
                 return kernel
         return None
 
     def mergeable(
-        self, node: Node, place: Place, sources: list[Node], readers: Mapping[Kernel, None]
+        self, node: Node, merge_key: MergeKey, sources: list[Node], readers: Mapping[Kernel, None]
     ) -> Kernel | None:
-        """Return a kernel of `place` that can compute an op as one more result, or None."""
-        reading_kernels = [kernel for kernel in readers if kernel.place == place]
+        """Return a kernel of `merge_key` that can compute an op as one more result, or None."""
+        reading_kernels = [kernel for kernel in readers if kernel.merge_key == merge_key]
         least = max([kernel.number for kernel in reading_kernels], default=-1)
-        sharing_kernels = [self.latest.get((place, source)) for source in sources]
+        sharing_kernels = [self.latest.get((merge_key, source)) for source in sources]
         for kernel in (*reading_kernels, *sharing_kernels):
             if kernel and kernel.number >= least and kernel.has_room(node, sources):
                 return kernel
@@ -261,7 +263,7 @@ def depths(graph: Graph) -> dict[Node, int]:
         if node.inputs and not is_elementwise(node):
             depth += 1
         found[node] = depth
-        if node.several:
+        if node.has_several_results:
             found.update(dict.fromkeys(node.results, depth))
     return found
 
@@ -274,7 +276,11 @@ def needs(graph: Graph, depths: Mapping[Node, int]) -> dict[Node, Need]:
             continue
         need = found[node]
         if not is_elementwise(node):
-            first = min([found[result][0] for result in node.results]) if node.several else need[0]
+            first = (
+                min([found[result][0] for result in node.results])
+                if node.has_several_results
+                else need[0]
+            )
             order = node.op.order
             need = first if order is None else min(first, order), depths[node]
         for operand in node.inputs:
@@ -355,7 +361,7 @@ class BodyWriter:
 
 def emit(kernel: Kernel, new: dict[Node, Node]) -> Node:
     """Return the fused node of a kernel; `new` maps old nodes to those of the rewritten graph."""
-    writer = BodyWriter(kernel.place.shape, new)
+    writer = BodyWriter(kernel.merge_key.shape, new)
     for node in reversed(kernel.members):
         writer.add(node)
     results = kernel.results[::-1]
@@ -366,8 +372,8 @@ def emit(kernel: Kernel, new: dict[Node, Node]) -> Node:
     )
     inputs = [node for _, node in writer.inputs.values()]
     members = tuple([(node.op.name, node.site) for node in reversed(kernel.members)])
-    wide = tuple([node.wide for node in results])
-    return fused_node(inputs, body, [node.type for node in results], members, wide)
+    keeps_float32 = tuple([node.keeps_float32 for node in results])
+    return fused_node(inputs, body, [node.type for node in results], members, keeps_float32)
 
 
 def broadcast_chain(node: Node) -> tuple[Shape, ...]:
@@ -414,4 +420,4 @@ def dense_operands(kernel: Node) -> dict[Node, int]:
     }
 
 
-__all__ = ["dense_operands", "depths", "fuse_elementwise", "in_turn", "needs"]
+__all__ = ["dense_operands", "depths", "fuse_elementwise", "needs", "order_bundles"]

@@ -240,8 +240,8 @@ class KernelBody:
 class FusedKernel(Op):
     """A kernel of elementwise ops, their reductions, and matmuls that they read; attrs: body.
 
-    `wide` has True for each stored result that stays float32 (ngd.full_precision), and False for
-    each other one. An empty tuple means that none stays float32.
+    `keeps_float32` has True for each stored result that stays float32 (ngd.full_precision), and
+    False for each other one. An empty tuple means that none stays float32.
     """
 
     def __init__(
@@ -249,11 +249,16 @@ class FusedKernel(Op):
         body: KernelBody,
         types: tuple[Type, ...],
         members: tuple[tuple[str, str], ...],
-        wide: tuple[bool, ...] = (),
+        keeps_float32: tuple[bool, ...] = (),
         products: tuple[Node, ...] = (),
     ) -> None:
         self.name = kernel_name(body)  # type: ignore[misc]
-        self.types, self.members, self.wide, self.products = types, members, wide, products
+        self.types, self.members, self.keeps_float32, self.products = (
+            types,
+            members,
+            keeps_float32,
+            products,
+        )
         self.is_elementwise = body.reductions is None and body.products is None
 
     def infer(self, *inputs: Type, **attrs: Any) -> Type | tuple[Type, ...]:
@@ -286,11 +291,11 @@ def fused_node(
     body: KernelBody,
     types: Sequence[Type],
     members: tuple[tuple[str, str], ...],
-    wide: tuple[bool, ...] = (),
+    keeps_float32: tuple[bool, ...] = (),
     products: tuple[Node, ...] = (),
 ) -> Node:
     """Apply a fused kernel to these inputs, and return the node of its first result."""
-    op = FusedKernel(body, tuple(types), members, wide, products)
+    op = FusedKernel(body, tuple(types), members, keeps_float32, products)
     return op.node(inputs, {"body": body})
 
 

@@ -49,7 +49,8 @@ def same_type(match: Match) -> bool:
     if "view" in match and len(read.inputs) > 1:  # the view also waits for other nodes
         return False
     is_compatible = (
-        read.type.count == match["heavy"].type.count and behind.wide == match["heavy"].wide
+        read.type.count == match["heavy"].type.count
+        and behind.keeps_float32 == match["heavy"].keeps_float32
     )
     return is_compatible and behind.type == read.type and behind.dtype in (float32, float64)
 

@@ -27,7 +27,7 @@ from ...graph.order import Order
 from ...ops._shape import reshape
 from ..options import CompileOptions
 from ..target import Target
-from .elementwise import dense_operands, depths, in_turn, needs, see_through
+from .elementwise import dense_operands, depths, needs, order_bundles, see_through
 from .kernel_body import (
     FusedKernel,
     Input,
@@ -80,7 +80,7 @@ def share_sums(graph: Graph, target: Target, options: CompileOptions) -> Graph:
         new[node] = made
         return made
 
-    return graph.rewrite(change, in_turn(graph.roots, bundles))
+    return graph.rewrite(change, order_bundles(graph.roots, bundles))
 
 
 def shareable_sums(graph: Graph) -> Iterator[tuple[Node, tuple[Node, list[Node]]]]:
@@ -167,11 +167,13 @@ class ReducingKernel(NamedTuple):
         return sum((node.op.fused_ops(node) for node in self.members), ())
 
     @property
-    def wide(self) -> tuple[bool, ...]:
+    def keeps_float32(self) -> tuple[bool, ...]:
         """For each stored result, True if it stays float32 (ngd.full_precision)."""
         op = self.kernel.op
         assert isinstance(op, FusedKernel)
-        return tuple(bool(op.wide) and op.wide[result.number] for result in self.stored)
+        return tuple(
+            bool(op.keeps_float32) and op.keeps_float32[result.number] for result in self.stored
+        )
 
     @property
     def types(self) -> tuple[Type, ...]:
@@ -197,14 +199,14 @@ def fuse_reductions(graph: Graph, target: Target, options: CompileOptions) -> Gr
             return node.with_inputs(inputs)
         if node is reducing.kernel:
             made = fused_node(
-                inputs, reducing.body, reducing.types, reducing.fused_ops, reducing.wide
+                inputs, reducing.body, reducing.types, reducing.fused_ops, reducing.keeps_float32
             )
             new.update(zip((*reducing.stored, *reducing.reductions), made.results, strict=True))
             results = tuple(new.get(result, result) for result in node.results)
-            return results if node.several else results[0]
+            return results if node.has_several_results else results[0]
         return new[node]
 
-    return graph.rewrite(change, in_turn(graph.roots, reducing_kernel_of))
+    return graph.rewrite(change, order_bundles(graph.roots, reducing_kernel_of))
 
 
 def reducing_kernels(graph: Graph) -> Iterator[ReducingKernel]:

@@ -49,8 +49,8 @@ class Storage:
     which has no bytes.
     """
 
-    lane: str
-    place: int = 0
+    space: str
+    position: int = 0
     """The number of the array in a lane of numbered arrays, or the byte offset in an arena."""
     bytes: int = 0
     first: int = 0
@@ -68,16 +68,16 @@ class Storage:
             self.whole.keep(until)
 
     @property
-    def planned(self) -> bool:
+    def is_planned(self) -> bool:
         """True if the planner chooses the offset: the lane is an arena."""
-        return self.lane in ("private", "shared")
+        return self.space in ("private", "shared")
 
     @property
     def address(self) -> tuple[str, int, int]:
         """The lane, `place`, and the offset in bytes; 0 in an arena, where `place` includes it."""
-        return self.lane, self.place, 0 if self.planned else self.offset
+        return self.space, self.position, 0 if self.is_planned else self.offset
 
-    def meets(self, other: Storage) -> bool:
+    def overlaps(self, other: Storage) -> bool:
         """Return whether two storages are the same, or are overlapping parts of one storage."""
         same_storage = (self.whole or self) is (other.whole or other)
         ends = self.offset + self.bytes, other.offset + other.bytes
@@ -86,11 +86,11 @@ class Storage:
     @property
     def span(self) -> tuple[str, int, int]:
         """The arena, and where the storage begins and ends in it, in bytes."""
-        return self.lane, self.place, self.place + self.bytes
+        return self.space, self.position, self.position + self.bytes
 
 
 @dataclass
-class Step:
+class Instruction:
     """One instruction: a kernel, the start or the wait of a collective, or a copy."""
 
     action: str
@@ -118,7 +118,7 @@ class Plan:
     inputs: int = 0
     outputs: int = 0
     """The numbers of arguments (`inputs`) and of results (`outputs`) of a call."""
-    steps: list[Step] = field(default_factory=list)
+    steps: list[Instruction] = field(default_factory=list)
     storages: list[Storage] = field(default_factory=list)
     variables: list[Node] = field(default_factory=list)
     constants: list[Array] = field(default_factory=list)
@@ -143,7 +143,7 @@ class Plan:
         self.verify_lives()
         self.verify_pending()
 
-    def verify_start(self, step: Step) -> None:
+    def verify_start(self, step: Instruction) -> None:
         """Raise an error if result and operand of a start overlap, and are not in one storage."""
         operand, result = step.inputs[0], step.outputs[0]
         same_storage = (operand[1].whole or operand[1]) is (result[1].whole or result[1])
@@ -166,8 +166,10 @@ class Plan:
                 operands.remove(*extent_of_whole(started.inputs[0]), step.start)
                 results.remove(*extent(started.outputs[0]), step.start)
                 continue
-            touched = [results.over(*extent(value)) for value in (*step.inputs, *step.outputs)]
-            touched += [operands.over(*extent(value)) for value in step.outputs]
+            touched = [
+                results.overlapping(*extent(value)) for value in (*step.inputs, *step.outputs)
+            ]
+            touched += [operands.overlapping(*extent(value)) for value in step.outputs]
             pending = [start for start in touched if start is not None]
             if pending:
                 started = self.steps[min(pending)]
@@ -182,7 +184,7 @@ class Plan:
 
     def verify_lives(self) -> None:
         """Raise an error if two storages in an arena share a byte during a common lifetime."""
-        planned = [s for s in self.storages if s.planned]
+        planned = [s for s in self.storages if s.is_planned]
         order = sorted(range(len(planned)), key=lambda i: planned[i].first)
         ends: list[tuple[int, int]] = []  # a heap of the ends of the lifetimes in `alive`
         alive = Spans()
@@ -191,7 +193,7 @@ class Plan:
             while ends and ends[0][0] < storage.first:
                 _, dead = heappop(ends)
                 alive.remove(*planned[dead].span, dead)
-            other = alive.over(*storage.span)
+            other = alive.overlapping(*storage.span)
             if other is not None:
                 raise CompileError(
                     f"plan_memory: {planned[other]} and {storage} are alive in one place"
@@ -204,22 +206,22 @@ class Spans:
     """A set of numbered spans of bytes in several lanes; two of them are disjoint or equal."""
 
     def __init__(self) -> None:
-        self.lanes: dict[str, list[tuple[int, int, int]]] = {}
+        self.spaces: dict[str, list[tuple[int, int, int]]] = {}
 
-    def add(self, lane: str, begin: int, end: int, number: int) -> None:
+    def add(self, space: str, begin: int, end: int, number: int) -> None:
         """Add a span."""
         if begin < end:
-            insort(self.lanes.setdefault(lane, []), (begin, end, number))
+            insort(self.spaces.setdefault(space, []), (begin, end, number))
 
-    def remove(self, lane: str, begin: int, end: int, number: int) -> None:
+    def remove(self, space: str, begin: int, end: int, number: int) -> None:
         """Remove a span that was added."""
         if begin < end:
-            runs = self.lanes[lane]
+            runs = self.spaces[space]
             del runs[bisect_left(runs, (begin, end, number))]
 
-    def over(self, lane: str, begin: int, end: int) -> int | None:
+    def overlapping(self, space: str, begin: int, end: int) -> int | None:
         """Return the number of a span in the set that shares a byte with the given one, or None."""
-        runs = self.lanes.get(lane, ())
+        runs = self.spaces.get(space, ())
         last = bisect_left(runs, (end,)) - 1
         return runs[last][2] if begin < end and last >= 0 and runs[last][1] > begin else None
 
@@ -230,20 +232,20 @@ def extent(value: tuple[Type, Storage]) -> tuple[str, int, int]:
     The unit is a byte in an arena, and one array in the other lanes.
     """
     type_, storage = value
-    size = type_.bytes if storage.planned else bool(type_.bytes)
-    return storage.lane, storage.place, storage.place + size
+    size = type_.bytes if storage.is_planned else bool(type_.bytes)
+    return storage.space, storage.position, storage.position + size
 
 
 def extent_of_whole(value: tuple[Type, Storage]) -> tuple[str, int, int]:
     """Return the extent of the storage that a value is a part of; otherwise that of the value."""
     whole = value[1].whole
-    return whole.span if whole is not None and whole.planned else extent(value)
+    return whole.span if whole is not None and whole.is_planned else extent(value)
 
 
 def overlap(a: tuple[Type, Storage], b: tuple[Type, Storage]) -> bool:
     """Return whether two values share a byte."""
-    (a_lane, a_begin, a_end), (b_lane, b_begin, b_end) = extent(a), extent(b)
-    return a_lane == b_lane and max(a_begin, b_begin) < min(a_end, b_end)
+    (a_space, a_begin, a_end), (b_space, b_begin, b_end) = extent(a), extent(b)
+    return a_space == b_space and max(a_begin, b_begin) < min(a_end, b_end)
 
 
-__all__ = ["Plan", "Step", "Storage"]
+__all__ = ["Instruction", "Plan", "Storage"]

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from ...dtypes import Type, aligned, uint8
+from ...dtypes import Type, align_up, uint8
 from ...graph.graph import Graph, bodies_of
 from ...graph.leaves import CONSTANT, PLACEHOLDER, VARIABLE, Leaf
 from ...graph.node import Node
@@ -34,7 +34,7 @@ from ..op_costs import cost_of
 from ..scheduling import Schedule
 from ..target import Target, query_node
 from ..views import is_view, parts_written, source_of, span_of
-from .plan import Plan, Step, Storage
+from .plan import Instruction, Plan, Storage
 
 
 def plan_memory(schedule: Schedule, target: Target, plan_body: Callable[[Graph], Plan]) -> Plan:
@@ -80,7 +80,7 @@ class Uses:
             and self.num_sends[source := source_of(node.inputs[0])] == 1
             and source.type.bytes == node.inputs[0].type.bytes
             and self.last_reader[source] is node
-            and node.op.block.place_in_result(node.inputs[0].type, **node.attrs) is not None
+            and node.op.block.offset_in_result(node.inputs[0].type, **node.attrs) is not None
         }
 
 
@@ -107,17 +107,17 @@ class Storages:
         self.input_number = {n: i for i, n in enumerate(graph.inputs)}
         self.variable_number = {v: i for i, v in enumerate(plan.variables)}
 
-    def new(self, lane: str, size: int) -> Storage:
+    def new(self, space: str, size: int) -> Storage:
         """Return a new storage in an arena. It is alive from the next instruction on."""
         next_number = len(self.plan.steps)
-        storage = Storage(lane, 0, size, next_number, next_number)
+        storage = Storage(space, 0, size, next_number, next_number)
         self.plan.storages.append(storage)
         return storage
 
     def part(self, storage: Storage, offset: int, size: int) -> Storage:
         """Return the part of a storage that begins at `offset` and has `size` bytes."""
         whole, begin = storage.whole or storage, storage.offset + offset
-        part = Storage(whole.lane, whole.place, size, whole.first, whole.last, whole, begin)
+        part = Storage(whole.space, whole.position, size, whole.first, whole.last, whole, begin)
         return self.parts.setdefault((id(whole), begin, size), part)
 
     def leaf(self, node: Node) -> Storage:
@@ -201,7 +201,7 @@ class Planner:
             if (source_of(output).op is VARIABLE) is not are_variables:
                 continue
             source = self.storages.read(output)
-            if (source.lane, source.place) != ("output", number):
+            if (source.space, source.position) != ("output", number):
                 self.emit_copy(source, Storage("output", number), output)
 
     def keep_old_values(self) -> dict[Node, Storage]:
@@ -235,9 +235,9 @@ class Planner:
         groups = self.barrier_groups(before_writes)
         starts = range(len(self.plan.steps), len(self.plan.steps) + len(groups))
         for group in groups:
-            self.append(Step("start", "barrier", [nothing], [result], {}, site, group=group))
+            self.append(Instruction("start", "barrier", [nothing], [result], {}, site, group=group))
         for start in reversed(starts):
-            self.append(Step("wait", "barrier", [], [result], {}, site, start))
+            self.append(Instruction("wait", "barrier", [], [result], {}, site, start))
 
     def barrier_groups(self, before_writes: bool) -> list[Ranks | None]:
         """Return the groups of the barriers before or after the writes.
@@ -245,7 +245,7 @@ class Planner:
         None is the group of the step.
         """
         sharing = self.target.sharing
-        host = sharing.partition.here
+        host = sharing.partition.host_ranks
         is_one_host = host is sharing.group
         groups: list[Ranks | None] = [None] if before_writes or is_one_host else []
         return groups + ([host] if host.size > 1 and not is_one_host else [])
@@ -267,7 +267,7 @@ class Planner:
         assert isinstance(start.op, Start)
         kind = start.op.block.kind.wire
         outputs = [(node.type, result)]
-        self.append(Step("wait", kind, [], outputs, {}, node.site, self.started[start]))
+        self.append(Instruction("wait", kind, [], outputs, {}, node.site, self.started[start]))
 
     def emit_start(self, node: Node) -> None:
         """Emit the start of a collective."""
@@ -277,7 +277,7 @@ class Planner:
         result = self.storages.of[node] = self.choose_received(node, source)
         self.started[node] = len(self.plan.steps)
         self.append(
-            Step(
+            Instruction(
                 "start",
                 block.kind.wire,
                 [(operand.type, source)],
@@ -297,7 +297,7 @@ class Planner:
         bodies = [self.plan_body(graph) for graph in bodies_of(node)]
         outputs += self.arenas_of_bodies(node, bodies) if bodies else []
         action = node.op.kernel.control_flow or "run"
-        step = Step(action, name, inputs, outputs, attrs, node.site)
+        step = Instruction(action, name, inputs, outputs, attrs, node.site)
         step.bodies, step.cost = bodies, cost_of(node, [body.cost for body in bodies])
         step.made_of, step.layout = node.op.fused_ops(node), node.op.layout.name
         self.append(step)
@@ -308,9 +308,9 @@ class Planner:
         The bodies run one at a time, and each has its arenas in these storages. The private one
         also has the memory that the loop or branch itself needs.
         """
-        private = max(aligned(body.private_bytes) for body in bodies)
+        private = max(align_up(body.private_bytes) for body in bodies)
         private += node.op.scratch_bytes(**node.attrs)
-        shared = max(aligned(body.shared_bytes) for body in bodies)
+        shared = max(align_up(body.shared_bytes) for body in bodies)
         lent = self.storages.new("shared", shared) if shared else Storage("nowhere")
         return [
             (Type(uint8, (private,)), self.storages.new("private", private)),
@@ -321,9 +321,9 @@ class Planner:
         """Emit a copy from one storage to another. `node` gives the type and the call site."""
         source.keep(len(self.plan.steps))
         types = (node.type, source), (node.type, destination)
-        self.append(Step("run", "copy", [types[0]], [types[1]], {}, node.site))
+        self.append(Instruction("run", "copy", [types[0]], [types[1]], {}, node.site))
 
-    def append(self, step: Step) -> None:
+    def append(self, step: Instruction) -> None:
         """Append an instruction, and extend the lifetimes of its results to it."""
         for _, storage in step.outputs:
             storage.keep(len(self.plan.steps))
@@ -340,10 +340,10 @@ class Planner:
         block, operand = node.op.block, node.inputs[0]
         value = source_of(operand)
         is_last = self.uses.end_at(value, node) and self.uses.num_sends[value] == 1
-        if is_last and source.lane == "shared":
-            if block.kind.in_place:
+        if is_last and source.space == "shared":
+            if block.kind.can_be_in_place:
                 return source
-            index = block.place_in_operand(operand.type, **node.attrs)
+            index = block.offset_in_operand(operand.type, **node.attrs)
             if index is not None:
                 return self.storages.part(source, index * operand.dtype.itemsize, node.type.bytes)
         return self.gathered.get(node) or self.storages.new("shared", node.type.bytes)
@@ -370,11 +370,11 @@ class Planner:
             return Storage("nowhere")
         if node in uses.output_number and node not in uses.num_sends:
             return Storage("output", uses.output_number[node])
-        lane = "shared" if node in uses.num_sends else "private"
+        space = "shared" if node in uses.num_sends else "private"
         return (
             self.block_of_gather(node)
-            or self.overwritten_operand(node, inputs, chosen, lane)
-            or self.storages.new(lane, node.type.bytes)
+            or self.overwritten_operand(node, inputs, chosen, space)
+            or self.storages.new(space, node.type.bytes)
         )
 
     def block_of_gather(self, node: Node) -> Storage | None:
@@ -389,7 +389,7 @@ class Planner:
             return None
         assert isinstance(start.op, Start)
         operand = start.inputs[0].type
-        index = start.op.block.place_in_result(operand, **start.attrs)
+        index = start.op.block.offset_in_result(operand, **start.attrs)
         assert index is not None
         whole = self.gathered[start] = self.storages.new("shared", start.type.bytes)
         return self.storages.part(whole, index * operand.dtype.itemsize, operand.bytes)
@@ -399,7 +399,7 @@ class Planner:
         node: Node,
         inputs: list[tuple[Type, Storage]],
         chosen: list[tuple[Type, Storage]],
-        lane: str,
+        space: str,
     ) -> Storage | None:
         """Return the storage of an operand that the kernel may write this result over, or None.
 
@@ -408,7 +408,7 @@ class Planner:
         """
         application, in_place = node.results[0], None
         for i, (type_, storage) in enumerate(inputs):
-            if storage.lane != lane or not storage.bytes == type_.bytes == node.type.bytes:
+            if storage.space != space or not storage.bytes == type_.bytes == node.type.bytes:
                 continue
             source = source_of(node.inputs[i])
             if not self.uses.end_at(source, application) or source in self.uses.num_sends:
@@ -417,9 +417,9 @@ class Planner:
                 in_place = query_node(self.target, node).in_place
             if (node.number, i) not in in_place:
                 continue
-            if any(storage.meets(other) for _, other in chosen):
+            if any(storage.overlaps(other) for _, other in chosen):
                 continue
-            under = [j for j, (_, other) in enumerate(inputs) if storage.meets(other)]
+            under = [j for j, (_, other) in enumerate(inputs) if storage.overlaps(other)]
             if all(inputs[j][1] is storage and (node.number, j) in in_place for j in under):
                 return storage
         return None
@@ -427,24 +427,24 @@ class Planner:
 
 def assign_offsets(plan: Plan, parts: Iterable[Storage], target: Target) -> None:
     """Choose the offset of each storage in its arena, the largest storage first, then of parts."""
-    for lane in ("private", "shared"):
-        storages = [s for s in plan.storages if s.lane == lane and s.bytes > 0]
+    for space in ("private", "shared"):
+        storages = [s for s in plan.storages if s.space == space and s.bytes > 0]
         storages.sort(key=lambda s: (-s.bytes, s.first))
-        lives = [(s.first, s.last, aligned(s.bytes)) for s in storages]
+        lives = [(s.first, s.last, align_up(s.bytes)) for s in storages]
         for storage, offset in zip(storages, target.first_fit(lives), strict=True):
-            storage.place = offset
-        total = max((s.place + aligned(s.bytes) for s in storages), default=0)
-        setattr(plan, f"{lane}_bytes", total)
+            storage.position = offset
+        total = max((s.position + align_up(s.bytes) for s in storages), default=0)
+        setattr(plan, f"{space}_bytes", total)
     for part in parts:
         assert part.whole is not None
-        if part.planned:
-            part.place = part.whole.place + part.offset
+        if part.is_planned:
+            part.position = part.whole.position + part.offset
 
 
 def bytes_without_reuse(schedule: Schedule, uses: Uses) -> int:
     """Return the size that the arenas would have if every value had bytes of its own."""
     return sum(
-        aligned(result.type.bytes)
+        align_up(result.type.bytes)
         for node in schedule.order
         if not is_view(node)
         for result in node.results

@@ -64,7 +64,7 @@ class Equal:
         """Return whether a node is a collective whose result is equal on all ranks of the group."""
         assert isinstance(node.op, Collective)
         group = node.attrs.get("group", self.group)
-        return node.op.kind.equal_results and (group == self.group or group is joined_world())
+        return node.op.kind.has_equal_results and (group == self.group or group is joined_world())
 
     def reaching(self, sources: set[Node]) -> set[Node]:
         """Return the equal values that are computed from a collective or from one of `sources`."""
@@ -77,7 +77,7 @@ class Equal:
                 reached.update(node.results)
         return reached
 
-    def below(self, values: list[Node]) -> list[Node]:
+    def dependencies_of(self, values: list[Node]) -> list[Node]:
         """Return the nodes from which some values are computed, down to the nearest collectives."""
         needed = set(values)
         for node in reversed(self.graph.nodes):
@@ -89,7 +89,7 @@ class Equal:
         """Return a digest of how some values are computed, to compare between ranks."""
         hasher = hashlib.blake2b(digest_size=8)
         number: dict[Node, int] = {}
-        for node in self.below(values):
+        for node in self.dependencies_of(values):
             is_collective = isinstance(node.op, Collective)
             inputs = (
                 [] if is_collective else [(number[i.results[0]], i.number) for i in node.inputs]

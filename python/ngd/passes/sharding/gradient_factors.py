@@ -58,7 +58,7 @@ def factors_of(
     number of readers of the operand before the pass. `bounds` has the beginnings of the ranks'
     shards of the sum, then the end of the last one.
     """
-    ranks, one_host = target.size, target.sharing.partition.there.size == 1
+    ranks, one_host = target.size, target.sharing.partition.counterparts.size == 1
     if not (target.sharing.has_uniform_types and one_host) or options.has_low_precision:
         return None
     if reads != 1 or ranks > MOST_PRODUCTS:

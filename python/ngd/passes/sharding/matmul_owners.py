@@ -23,9 +23,9 @@ from ...graph.node import Node
 from ..collective_order import order_of
 from ..op_costs import cost_of
 
-LEAST: Final = 4_000_000
+MIN_FLOPS: Final = 4_000_000
 """The least number of operations of a chain that are worth a broadcast; they take about 40 us."""
-LEAST_A_BYTE: Final = 64
+MIN_FLOPS_PER_BYTE: Final = 64
 """The least number of operations of a chain, per byte of the sum, that is worth a broadcast."""
 
 
@@ -48,10 +48,10 @@ class Chain:
     @property
     def is_worth_it(self) -> bool:
         """True if the result takes less time to send than to compute."""
-        return self.flops >= max(LEAST, LEAST_A_BYTE * self.total.type.bytes)
+        return self.flops >= max(MIN_FLOPS, MIN_FLOPS_PER_BYTE * self.total.type.bytes)
 
 
-def owned(candidates: Iterable[Chain], ends: Ends, ranks: int) -> dict[Node, Chain]:
+def assign_owners(candidates: Iterable[Chain], ends: Ends, ranks: int) -> dict[Node, Chain]:
     """Return the chains of matmuls that get an owner, by the end of each chain.
 
     The end is the node through which the rest of the step reads the chain. The owners are chosen so
@@ -145,7 +145,7 @@ class Ends:
         """
         total = chain.total.type
         same_type = node.type.count == total.count and node.dtype == total.dtype
-        is_plain = node.op.order is None and not node.several
+        is_plain = node.op.order is None and not node.has_several_results
         return (
             same_type
             and is_plain
@@ -189,4 +189,4 @@ class Ends:
         return True
 
 
-__all__ = ["Chain", "Ends", "chains", "owned"]
+__all__ = ["Chain", "Ends", "assign_owners", "chains"]

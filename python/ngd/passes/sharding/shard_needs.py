@@ -23,12 +23,12 @@ from collections.abc import Mapping
 from ...graph.graph import Graph
 from ...graph.leaves import VARIABLE
 from ...graph.node import Node, offset_of
-from ...ops._operands import HALVES
+from ...ops._operands import FLOATS_16_BIT
 from ...ops.collectives.reductions import COMBINED
 from ..collective_order import Ordered
 from ..partition import is_divided
 from ..target import Sharing
-from .matmul_owners import Ends, chains, owned
+from .matmul_owners import Ends, assign_owners, chains
 
 
 class ShardNeeds:
@@ -45,7 +45,7 @@ class ShardNeeds:
         sums_of_totals = {total: self.sums[total.inputs[0]] for total in self.totals}
         candidates = chains(graph, self.is_sum)
         ends = Ends(graph, self.values, sums_of_totals)
-        self.owned = owned(candidates, ends, sharing.partition.here.size)
+        self.owned_chains = assign_owners(candidates, ends, sharing.partition.host_ranks.size)
         """The chains of matmuls that one rank per host computes, by the end of each chain: the node
         through which the rest of the step reads the chain."""
         self.whole: set[Node] = set()
@@ -53,7 +53,7 @@ class ShardNeeds:
         self.sharded: set[Node] = set()
         """The nodes of which this rank needs its shard."""
         self.find_needs()
-        self.apart = self.variables_apart(updates)
+        self.once_over_hosts = self.variables_once_over_hosts(updates)
         """The variables of which all hosts together keep one copy."""
 
     def find_sums(self) -> dict[Node, set[Node]]:
@@ -77,15 +77,21 @@ class ShardNeeds:
         partition, group = self.sharing.partition, self.sharing.group
         if not isinstance(node.op, Ordered) or not is_divided(node.type, partition.parts):
             return False
-        if partition.there.size > 1 and node.dtype in HALVES:
+        if partition.counterparts.size > 1 and node.dtype in FLOATS_16_BIT:
             return False
         kind, attrs = node.op.block.kind, node.attrs
         is_of_step = attrs.get("group", group) == group
-        return kind.reduces and kind.equal_results and is_of_step and attrs["algorithm"] != "ring"
+        return (
+            kind.reduces and kind.has_equal_results and is_of_step and attrs["algorithm"] != "ring"
+        )
 
     def may_be_total(self, node: Node) -> bool:
         """Return whether a node could be a total: it reduces a value with shards to one element."""
-        if node.op.kernel.reduction not in COMBINED or node.type.count != 1 or node.several:
+        if (
+            node.op.kernel.reduction not in COMBINED
+            or node.type.count != 1
+            or node.has_several_results
+        ):
             return False
         operand = node.inputs[0]
         return operand in self.sums and is_divided(operand.type, self.sharing.partition.parts)
@@ -111,7 +117,7 @@ class ShardNeeds:
         for node in reversed(self.graph.nodes):
             is_whole = not self.whole.isdisjoint(node.results)
             if not self.sharded.isdisjoint(node.results):
-                if has_shards(node) and node not in self.owned:
+                if has_shards(node) and node not in self.owned_chains:
                     self.need_operands_of_shard(node)
                 elif node.op is not VARIABLE:
                     is_whole = True
@@ -133,20 +139,20 @@ class ShardNeeds:
         else:
             self.whole.update(node.inputs)
 
-    def variables_apart(self, updates: Mapping[Node, Node]) -> set[Node]:
+    def variables_once_over_hosts(self, updates: Mapping[Node, Node]) -> set[Node]:
         """Return the variables that all hosts together keep once: those that only updates read.
 
-        The set is empty if each host has its own copy of all variables (`Partition.apart` is
-        False). A variable of which each host has a copy from an earlier step is not in it.
+        The set is empty if each host has its own copy of all variables (`is_once_over_hosts` of the
+        partition is False). A variable of which each host has a copy from an earlier step is not in it.
         """
-        if not self.sharing.partition.apart:
+        if not self.sharing.partition.is_once_over_hosts:
             return set()
         return set(updates) - self.whole - self.sharing.once
 
 
 def has_shards(node: Node) -> bool:
     """Return whether the shard of a node can be computed from the shards of its operands."""
-    if node.several or node.type.count == 1 or not node.inputs:
+    if node.has_several_results or node.type.count == 1 or not node.inputs:
         return False
     is_view = node.inputs[0].type.count == node.type.count and offset_of(node) == 0
     is_repeated = node.op.kernel.is_broadcast and node.inputs[0].type.count == 1

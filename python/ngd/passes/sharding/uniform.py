@@ -58,7 +58,7 @@ class NextValue(NamedTuple):
 
 def gives_shards(kind: Kind) -> bool:
     """Return whether a collective of this kind gives each rank values of its own."""
-    return kind.gets == "block" or kind.gives == "blocks" or kind.between_two
+    return kind.result == "block" or kind.operand == "blocks" or kind.is_point_to_point
 
 
 def groups_of(graph: Graph, group: Any) -> frozenset[Any]:
@@ -68,7 +68,7 @@ def groups_of(graph: Graph, group: Any) -> frozenset[Any]:
     """
     found: set[Any] = set()
     for node in graph.nodes:
-        if isinstance(node.op, Collective) and not node.op.kind.between_two:
+        if isinstance(node.op, Collective) and not node.op.kind.is_point_to_point:
             found.add(node.attrs.get("group") or group)
         for body in bodies_of(node):
             found |= groups_of(body, group)
@@ -97,7 +97,7 @@ def origin_of(node: Node, inputs: Sequence[Origin], group: Any) -> Origin:
         kind = node.op.kind
         if gives_shards(kind):
             return Origin(is_shard=True)
-        return Origin(frozenset([node.attrs.get("group") or group]), not kind.equal_results)
+        return Origin(frozenset([node.attrs.get("group") or group]), not kind.has_equal_results)
     origin = merged(inputs)
     if node.op.kernel.control_flow and communicates(node):
         inside = [groups_of(body, group) for body in bodies_of(node)]

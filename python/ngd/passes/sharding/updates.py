@@ -40,7 +40,7 @@ from ...graph.graph import Graph
 from ...graph.leaves import CONSTANT, constant_node
 from ...graph.node import Node
 from ...graph.order import Order, Stage
-from ...graph.precision_marks import wide
+from ...graph.precision_marks import keep_float32
 from ...ops import _concatenation as concatenation
 from ...ops import _shape as shape
 from ...ops import _slicing as slicing
@@ -83,7 +83,7 @@ class ReduceShard(Collective):
         """Return the attributes that the communicator needs for a reduce-scatter."""
         return {"reduce_op": attrs["reduce_op"], "counts": attrs["counts"]}
 
-    def place_in_operand(self, x: Type, **attrs: Any) -> int | None:
+    def offset_in_operand(self, x: Type, **attrs: Any) -> int | None:
         """Return the index of the shard's first element in the operand."""
         return int(sum(attrs["counts"][: attrs["rank"]]))
 
@@ -91,7 +91,7 @@ class ReduceShard(Collective):
 REDUCE_SHARD: Final = ReduceShard()
 
 
-def update_in_slices(graph: Graph, target: Target, options: CompileOptions) -> Graph:
+def shard_updates(graph: Graph, target: Target, options: CompileOptions) -> Graph:
     """Shard the updates of the variables that the ranks share."""
     shared = target.sharing.variables
     updates = {v: value for v, value in graph.updates if v in shared and value is not v}
@@ -179,12 +179,12 @@ class ShardedGraph:
         """For each new node that is computed whole, the node of its shard."""
         self.totals: dict[Node, Node] = {}
         """The new node of each total (reduction to one element) of the old graph."""
-        self.owned_sums = {chain.total: chain.total for chain in needs.owned.values()}
+        self.owned_sums = {chain.total: chain.total for chain in needs.owned_chains.values()}
         """The new node of each old sum over the ranks that an owner computes a result from."""
         self.level_reached = 0
         self.last_number = max(map(collective_number, graph.nodes))
         """The number of the last collective of the graph."""
-        self.broadcast_positions = {end: i for i, end in enumerate(needs.owned)}
+        self.broadcast_positions = {end: i for i, end in enumerate(needs.owned_chains)}
         self.total_positions = count()
         self.gather_positions = count()
 
@@ -198,7 +198,7 @@ class ShardedGraph:
         new = node.with_inputs(inputs)
         if node in self.owned_sums:
             self.owned_sums[node] = new
-        if node in self.needs.owned:
+        if node in self.needs.owned_chains:
             new = self.broadcast_from_owner(node, new)
         for old, whole in zip(node.results, new.results, strict=True):
             if old in self.needs.sharded:
@@ -209,7 +209,7 @@ class ShardedGraph:
         """Return the shard of an old node, given its new node `whole` and the inputs of `whole`."""
         if self.needs.is_sum(old) and old not in self.needs.whole:
             return self.shard_of_sum(old, inputs[0])
-        if not has_shards(old) or old in self.needs.owned:
+        if not has_shards(old) or old in self.needs.owned_chains:
             return self.take_shard(whole)
         pairs = list(zip(old.inputs, inputs, strict=True))
         if not old.op.kernel.is_elementwise:  # a view of all elements, or one element repeated
@@ -231,7 +231,7 @@ class ShardedGraph:
         On the other ranks, the operand of the broadcast is the sum at which the chain begins: they
         receive the result in the memory of this sum.
         """
-        chain, here = self.needs.owned[old], self.partition.here
+        chain, here = self.needs.owned_chains[old], self.partition.host_ranks
         if chain.owner != here.rank:
             new = shape.reshape(self.owned_sums[chain.total], old.shape)
         attrs = {"root": chain.owner, **self.group_attrs(here)}
@@ -260,12 +260,12 @@ class ShardedGraph:
         shard, (begin, end) = self.shards[value], self.partition.part(value.type.count)
         if shard.shape != (end - begin,):
             shard = shape.broadcast_to(shard, (end - begin,))
-        if not self.partition.apart or variable in self.needs.apart:
+        if not self.partition.is_once_over_hosts or variable in self.needs.once_over_hosts:
             return self.take_shard(variable), shard
         begin, end = self.partition.slice(value.type.count)
-        counts = shard_lengths(shard_bounds(end - begin, self.partition.there.size))
+        counts = shard_lengths(shard_bounds(end - begin, self.partition.counterparts.size))
         order = Order(self.last_number, Stage.UPDATED_PARTS, next(self.gather_positions))
-        attrs = {"group": self.partition.there, "counts": counts}
+        attrs = {"group": self.partition.counterparts, "counts": counts}
         gathered = Ordered(all_gather_v, order).node((shard,), attrs)
         if end - begin == variable.type.count:
             return variable, shape.reshape(gathered, variable.shape)
@@ -273,12 +273,12 @@ class ShardedGraph:
 
     def reduce_shard(self, old: Node, operand: Node) -> Node:
         """Return the shard of a sum, reduced inside the host and then between counterparts."""
-        here, there = self.partition.here, self.partition.there
+        here, there = self.partition.host_ranks, self.partition.counterparts
         number, reduce_op = collective_number(old), old.attrs["reduce_op"]
         between_hosts = Order(number, Stage.BETWEEN_HOSTS)
         row = shape.reshape(operand, (old.type.count,))
         shard = self.reduce_scatter(row, reduce_op, here, Order(number))
-        if self.partition.apart:
+        if self.partition.is_once_over_hosts:
             return self.reduce_scatter(shard, reduce_op, there, between_hosts)
         if there.size == 1:
             return shard
@@ -307,17 +307,19 @@ class ShardedGraph:
             parts = [self.reduce_own_shard(total) for total in totals]
             number = max(self.levels.last_collective[total] for total in totals)
             order = Order(number, Stage.TOTALS, next(self.total_positions))
-            with at_site(totals[0].site), wide(totals[0].wide):
+            with at_site(totals[0].site), keep_float32(totals[0].keeps_float32):
                 attrs = {"reduce_op": reduce_op, "algorithm": "auto"}
-                if not self.partition.apart:  # the shards of one host have all elements
-                    attrs |= self.group_attrs(self.partition.here)
+                if (
+                    not self.partition.is_once_over_hosts
+                ):  # the shards of one host have all elements
+                    attrs |= self.group_attrs(self.partition.host_ranks)
                 row = Ordered(all_reduce, order).node((concatenation.stack(parts),), attrs)
                 for i, total in enumerate(totals):
                     self.totals[total] = shape.reshape(slicing.slice(row, i), total.shape)
 
     def reduce_own_shard(self, total: Node) -> Node:
         """Return the reduction of this rank's shard of the operand of a total."""
-        with at_site(total.site), wide(total.wide):
+        with at_site(total.site), keep_float32(total.keeps_float32):
             attrs = {**total.attrs, "axes": (0,), "keepdims": False}
             return total.op.node((self.shards[total.inputs[0]],), attrs)
 
@@ -332,4 +334,4 @@ def elements_of(node: Node, begin: int, end: int) -> Node:
     return part
 
 
-__all__ = ["shareable_variables", "update_in_slices"]
+__all__ = ["shard_updates", "shareable_variables"]

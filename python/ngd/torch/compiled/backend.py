@@ -22,7 +22,7 @@ from ...errors import FallbackWarning
 from ...graph.node import Node, topological
 from ...graph.variable import placeholder
 from ...passes.residuals import choose_residuals, read_residuals
-from ...transforms.gradient import pulled
+from ...transforms.gradient import pull_back
 from .capture import GraphCapture, capture_graph
 from .dynamo import Fixed, Output, StaticGraph, View, make_static, memory_of
 from .memory import as_tensor
@@ -270,7 +270,9 @@ class GraphProgram:
         """Return the gradient by each trained input; None if no given adjoint reaches it."""
         numbers = list(adjoints)
         targets = [self.inputs[number] for number in self.trained]
-        return pulled([self.results[n] for n in numbers], [adjoints[n] for n in numbers], targets)
+        return pull_back(
+            [self.results[n] for n in numbers], [adjoints[n] for n in numbers], targets
+        )
 
     def _read_by(self, gradients: Sequence[Node]) -> list[int]:
         """Return the numbers of the inputs that the backward pass reads."""

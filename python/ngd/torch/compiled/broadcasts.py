@@ -31,7 +31,7 @@ def broadcast_model(where: str, model: nn.Module, group: Group) -> None:
     description = [(path, tuple(t.shape), str(t.dtype)) for path, t in tensors.items()]
     digest = hashlib.blake2b(repr(description).encode(), digest_size=8).digest()
     site = call_site()
-    with group.under_way(), torch.no_grad():
+    with group.collectives_scope(), torch.no_grad():
         (odd,) = differing_ranks(group, [digest], site)
         if odd:
             raise VariableMismatchError(

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from ...comm import Group
-from ...comm.world import chosen
+from ...comm.world import group_or_world
 from ...compiler.driver import without_collector
 from ...errors import CompileError, FallbackWarning, RetraceWarning
 from .broadcasts import broadcast_model
@@ -60,7 +60,7 @@ class CompiledStep:
     ) -> None:
         self.model, self.loss, self.optimizer = model, loss, optimizer
         self._fallback = fallback
-        self._group: Group = chosen(None)
+        self._group: Group = group_or_world(None)
         self._memory = ModelMemory(model, self._group)
         self._state = TranslatedOptimizer(WHERE, optimizer, self._memory)
         self._builder = ProgramBuilder(WHERE, self._memory, self._state, clip_norm, options)

@@ -25,7 +25,7 @@ REDUCTIONS: Final = {
     "MIN": "min",
     "MAX": "max",
     "PRODUCT": "prod",
-    "PREMUL_SUM": "sum",  # premultiplied() scales the operand
+    "PREMUL_SUM": "sum",  # scale_operand() scales the operand
 }
 """ngd's reductions, by the name in torch.distributed.ReduceOp."""
 BOOLEAN_REDUCTIONS: Final = {
@@ -68,7 +68,7 @@ def reduction(op: ReduceOp, dtype: torch.dtype, where: str) -> str:
     raise ValueError(f"{where}: expected one of {', '.join(table)} for {dtype}; got {got}")
 
 
-def premultiplied(op: ReduceOp, tensor: Tensor) -> Tensor:
+def scale_operand(op: ReduceOp, tensor: Tensor) -> Tensor:
     """Return the operand of a reduction: for PREMUL_SUM, the tensor times the factor of the op."""
     if op != ReduceOp.PREMUL_SUM:
         return tensor
@@ -87,7 +87,7 @@ def contiguous(tensor: Tensor) -> Tensor:
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
-def place_for(tensor: Tensor) -> Tensor:
+def destination_for(tensor: Tensor) -> Tensor:
     """Return contiguous memory to receive a tensor into: its own if it is plain."""
     if is_plain(tensor):
         return tensor
@@ -104,7 +104,7 @@ def first_if_adjacent(tensors: Sequence[Tensor]) -> Tensor | None:
     return tensors[0]
 
 
-def packed(tensors: Sequence[Tensor]) -> Tensor:
+def pack(tensors: Sequence[Tensor]) -> Tensor:
     """Return memory with the elements of all tensors: their own if they are adjacent, or a copy."""
     adjacent = first_if_adjacent(tensors)
     return (
@@ -112,7 +112,7 @@ def packed(tensors: Sequence[Tensor]) -> Tensor:
     )
 
 
-def place_for_all(tensors: Sequence[Tensor]) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+def destination_for_all(tensors: Sequence[Tensor]) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
     """Return memory to receive all tensors into, and the copies (to, from) to make afterwards."""
     adjacent = first_if_adjacent(tensors)
     if adjacent is not None:

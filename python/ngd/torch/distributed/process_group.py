@@ -22,20 +22,20 @@ from . import works
 from .operands import (
     check,
     contiguous,
-    packed,
-    place_for,
-    place_for_all,
-    premultiplied,
+    destination_for,
+    destination_for_all,
+    pack,
     reduction,
+    scale_operand,
     wire,
 )
-from .untraced import untraced
-from .works import Queue, Work, complete_all_of, look_at_all_of, recorded, started
+from .untraced import exclude_from_tracing
+from .works import Queue, Work, poll_group, profiler_range, start_work, wait_for_group
 
 CPU: Final = torch.device("cpu")
 
 
-@untraced
+@exclude_from_tracing
 class ProcessGroup(torch.distributed.ProcessGroup):
     """A group of ranks of torch.distributed that communicates through ngd.
 
@@ -139,7 +139,7 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         """Return False: the group does not allocate tensors."""
         return False
 
-    def explained(self, error: Exception) -> Exception:
+    def add_ranks(self, error: Exception) -> Exception:
         """Return the error, with the ranks of the group if it is not the default group."""
         self._has_failed = True
         if self.ranks is None or not isinstance(error, CollectiveError):
@@ -152,7 +152,7 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         )
         return with_ranks
 
-    def interrupted(self, error: BaseException) -> None:
+    def abort_interrupted(self, error: BaseException) -> None:
         """Leave the group after an exception of Ctrl-C or a signal handler during a call.
 
         Otherwise the other ranks could match the next call of this rank with the interrupted one.
@@ -167,18 +167,18 @@ class ProcessGroup(torch.distributed.ProcessGroup):
 
         ngd's own world stays open, unless a call has failed.
         """
-        complete_all_of(self)
+        wait_for_group(self)
         if self._is_owned:
             self.group.close()
         elif self._has_failed:
             shutdown()
-        look_at_all_of(self)
+        poll_group(self)
 
     def abort(self) -> None:
         """Leave the group immediately. The other ranks are notified."""
         self._has_failed = True
         self.group.abort("torch.distributed aborted this process group")
-        look_at_all_of(self)
+        poll_group(self)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the longest time of later waits."""
@@ -208,7 +208,7 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         call = Call(self, kind)
         for tensor in outputs:
             check(tensor, kind)
-            scaled = tensor if op is None else premultiplied(op, tensor)
+            scaled = tensor if op is None else scale_operand(op, tensor)
             source = destination = contiguous(scaled)
             if kind == "reduce" and root != self._rank:
                 destination = None
@@ -270,7 +270,7 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         call = Call(self, "reduce_scatter")
         for output, blocks in zip(outputs, inputs, strict=True):
             call.check_blocks(blocks, "input", output, self._rank)
-            call.reduce_blocks(packed(blocks), output, reduce_op(opts), counts_if_uneven(blocks))
+            call.reduce_blocks(pack(blocks), output, reduce_op(opts), counts_if_uneven(blocks))
         return call.start(outputs)
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
@@ -324,7 +324,7 @@ class ProcessGroup(torch.distributed.ProcessGroup):
             source = None
             if self._rank == root:
                 call.check_blocks(blocks, "input", output, self._rank, is_even=True)
-                source = packed(blocks)
+                source = pack(blocks)
             call.submit(source, call.receive(output), output.numel(), root=root)
         return call.start(outputs)
 
@@ -334,7 +334,7 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         for tensors, role in ((output_tensors, "output"), (input_tensors, "input")):
             call.check_blocks(tensors, role)
         call.submit(
-            packed(input_tensors),
+            pack(input_tensors),
             call.receive_all(output_tensors),
             input_tensors[0].numel(),
             counts=[tensor.numel() for tensor in input_tensors],
@@ -463,22 +463,22 @@ class Call:
         if seconds > 0:
             work.seconds = seconds
         if profiler._is_profiler_enabled:
-            with recorded(self.kind, self._tensors), works.turns:
-                return started(work)
+            with profiler_range(self.kind, self._tensors), works.turns:
+                return start_work(work)
         with works.turns:
-            return started(work)
+            return start_work(work)
 
     def receive(self, tensor: Tensor) -> Tensor:
         """Return contiguous memory to receive a tensor into."""
         check(tensor, self.kind)
-        destination = place_for(tensor)
+        destination = destination_for(tensor)
         if destination is not tensor:
             self.copies.append((tensor, destination))
         return destination
 
     def receive_all(self, tensors: Sequence[Tensor]) -> Tensor:
         """Return memory to receive several tensors into, one after the other."""
-        destination, copies = place_for_all(tensors)
+        destination, copies = destination_for_all(tensors)
         self.copies += copies
         return destination
 
@@ -487,7 +487,7 @@ class Call:
     ) -> None:
         """Add a reduce_scatter to the call."""
         self.submit(
-            premultiplied(op, source), self.receive(output), output.numel(), op, counts=counts
+            scale_operand(op, source), self.receive(output), output.numel(), op, counts=counts
         )
 
     def check_blocks(

@@ -30,7 +30,7 @@ def create(options: Any, _: Any = None) -> ProcessGroup:
     group = matching_world(rank, size) if ranks is None else None
     if group is not None:
         return ProcessGroup(group, ranks, options.timeout, store, owned=False)
-    group, counts = meet(store, rank, size, ranks, name)
+    group, counts = create_group(store, rank, size, ranks, name)
     return ProcessGroup(group, ranks, options.timeout, store, owned=True, counts=counts)
 
 
@@ -45,7 +45,7 @@ def matching_world(rank: int, size: int) -> Group | None:
     return init()
 
 
-def meet(
+def create_group(
     store: Any, rank: int, size: int, ranks: list[int] | None, name: str
 ) -> tuple[Group, bool]:
     """Return a new group, and True if its errors number its ranks from 0 instead of globally."""

@@ -19,7 +19,7 @@ from torch._C._dynamo import eval_frame
 Class = TypeVar("Class", bound=type)
 
 
-def untraced(cls: Class) -> Class:
+def exclude_from_tracing(cls: Class) -> Class:
     """Exclude the methods of a class, and all functions that they call, from torch.compile.
 
     An older PyTorch does not have the hook. Then the methods are only kept out of graphs.

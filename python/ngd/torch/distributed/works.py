@@ -40,7 +40,7 @@ from torch.autograd import profiler
 
 from ... import _core
 from ...errors import BusyError, CollectiveTimeoutError, Error
-from .untraced import untraced
+from .untraced import exclude_from_tracing
 
 SLICE_SECONDS: Final = 5e-3
 """The length of a slice."""
@@ -54,7 +54,7 @@ group."""
 
 LAST_SLICE_SECONDS: Final = 1e-3
 """The length of the last wait after a timeout, whose error names the missing ranks."""
-MANY: Final = 64
+MAX_OUTSTANDING: Final = 64
 """The number of outstanding works above which a submission polls all of them."""
 
 
@@ -65,11 +65,11 @@ class WorkGroup(Protocol):
     seconds: float
     """The timeout of a wait, in seconds."""
 
-    def explained(self, error: Exception) -> Exception:
+    def add_ranks(self, error: Exception) -> Exception:
         """Return an error that names the ranks of the group."""
         ...
 
-    def interrupted(self, error: BaseException) -> None:
+    def abort_interrupted(self, error: BaseException) -> None:
         """Leave the group after an exception that was raised during a call."""
         ...
 
@@ -125,7 +125,7 @@ class Queue:
                 call.start()
 
 
-@untraced
+@exclude_from_tracing
 class Work(torch.distributed.Work):
     """The handle of collectives that were submitted together.
 
@@ -167,7 +167,7 @@ class Work(torch.distributed.Work):
             timeout_seconds = self._group.seconds if self.seconds is None else self.seconds
         if not self._is_over:
             if profiler._is_profiler_enabled:
-                with recorded(f"{self._kind} (wait)", self._held):
+                with profiler_range(f"{self._kind} (wait)", self._held):
                     self._complete(timeout_seconds)
             else:
                 self._complete(timeout_seconds)
@@ -216,7 +216,7 @@ class Work(torch.distributed.Work):
         try:
             self._drive(seconds)
         except BaseException as error:
-            self._group.interrupted(error)
+            self._group.abort_interrupted(error)
             raise
 
     def _drive(self, seconds: float) -> None:
@@ -289,7 +289,7 @@ class Work(torch.distributed.Work):
         self._end()
 
     def _fail(self, error: Exception) -> None:
-        self._error = self._group.explained(error)
+        self._error = self._group.add_ranks(error)
         self._end()
 
     def _end(self) -> None:
@@ -304,30 +304,32 @@ class Work(torch.distributed.Work):
         self._is_over = True
 
 
-def recorded(name: str, tensors: Sequence[Tensor]) -> Any:
+def profiler_range(name: str, tensors: Sequence[Tensor]) -> Any:
     """Return a range for torch.profiler, with the form of name that gloo's ranges have."""
     distinct = {id(tensor): tensor for tensor in tensors}
     return torch._C._profiler._RecordFunctionFast(f"ngd:{name}", list(distinct.values()))
 
 
-def started(work: Work) -> Work:
+def start_work(work: Work) -> Work:
     """Start a work and return it. The caller holds the lock `turns`."""
     try:
         outstanding[work] = None
         work._group.queue.start(work)
-        if len(outstanding) > MANY:  # a work that is never waited for ends only by a poll
+        if (
+            len(outstanding) > MAX_OUTSTANDING
+        ):  # a work that is never waited for ends only by a poll
             for each in list(outstanding):
                 each._poll()
     except BaseException as error:
         if any(call.started for call in work._calls):
-            work._group.interrupted(error)
+            work._group.abort_interrupted(error)
         else:
             work._end()  # an error before any collective was submitted
         raise
     return work
 
 
-def complete_all_of(group: WorkGroup) -> None:
+def wait_for_group(group: WorkGroup) -> None:
     """Wait for all pending works of a group, and ignore their errors."""
     for work in list(outstanding):
         if work._group is group:
@@ -335,7 +337,7 @@ def complete_all_of(group: WorkGroup) -> None:
                 work.wait()
 
 
-def look_at_all_of(group: WorkGroup) -> None:
+def poll_group(group: WorkGroup) -> None:
     """Poll all works of a closed group, which releases their tensors."""
     with turns:
         for work in list(outstanding):
