@@ -308,7 +308,7 @@ minimum: Final[Minimum] = register(Minimum())
 
 
 def ends_of(dtype: DType) -> tuple[float, float]:
-    """Return the smallest and the largest value of a dtype, infinities included."""
+    """Return the smallest and the largest value of a dtype: -inf and inf for floats."""
     if is_float(dtype):
         return -math.inf, math.inf
     limits = np.iinfo(dtype)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convolutions of data in the layout channels last, in which the kernels of vendors are fast.
+"""Convolutions of data in the layout channels last: data and results are [N, spatial..., C].
 
-The compiler replaces the ops of _convolution.py by these ops if the device has a kernel for them
-(passes/layouts.py). Data and results are [N, spatial..., C]. The layout of weights is unchanged.
+The kernels of vendor libraries are fast in this layout. If the device has a kernel for these ops,
+the compiler replaces the ops of _convolution.py by them, whose data is [N, C, spatial...]
+(passes/layouts.py). The layout of weights is unchanged.
 """
 
 from __future__ import annotations
@@ -28,24 +29,27 @@ NAME: Final = "channels last"
 
 
 def channels_first(x: Node) -> Node:
-    """Transpose data to [N, C, spatial...], which the op of _convolution.py takes."""
+    """Transpose [N, spatial..., C] to [N, C, spatial...], for the ops of _convolution.py."""
     return transpose(x, first(x.ndim))
 
 
 class ChannelsLast(Op):
-    """A convolution or one of its gradients in this layout, with the same attributes."""
+    """The base of the ops of this module: a convolution or one of its gradients.
+
+    Data is [N, spatial..., C]. The attributes are those of the op of _convolution.py.
+    """
 
     dtypes = FLOATS
     public = False
     numerics = Numerics(is_contraction=True)
     data: ClassVar[tuple[int, ...]]
-    """The positions of the operands that are data and not weights."""
+    """The positions of the operands that are data. The other operands are weights or a bias."""
     is_data_result: ClassVar[bool] = True
     """True if the result is data, False if it is the gradient of weights."""
 
     @property
     def row_major_op(self) -> Op:
-        """The same op on data [N, C, spatial...]."""
+        """The op of _convolution.py that computes the same on data [N, C, spatial...]."""
         op: Op = self.layout.row_major_op
         return op
 
@@ -97,7 +101,7 @@ class ChannelsLast(Op):
             yield Sample(tuple(operands), sample.attrs)
 
     def map_data(self, values: Sequence[Any], change: Callable[[Any], Any]) -> list[Any]:
-        """Apply a function to the operands that are data. Return all operands."""
+        """Return a list of the values for all operands, with `change` applied to those of data."""
         return [change(x) if position in self.data else x for position, x in enumerate(values)]
 
 

@@ -388,8 +388,8 @@ bitwise_not: Final[BitwiseNot] = register(BitwiseNot())
 def expect_choice(where: str, condition: Any) -> None:
     """Raise a TypeError if a condition is a Python bool.
 
-    Such a condition is known when the graph is built. It is usually a mistake: `is`, `in`, `not`
-    and comparisons with None return a Python bool.
+    A Python bool is known when the graph is built, so every step would take the same values. It is
+    usually a mistake: `is`, `in`, `not` and comparisons with None return Python bools.
     """
     if isinstance(condition, bool):
         raise TypeError(

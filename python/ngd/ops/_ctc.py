@@ -37,7 +37,10 @@ IMPOSSIBLE: Final = -1e30
 
 
 def path_of(labels: Node, num_labels: Node, blank: int) -> Node:
-    """Return the labels of the path [N, L]. Labels after the end of a target are blanks."""
+    """Return the labels of the path, [N, L]: a blank before, between and after the labels.
+
+    Positions after the end of a target are blanks.
+    """
     n, count = labels.shape
     is_label = arange(count) < reshape(num_labels, (n, 1))
     blanks = full((n, count), blank, labels.dtype)
@@ -46,7 +49,10 @@ def path_of(labels: Node, num_labels: Node, blank: int) -> Node:
 
 
 def shifted(alpha: Node, by: int) -> Node:
-    """Return alpha of the position that is `by` positions before each position."""
+    """Return alpha moved by `by` positions: element s is alpha[s - by].
+
+    The first `by` elements are the logarithm of the probability 0.
+    """
     n, count = alpha.shape
     before = full((n, min(by, count)), IMPOSSIBLE, alpha.dtype)
     return concat([before, alpha[:, : max(count - by, 0)]], 1)
@@ -90,7 +96,7 @@ def log_likelihood(x: Node, labels: Node, steps: Node, counts: Node, blank: int)
     n = x.shape[1]
     path = path_of(labels, counts, blank)
     index = broadcast_to(clip(path, 0, x.shape[2] - 1), (x.shape[0], *path.shape))
-    ones = class_weights("ctc_loss", None, x, path)  # its lookup checks that labels are in [0, C)
+    ones = class_weights("ctc_loss", None, x, path)  # for its check that labels are in [0, C)
     alpha = last_alpha(take_along_axis(x, index, 2) * ones, path, steps, blank)
     ends = [
         take_along_axis(alpha, reshape(maximum(e, 0), (n, 1)), 1)

@@ -214,10 +214,13 @@ def logaddexp(a: Value, b: Value) -> Node:
 
 
 def _larger_and_distance(where_: str, a: Value, b: Value) -> tuple[Node, Node, DType]:
-    """Return max(a, b) and abs(a - b), which is 0 for equal infinities, and the result's dtype."""
+    """Return max(a, b), abs(a - b), and the dtype of the result.
+
+    The distance of equal infinities is 0.
+    """
     operands = align(where_, a, b)
     (first, dtype), (second, _) = (widened(where_, x) for x in operands)
-    same = equal(first, second)  # inf - inf is NaN
+    same = equal(first, second)  # without this, inf - inf would be NaN
     distance = abs(where(same, 0, first) - where(same, 0, second))
     return maximum(first, second), distance, dtype
 

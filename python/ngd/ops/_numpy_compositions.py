@@ -125,14 +125,18 @@ def block(arrays: Any) -> Node:
 
 
 def _most_axes(arrays: Any, depth: int) -> int:
-    """Return the largest number of axes among the arrays, and at least the depth of the lists."""
+    """Return the largest number of axes of the arrays in nested lists, and at least `depth`."""
     if isinstance(arrays, list):
         return max((_most_axes(each, depth) for each in arrays), default=depth)
     return max(depth, as_node(arrays, where="numpy.block").ndim)
 
 
 def _concat_blocks(arrays: Any, depth: int, ndim: int) -> Node:
-    """Join nested lists of this depth; each array gets leading axes of size 1 up to `ndim` axes."""
+    """Join the arrays in nested lists: the innermost lists along the last axis, and so on outwards.
+
+    `depth` is the depth of the lists. Each array first gets leading axes of size 1, up to `ndim`
+    axes.
+    """
     if isinstance(arrays, list) != (depth > 0) or (depth and not arrays):
         raise ShapeError(
             f"numpy.block: expected lists that are nested to one depth and not empty; got {arrays}"

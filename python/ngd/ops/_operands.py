@@ -38,18 +38,21 @@ from ..graph.registry import public
 __all__ = ["as_node"]
 
 Axis: TypeAlias = int | Sequence[int] | None
-"""One axis, several axes, or None for all axes."""
+"""The argument `axis`: one axis, several axes, or None for all axes."""
 
 Value: TypeAlias = Node | ArrayLike
-"""The operand of an op: a node, an array, or a Python scalar, whose dtype is weak."""
+"""An operand: a node, an array, or a Python scalar. A scalar takes the dtype of the others."""
 
 HALVES: Final = (float16, bfloat16)
 """The 16-bit floats."""
 INDICES: Final = (np.dtype(np.int32), np.dtype(np.int64))
-"""The dtypes in which kernels take indices and labels; the public calls cast the others."""
+"""The dtypes in which kernels read indices and labels.
+
+Public calls cast integers of other dtypes to one of them.
+"""
 
 FEW: Final = 64
-"""The maximum number of nodes that may compute a weak scalar."""
+"""The maximum number of nodes that `is_weak_node` visits. A node with more is not weak."""
 
 
 def got(*types: Type) -> str:
@@ -114,11 +117,11 @@ def product_dtype(
     allowed: tuple[DType, ...],
     dtype: DType | None,
 ) -> DType:
-    """Return the dtype of a matrix product, after a check of all operands.
+    """Return the dtype of a matrix product, after a check of the dtypes of all operands.
 
-    The default is the dtype of the factors. `behind` has the types of operands that are added to
-    the product. If the factors are 16-bit floats, the product and these operands may also be
-    float32.
+    `factors` are the types of the two matrices, and `behind` the types of arrays to add to the
+    product. If the factors are 16-bit floats, the product and these arrays may also be float32.
+    `dtype` is the requested dtype; None means that of the factors.
     """
     own = expect_dtype(where, factors, allowed)
     allowed_dtypes = (own, float32) if own in HALVES else (own,)
@@ -136,15 +139,18 @@ def product_dtype(
 
 
 def is_weak(value: Any) -> bool:
-    """Return True for a Python scalar, which takes the dtype of the other operand."""
+    """Return True for a Python scalar.
+
+    It is called weak, because it takes the dtype of the other operand.
+    """
     return isinstance(value, (bool, int, float)) and not isinstance(value, np.generic)
 
 
 def is_weak_node(node: Node) -> bool:
-    """Return True for a node that counts as a Python float.
+    """Return True for a node that takes the dtype of the other operand, as a Python float does.
 
-    This is a Python float that was passed to a step, or a scalar computed only from such floats and
-    constants. It has dtype float64, but takes the dtype of the other operand, as the float would.
+    Such a node is a Python float that was passed to a step, or a scalar computed only from such
+    floats and constants. Its own dtype is float64.
     """
     has_weak_input, seen, pending = False, set[Node](), [node]
     while pending:
@@ -167,7 +173,7 @@ def is_weak_node(node: Node) -> bool:
 
 
 def weak_value(node: Node) -> float | None:
-    """Return the Python float from which a constant was made, or None."""
+    """Return the Python float that a constant was made from, or None for all other nodes."""
     return node.attrs.get("weak") if node.op is CONSTANT else None
 
 
@@ -241,10 +247,10 @@ def scalar(value: Any, dtype: DType, where: str) -> Node:
 
 
 def local_number(value: float, like: Node) -> Node:
-    """Return a scalar that depends on local shapes, such as the number of rows of a rank's shard.
+    """Return a constant that may differ between ranks, such as the rows of a rank's shard.
 
-    The attribute `local` marks it: if ranks have shards of different lengths, their steps differ in
-    this value and still belong together (passes/fingerprint.py).
+    Its attribute `local` excludes the value from the comparison of the ranks' steps: ranks with
+    shards of different lengths still run the same step (passes/fingerprint.py).
     """
     number = scalar(value, like.dtype, "local_number")
     return Node(CONSTANT, (), {**number.attrs, "local": True}, number.type)
@@ -253,7 +259,7 @@ def local_number(value: float, like: Node) -> Node:
 def scalar_value(node: Node) -> Any:
     """Return the value of a constant with one element, or None for any other node.
 
-    The constant may be the operand of views and broadcasts.
+    The node may also be a view or a broadcast of such a constant.
     """
     while (kernel := node.op.kernel).is_view or kernel.is_broadcast:
         node = node.inputs[0]
@@ -263,13 +269,16 @@ def scalar_value(node: Node) -> Any:
 
 
 def is_one(node: Node) -> bool:
-    """Return True for a constant 1."""
+    """Return True for the constant 1, or a view or broadcast of it."""
     value = scalar_value(node)
     return value is not None and bool(value == 1)
 
 
 def unchanged(node: Node) -> Node | None:
-    """Return the operand of an op that returns its values, or None if the type differs."""
+    """Return the operand of a node if it has the type of the node, else None.
+
+    It simplifies ops that return the values of the operand unless they change its type.
+    """
     return node.inputs[0] if node.type == node.inputs[0].type else None
 
 
@@ -312,7 +321,7 @@ def as_shape(shape: Any) -> Shape:
 
 
 def as_axis(where: str, axis: Any, ndim: int, of: Any) -> int:
-    """Return an axis as a non-negative number; `of` names the array in an error message."""
+    """Return an axis as a number >= 0. `of` describes the array in error messages."""
     try:
         index = operator.index(axis)
     except TypeError:

@@ -62,7 +62,7 @@ def philox_4x32_10(counter: Array, key: tuple[int, int]) -> Array:
 
 
 def random_words(seed: Array, count: int) -> Array:
-    """Return the first `count` words, uint32, for the seed tensor (seed, offset)."""
+    """Return the first `count` random words, as uint32, for the seed tensor [seed, offset]."""
     key, offset = (int(n) & 0xFFFFFFFFFFFFFFFF for n in seed)
     block = np.arange(-(-count // 4), dtype=np.uint64)
     counter = np.empty((4, block.size), np.uint32)

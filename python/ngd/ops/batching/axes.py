@@ -25,7 +25,10 @@ from .rewrite import Batched, Batching, Results, after_batch_axis, batches, lead
 
 @batches(Elementwise, Activation, Cast, OneHot, StopGradient)
 def broadcast_operands(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Apply the op to the new operands, whose axes after the batch axis broadcast."""
+    """Apply an elementwise op to operands that all have the batch axis in front.
+
+    Axes of size 1 after the batch axis make the operands broadcast as they do without it.
+    """
     ndim = max(x.ndim for x in node.inputs)
     return node.op.node([lead(x, ndim) for x in operands], node.attrs)
 
