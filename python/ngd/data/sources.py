@@ -156,7 +156,7 @@ class ImageFolder:
 
 
 def decode(path: str) -> Array:
-    """Return the pixels of an image file: uint8 [height, width, 3]."""
+    """Return the pixels in an encoded image file: uint8 [height, width, 3]."""
     image = pillow()
     try:
         with image.open(path) as opened:
@@ -169,7 +169,7 @@ def decode(path: str) -> Array:
 
 
 def pillow() -> Any:
-    """Import Pillow's Image module."""
+    """Import and return Pillow's module Image."""
     try:
         from PIL import Image
     except ImportError:

@@ -15,7 +15,7 @@ from ..dtypes import whole
 from .counting import Tally, by_hand, tally
 
 _begun = False
-"""True if `begin` was called: the metrics are served, or NGD_METRICS is not set."""
+"""True after the first call of `begin`, which serves the metrics if NGD_METRICS is set."""
 
 __all__ = ["Tally", "address", "begin", "count", "tally", "wanted"]
 

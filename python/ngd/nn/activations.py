@@ -14,7 +14,7 @@ from .parameter import Parameter
 
 
 class Activation(OpModule):
-    """The base class of activations that one function of ngd.ops computes."""
+    """The base class of activations. One function of ngd.ops computes each of them."""
 
     def __init__(self) -> None:
         self.options = {}
@@ -36,7 +36,7 @@ class Activation(OpModule):
 
 
 class Named(Activation):
-    """The base class of activations whose function in ngd.ops is given by name, in `op`."""
+    """The base class of activations. The attribute `op` is the name of the function in ngd.ops."""
 
     op: ClassVar[str]
 
@@ -484,7 +484,7 @@ class PReLU(Module):
         return ops.prelu(x, self.weight)
 
     def describe(self) -> str:
-        """Return the number of weights, for `repr`."""
+        """Return the number of slopes, for `repr`."""
         return f"num_parameters={self.num_parameters}"
 
 

@@ -15,7 +15,7 @@ PerAxis: TypeAlias = int | Sequence[int]
 
 
 class Pool(OpModule):
-    """The base class of the pooling modules."""
+    """The base class of the modules for maximum and average pooling."""
 
     axes: ClassVar[int]
     """The number of spatial axes."""

@@ -18,10 +18,10 @@ ACTIVATIONS: Final[dict[str, Callable[[Any], Node]]] = {"relu": ops.relu, "gelu"
 
 
 class TransformerLayer(Module):
-    """The base class of the layers of encoders and decoders."""
+    """The base class of TransformerEncoderLayer and TransformerDecoderLayer."""
 
     has_memory: ClassVar[bool] = False
-    """True if the layer also attends to a memory, the result of an encoder."""
+    """True for a decoder layer, which also attends to a memory: the result of an encoder."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class TransformerLayer(Module):
             self.dropout3 = Dropout(dropout)
 
     def _attend(self, x: Node, mask: Any, causal: bool) -> Node:
-        """Return the self-attention of x, with dropout."""
+        """Return the self-attention of x, after dropout."""
         output: Node = self.dropout1(self.self_attn(x, mask=mask, causal=causal))
         return output
 
@@ -215,7 +215,10 @@ class TransformerDecoderLayer(TransformerLayer):
 
 
 def make_layers(where: str, make_layer: Callable[[], Module], num_layers: int) -> ModuleList:
-    """Return the layers that a function makes; raise TypeError if it is not a function."""
+    """Return `num_layers` layers, each made by a call of `make_layer`.
+
+    Raise TypeError if `make_layer` is not a function, for example if it is a layer.
+    """
     if isinstance(make_layer, Module) or not callable(make_layer):
         raise TypeError(
             f"{where}: expected a function that returns a layer; got {make_layer!r}. Write "

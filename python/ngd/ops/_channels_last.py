@@ -2,7 +2,7 @@
 """Convolutions of data in the layout channels last: data and results are [N, spatial..., C].
 
 The kernels of vendor libraries are fast in this layout. If the device has a kernel for these ops,
-the compiler replaces the ops of _convolution.py by them, whose data is [N, C, spatial...]
+the compiler uses them instead of the ops of _convolution.py, whose data is [N, C, spatial...]
 (passes/layouts.py). The layout of weights is unchanged.
 """
 

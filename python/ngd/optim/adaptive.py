@@ -14,7 +14,10 @@ from .options import Check, at_least, flag, fraction, pair
 
 
 def moments(g: Node, state: State) -> tuple[Node, Node]:
-    """Return Adam's moments, the averages of the gradient and its square. They become state."""
+    """Return Adam's moments: the moving averages of the gradient and of its square.
+
+    They are also set as the next values of the optimizer state.
+    """
     first, second = state["betas"]
     m = first * state.now("first_moment") + (1 - first) * g
     v = second * state.now("second_moment") + (1 - second) * (g * g)
@@ -22,7 +25,7 @@ def moments(g: Node, state: State) -> tuple[Node, Node]:
 
 
 def corrections(state: State) -> tuple[Node, Node]:
-    """Return the bias corrections 1 - beta^t of both moments, in float64."""
+    """Return the bias corrections 1 - beta^t of the first and the second moment, in float64."""
     first, second = state["betas"]
     return 1.0 - first**state.step, 1.0 - second**state.step
 

@@ -50,8 +50,11 @@ class ExponentialMovingAverage:
         """The average of each variable."""
         self._names = UniqueNames()
         self.state = LiveState(name)
-        """The averages and the step counter by name, for checkpoints. `updates` makes the averages.
-        Values that are loaded before that are pending until then."""
+        """The averages and the step counter by name, for checkpoints.
+
+        The first call of `updates` makes the variables of the averages. Values that are loaded
+        before that are kept until then.
+        """
         self._step = self.state.variable(f"{name}.step", lambda: 0)
 
     def updates(self, next: Mapping[Variable, Node], of: Any = None) -> dict[Variable, Node]:

@@ -19,7 +19,10 @@ ADJUSTMENTS: Final = {
     "original": lambda rows, columns: max(1.0, rows / columns) ** 0.5,
     "match_rms_adamw": lambda rows, columns: 0.2 * max(rows, columns) ** 0.5,
 }
-"""The factor of the learning rate of a matrix, by name (Jordan, 2024; Liu et al., 2025)."""
+"""The factor of the learning rate, from the rows and columns of a matrix.
+
+The keys are the values of the option adjust_lr_fn (Jordan, 2024; Liu et al., 2025).
+"""
 
 
 def adjustment_name(where: str, name: str, value: Any) -> str:

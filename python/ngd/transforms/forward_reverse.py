@@ -63,7 +63,10 @@ def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
 def pulled_back(
     f: Callable[..., Any], args: Sequence[Any], has_aux: bool
 ) -> tuple[Any, Any, Callable[[Any], Any]]:
-    """Return the result of a function on nodes, aux, and a function from cotangents to adjoints."""
+    """Call f on nodes. Return its result, its auxiliary output, and a function.
+
+    The function takes cotangents of the result and returns the adjoints of the arguments.
+    """
     primals = Primals("vjp", args, tuple(range(len(args))))
     returned, aux = with_aux("vjp", f(*primals.args), has_aux)
     results, structure = as_nodes("vjp", returned)
@@ -78,7 +81,7 @@ def pulled_back(
 
 @remembered
 def forward_of(f: Callable[..., Any], has_aux: bool) -> Function:
-    """Return the step that computes the result of a function, and aux."""
+    """Return a compiled function of the primals, which returns the result of f and its aux."""
 
     def forward(primals: Any) -> Any:
         return with_aux("vjp", f(*primals), has_aux)
@@ -88,7 +91,10 @@ def forward_of(f: Callable[..., Any], has_aux: bool) -> Function:
 
 @remembered
 def backward_of(f: Callable[..., Any], has_aux: bool) -> Function:
-    """Return the step that computes the vector-Jacobian product of a function."""
+    """Return a compiled function of primals and cotangents.
+
+    It returns the vector-Jacobian product of f.
+    """
 
     def backward(primals: Any, cotangents: Any) -> Any:
         return pulled_back(f, primals, has_aux)[2](cotangents)
@@ -139,7 +145,10 @@ def jvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) 
 
 @remembered
 def forward_mode(f: Callable[..., Any]) -> Function:
-    """Return the step that computes a function and its derivative in the direction of tangents."""
+    """Return a compiled function of primals and tangents.
+
+    It returns the result of f, and its derivative in the direction of the tangents.
+    """
 
     def forward(args: Any, tangents: Any) -> Any:
         primals = Primals("jvp", args, tuple(range(len(args))))
