@@ -133,7 +133,7 @@ class Resize(ImageTransform):
         self.size, _ = height_and_width("data.Resize", size)
 
     def image(self, image: Array, random: np.random.Generator) -> Array:
-        """Return one resized image."""
+        """Return one image, resized to `size`."""
         height, width = image.shape[:2]
         factor = self.size / min(height, width)
         return resize("data.Resize", image, round(height * factor), round(width * factor))
@@ -166,7 +166,7 @@ class CenterCrop(ImageTransform):
         self.size = height_and_width("data.CenterCrop", size)
 
     def image(self, image: Array, random: np.random.Generator) -> Array:
-        """Return the center of one image."""
+        """Return the rectangle in the center of one image."""
         (height, width), (has_height, has_width) = self.size, image.shape[:2]
         if has_height < height or has_width < width:
             raise ValueError(

@@ -35,7 +35,7 @@ MAX_PREFETCH: Final = 64
 A socket holds about 270 messages before its sender waits.
 """
 POLL_SECONDS: Final = 1.0
-"""While a worker does not answer, the loader checks after each such time if it has ended."""
+"""The interval in seconds at which a loader that waits for a worker checks if it has ended."""
 
 
 class WeightReads:
@@ -364,7 +364,7 @@ class Worker:
             worker_link.close()
 
     def send(self, file: int) -> None:
-        """Send a message."""
+        """Send a message, given by the descriptor of its file. The caller closes the file."""
         try:
             messages.send(self.link, file)
         except ConnectionError:

@@ -155,7 +155,7 @@ class Sampler:
                 "Remove one of them."
             )
         self._fixed = _fixed_rank_and_size(rank, size, mesh, axis)
-        self.rank_and_size()  # raises if the launcher's values are wrong
+        self.rank_and_size()  # raises an error if the launcher's values are wrong
         full, rest = divmod(self.num_samples, self.batch_size)
         self.steps = full if drop_last or not rest else full + 1
         self.done = 0

@@ -245,7 +245,7 @@ class Tokens:
             )
 
     def _open(self) -> Array:
-        """Return the memory-mapped file; raise ValueError if its size does not fit the dtype."""
+        """Return the memory-mapped file; ValueError if its size is not a multiple of a token."""
         assert self.path is not None
         size = self.path.stat().st_size
         if not size or size % self.dtype.itemsize:

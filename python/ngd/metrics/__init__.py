@@ -73,7 +73,7 @@ def address() -> tuple[str, int] | None:
 
 
 def wanted() -> bool:
-    """Return True if NGD_METRICS is set."""
+    """Return True if the environment variable NGD_METRICS is set."""
     return config.metrics() is not None
 
 

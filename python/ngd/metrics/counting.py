@@ -34,7 +34,7 @@ class Tally:
 
     def __init__(self, site: str) -> None:
         self.site = site
-        """The call site at which the step was compiled."""
+        """The call site at which the step was compiled, as file:line."""
         self.seconds = 0.0
         """The time of all runs, in seconds."""
         self.buckets = [0] * (len(BOUNDS) + 1)
@@ -79,7 +79,10 @@ class UserCounts:
 
 
 TALLIES: Final[list[Tally]] = []
-"""The tallies of all compiled steps. Tallies of deleted steps stay: a counter must not decrease."""
+"""The tallies of all steps that were compiled in this process.
+
+A tally stays when its step is deleted, because a counter of Prometheus must not decrease.
+"""
 
 by_hand: Final = UserCounts()
 

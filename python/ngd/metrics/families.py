@@ -65,7 +65,7 @@ class Collectives:
     """The cost of all collectives of this process, including those of deleted groups.
 
     A deleted group counts with its cost at the last call of `totals`. So the numbers never
-    decrease. Prometheus would take a decrease for a restart of the process.
+    decrease: Prometheus would take a decrease for a restart of the process.
     """
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ class NgdCollector(Collector):
 
 
 def step_families() -> Iterator[Metric]:
-    """Yield the families of steps and of trained samples."""
+    """Yield the metric families of steps (their number and time) and of trained samples."""
     steps = CounterMetricFamily("ngd_steps", "Steps that this rank has made.", labels=["site"])
     histogram = HistogramMetricFamily(
         "ngd_step_seconds", "What compiled steps took, in seconds.", labels=["site"]
@@ -134,7 +134,10 @@ def step_families() -> Iterator[Metric]:
 
 
 def collective_families(totals: Mapping[tuple[str, ...], Total]) -> Iterator[Metric]:
-    """Yield the families of collectives: their cost, and how often each rank arrived last."""
+    """Yield the metric families of collectives: their cost, and how often each rank was last.
+
+    `totals` has a Total per group name, op and call site.
+    """
     last: dict[tuple[str, str], int] = {}
     families = {
         name: CounterMetricFamily(f"ngd_collective_{name}", text, labels=CALL)

@@ -57,7 +57,10 @@ FAMILY_START: Final = "\n# HELP "
 
 
 class Labelled(Collector):
-    """All metrics of this process, including the user's own, with labels of rank and job."""
+    """All metrics of this process, with labels of its rank and job.
+
+    The metrics are those of `collector`, which may include the metrics of the user's program.
+    """
 
     def __init__(self, collector: Collector, labels: dict[str, str]) -> None:
         self.collector, self.labels = collector, labels
@@ -243,7 +246,7 @@ class Leader:
         return True
 
     def drop(self, connection: socket.socket) -> None:
-        """Close and remove the connection of a rank."""
+        """Close the connection to a rank, and remove it from the connections."""
         connection.close()
         self.connections.remove(connection)
 
@@ -270,13 +273,13 @@ class Server(ThreadingHTTPServer):
         self.leader = leader
         host, port = leader.rank.where
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        # IPv4 first: localhost may be both 127.0.0.1 and ::1.
+        # Prefer IPv4, because localhost may be both 127.0.0.1 and ::1.
         addresses.sort(key=lambda each: each[0] != socket.AF_INET)
         self.address_family, *_, address = addresses[0]
         super().__init__(address[:2], Page)  # type: ignore[arg-type]
 
     def server_bind(self) -> None:
-        """Bind the port without the lookup of this host's name that the base class makes."""
+        """Bind the port. In contrast to the base class, do not look up the name of this host."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
 
@@ -289,7 +292,7 @@ class Server(ThreadingHTTPServer):
 class Page(BaseHTTPRequestHandler):
     """The handler of an HTTP request."""
 
-    timeout = 10  # seconds, for a client that connects and sends nothing
+    timeout = 10  # in seconds, after which a silent client is disconnected
 
     def do_GET(self) -> None:
         """Send the page of metrics, or the status 404 for another path."""
@@ -303,7 +306,7 @@ class Page(BaseHTTPRequestHandler):
         self.wfile.write(text)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing: the base class writes one line per request."""
+        """Log nothing. The base class would write one line per request."""
 
 
 def is_same_user(peer: socket.socket) -> bool:

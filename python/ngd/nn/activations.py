@@ -41,7 +41,7 @@ class Named(Activation):
     op: ClassVar[str]
 
     def forward(self, x: Node) -> Node:
-        """Return the activation of x, in the dtype of x."""
+        """Return the activation function of x, element by element, in the dtype of x."""
         y: Node = getattr(ops, self.op)(x, **self.options)
         return y
 

@@ -56,7 +56,7 @@ def expect_last_axes(layer: object, x: Any, shape: tuple[int, ...]) -> None:
 
 
 def expect_axes(layer: object, x: Any, axes: int, channels: int | str = "C") -> None:
-    """Raise a ShapeError if x is not [N, channels, ...] with this number of spatial axes."""
+    """Raise a ShapeError if x is not [N, channels, spatial...] with `axes` spatial axes."""
     if x.ndim != axes + 2:
         fix = "Reshape it, or use the layer for this number of axes."
         if x.ndim == axes + 1:

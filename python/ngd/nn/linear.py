@@ -251,7 +251,7 @@ class ChannelDropout(Dropout):
     """The base class of dropout of whole channels of [N, C, ...]."""
 
     axes: ClassVar[int]
-    """The number of spatial axes."""
+    """The number of spatial axes of the input: 1, 2 or 3."""
 
     def forward(self, x: Node) -> Node:
         """Return x with random channels of zeros in training, and x itself in evaluation.

@@ -247,7 +247,7 @@ class Module:
                     raise self._refusal(item)
 
     def _refusal(self, item: Held) -> TypeError:
-        """Return the error for a value that is in a plain container of this module."""
+        """Return the error for `item`, a module or variable in a plain container of this module."""
         module = item.value.title if isinstance(item.value, Module) else None
         return refusal(type(self).__name__, item, module)
 
@@ -572,7 +572,7 @@ class OpModule(Module):
 
     function: ClassVar[Callable[..., Any]]
     options: dict[str, Any]
-    """The keyword arguments of the function."""
+    """The keyword arguments that the function of ngd.ops gets."""
 
     def forward(self, x: Node) -> Node:
         """Return the result of the function for x. The subclass documents the shapes of both."""

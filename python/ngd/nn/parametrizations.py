@@ -25,7 +25,7 @@ from .parameter import Buffer, Parameter
 AnyModule = TypeVar("AnyModule", bound=Module)
 
 FIRST_ITERATIONS: Final = 15
-"""The number of power iterations before the first step, as in PyTorch."""
+"""The number of power iterations for the first values of singular vectors, as in PyTorch."""
 
 
 def weight_norm(

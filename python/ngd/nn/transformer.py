@@ -58,7 +58,7 @@ class TransformerLayer(Module):
         return output
 
     def _feed_forward(self, x: Node) -> Node:
-        """Return the result of the feed-forward network."""
+        """Return the feed-forward network of x: two linear layers, an activation and dropout."""
         inner = self.dropout(ACTIVATIONS[self.activation](self.linear1(x)))
         output: Node = self.linear2(inner)
         return output
@@ -209,7 +209,7 @@ class TransformerDecoderLayer(TransformerLayer):
         return x
 
     def _attend_to_memory(self, x: Node, memory: Node, mask: Any) -> Node:
-        """Return the attention of x to the memory, with dropout."""
+        """Return the attention of x to the result of the encoder (`memory`), after dropout."""
         output: Node = self.dropout2(self.multihead_attn(x, memory, mask=mask))
         return output
 

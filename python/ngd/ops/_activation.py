@@ -107,7 +107,7 @@ class Activation(Op):
     dtypes = FLOATS
     numerics = Numerics(needs_float32_gradient=True)
     domains: ClassVar[tuple[tuple[float, float], ...]] = ((-2, 2), (-6, -4), (4, 6))
-    """The intervals from which samples draw the operand."""
+    """The intervals (low, high) from which test samples draw the operand."""
     kink_at_zero: ClassVar[bool] = False
 
     def __call__(self, x: Value) -> Node:
@@ -130,7 +130,7 @@ class Activation(Op):
         return narrow(self.compute(widen(x), **attrs), x.dtype)
 
     def attributes(self) -> Iterable[dict[str, Any]]:
-        """Return the attributes of the samples."""
+        """Return the attributes of a node for each kind of test sample."""
         return ({},)
 
     def samples(self) -> Iterable[Sample]:
@@ -364,7 +364,7 @@ def reference_behind(x: Array, posts: Sequence[str], added: Array | None = None)
 
 
 def clipped(x: Node, bound: float) -> Node:
-    """Return x, limited to [-bound, bound]."""
+    """Return x with each element limited to [-bound, bound]."""
     return minimum(maximum(x, -bound), bound)
 
 

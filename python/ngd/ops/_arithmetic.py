@@ -42,7 +42,7 @@ __all__ = [
 
 
 class Rounding(Unary):
-    """A rounding to integers. Its gradient is zero, and integers are returned unchanged."""
+    """The base of floor, ceil and round. The gradient is zero, and integers stay as they are."""
 
     dtypes = FLOATS
     numerics = Numerics(needs_float32_gradient=False)
@@ -362,7 +362,7 @@ class Clip(Binary):
     def samples(self) -> Iterable[Sample]:
         for shape, bound in (((), ()), ((2, 3), ()), ((4, 5), (5,)), ((0, 3), (3,))):
             yield Sample((Operand(shape), Operand(bound, -1.5, -0.5), Operand(bound, 0.5, 1.5)))
-        yield Sample((Operand((7,)), Operand((), 2, 3), Operand((), 0, 1)))  # max is below min
+        yield Sample((Operand((7,)), Operand((), 2, 3), Operand((), 0, 1)))  # max < min
 
 
 clip: Final[Clip] = register(Clip())

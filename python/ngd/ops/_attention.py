@@ -48,7 +48,10 @@ _SAMPLES: Final[tuple[tuple[Shape, Shape, Shape, Shape | None, bool], ...]] = (
 
 
 def _scores_shape(where_: str, q: Type, k: Type, v: Type) -> Shape:
-    """Return the shape of the scores, [..., heads, L, S], or raise a ShapeError."""
+    """Return the shape of the attention scores, [..., heads, L, S].
+
+    Raise a ShapeError if query q, key k and value v do not fit.
+    """
     fits = len(q.shape) == len(k.shape) == len(v.shape) and len(q.shape) >= 3
     fits = fits and q.shape[-1] == k.shape[-1] and k.shape[:-1] == v.shape[:-1]
     if not fits or q.shape[:-3] != k.shape[:-3]:
@@ -98,7 +101,7 @@ def _as_mask(mask: Value, dtype: DType) -> Node:
 
 
 def _check_mask(where_: str, mask: Type, scores: Type) -> None:
-    """Raise unless the mask has a valid dtype and broadcasts to the scores."""
+    """Raise an error unless the mask has a valid dtype and broadcasts to the scores."""
     if mask.dtype not in (bool_, scores.dtype):
         raise DTypeError(f"{where_}: expected a mask of bools or of {scores.dtype}; got {mask}")
     if broadcast_shapes(where_, mask.shape, scores.shape) != scores.shape:
@@ -108,12 +111,15 @@ def _check_mask(where_: str, mask: Type, scores: Type) -> None:
 
 
 def _swap_shape(shape: Shape) -> Shape:
-    """Exchange the heads and the positions in a shape [..., heads, L, E] or [..., L, heads, E]."""
+    """Exchange the axes -3 and -2 of a shape.
+
+    This converts between [..., heads, L, E] and [..., L, heads, E].
+    """
     return (*shape[:-3], shape[-2], shape[-3], shape[-1])
 
 
 def _swap(x: Node) -> Node:
-    """Exchange the axes of the heads and of the positions."""
+    """Exchange the axes -3 and -2 of x, those of the heads and of the positions."""
     return swapaxes(x, -2, -3)
 
 
@@ -132,7 +138,10 @@ def _operand_of_swap(x: Node) -> Node | None:
 
 
 def _group_heads(x: Node, groups: int) -> Node:
-    """Split the heads into groups: [..., groups, heads / groups, positions, extent]."""
+    """Split the axis of the heads of x into groups.
+
+    [..., heads, positions, E] becomes [..., groups, heads / groups, positions, E].
+    """
     heads = x.shape[-3] // groups
     return reshape(x, (*x.shape[:-3], groups, heads, *x.shape[-2:]))
 
@@ -183,7 +192,7 @@ def _masked_scores_array(
 
 
 def _repeat_heads(x: Array, heads: int) -> Array:
-    """Repeat each head of the keys or values for all query heads that use it."""
+    """Repeat each head of the keys or values once per query head that uses it."""
     return np.repeat(x, heads // x.shape[-3], axis=-3)
 
 
@@ -220,7 +229,7 @@ class Attend(Op):
         masked, allowed = _masked_scores(q, k, mask[0] if mask else None, causal, scale)
         has_key = None if allowed is None else any(allowed, -1, keepdims=True)
         if has_key is not None:
-            # Equal scores for a query that attends to no key: exp(-inf + inf) would be NaN.
+            # A query that attends to no key gets scores of 0, because exp(-inf + inf) is NaN.
             masked = where(has_key, masked, 0)
         top = max(masked, -1, keepdims=True)
         powers = exp(masked - top)
@@ -338,7 +347,7 @@ class AttendGrad(Op):
         scale: float,
         heads_last: bool,
     ) -> tuple[Node, Node]:
-        """Return, as nodes, the attention weights and the adjoint of the scores."""
+        """Return the attention weights and the adjoint of the scores, as nodes of other ops."""
         if heads_last:
             q, k, v, y, dy = map(_swap, (q, k, v, y, dy))
         masked, _ = _masked_scores(q, k, mask[0] if mask else None, causal, scale)

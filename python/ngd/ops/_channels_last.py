@@ -25,7 +25,7 @@ from ._shape import moved, transpose
 from ._windows import first, last, ordered
 
 NAME: Final = "channels last"
-"""The name of the layout."""
+"""The name of the layout channels last, for devices and passes."""
 
 
 def channels_first(x: Node) -> Node:
@@ -43,7 +43,7 @@ class ChannelsLast(Op):
     public = False
     numerics = Numerics(is_contraction=True)
     data: ClassVar[tuple[int, ...]]
-    """The positions of the operands that are data. The other operands are weights or a bias."""
+    """The positions of the operands that are data [N, spatial..., C], and not weights."""
     is_data_result: ClassVar[bool] = True
     """True if the result is data, False if it is the gradient of weights."""
 

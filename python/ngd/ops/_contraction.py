@@ -34,7 +34,7 @@ from ._shape import reshape, transpose
 __all__ = ["einsum"]
 
 LabeledNode: TypeAlias = tuple[str, Node]
-"""The labels of an operand, one letter per axis, and the operand."""
+"""A pair: the labels of a node, one letter per axis, and the node."""
 
 
 @public
@@ -104,7 +104,10 @@ def einsum(equation: str, *operands: Value) -> Node:  # long because each argume
 
 
 def _parse(equation: str, shapes: Sequence[Shape]) -> tuple[list[str], str]:
-    """Return the labels of each operand and of the result. "..." becomes unused letters."""
+    """Return the labels of each operand and of the result of an einsum equation.
+
+    "..." becomes letters that the equation does not use, one per axis.
+    """
     text, arrow, result = equation.replace(" ", "").partition("->")
     terms = text.split(",")
     letters = (text + result).replace("...", "").replace(",", "")
@@ -147,7 +150,10 @@ def _parse(equation: str, shapes: Sequence[Shape]) -> tuple[list[str], str]:
 
 
 def _extents(equation: str, terms: Sequence[str], nodes: Sequence[Node]) -> dict[str, int]:
-    """Return the extent of each label. An extent of 1 broadcasts."""
+    """Return the extent of each label, from the shapes of the operands.
+
+    If an axis has size 1 in one operand, it broadcasts, and the extent is that of the others.
+    """
     extents: dict[str, int] = {}
     for term, node in zip(terms, nodes, strict=True):
         for label, n in zip(term, node.shape, strict=True):

@@ -72,13 +72,16 @@ def _is_weight(w: Type, axes: int, groups: int) -> bool:
 
 
 def _split_channels(x: Array, groups: int, axis: int) -> Array:
-    """Split the channels at an axis: [..., groups, channels / groups, the later axes as one]."""
+    """Split the axis of the channels into groups, and join the axes after it.
+
+    The result is [..., groups, channels / groups, product of the later axes].
+    """
     before, channels = x.shape[:axis], x.shape[axis]
     return x.reshape(*before, groups, channels // groups, int(np.prod(x.shape[axis + 1 :])))
 
 
 def _add_bias(where: str, y: Node, bias: Sequence[Node]) -> Node:
-    """Add a bias with one element per channel, if there is one."""
+    """Add the bias to y, one element per channel. `bias` is empty if there is none."""
     for addend in bias:
         if addend.shape != y.shape[1:2]:
             raise ShapeError(
@@ -279,10 +282,10 @@ conv: Final[Conv] = register(Conv())
 
 
 def biased(node: Node, bias: Node, channels: int) -> Node | None:
-    """Return a convolution node with a bias added, or None if it cannot add this bias.
+    """Return a node of a convolution that also adds a bias, or None if the kernel cannot add it.
 
-    `channels` is the axis of the channels in the result. The bias must have one element per
-    channel, and the node neither a bias nor post-operations.
+    It can if the bias has one element per channel, and the convolution has neither a bias nor
+    post-operations. `channels` is the axis of the channels in the result.
     """
     padded_shape = (*(1,) * (node.ndim - bias.ndim), *bias.shape)
     is_per_channel = all(
@@ -298,7 +301,7 @@ def biased(node: Node, bias: Node, channels: int) -> Node | None:
 class ConvDataGrad(ConvolutionOp):
     """The adjoint of the data of a convolution. conv_transpose applies this op too.
 
-    Attrs: spatial, the spatial extents of the data, and the attributes of the convolution.
+    Attributes of a node: spatial, the spatial extents of the data, and those of the convolution.
     """
 
     name = "conv_data_grad"
@@ -360,7 +363,7 @@ conv_data_grad: Final[ConvDataGrad] = register(ConvDataGrad())
 class ConvWeightGrad(ConvolutionOp):
     """The adjoint of the weights of a convolution.
 
-    Attrs: kernel, the spatial extents of the weights, and the attributes of the convolution.
+    Attributes of a node: kernel, the spatial extents of the weights, and those of the convolution.
     """
 
     name = "conv_weight_grad"
@@ -413,7 +416,7 @@ conv_weight_grad: Final[ConvWeightGrad] = register(ConvWeightGrad())
 
 
 def _common_attrs(attrs: dict[str, Any]) -> dict[str, Any]:
-    """Return the attributes that the three ops have in common."""
+    """Return the attributes that the convolution and its two gradients have in common."""
     return {name: attrs[name] for name in ("strides", "padding", "dilations", "groups")}
 
 

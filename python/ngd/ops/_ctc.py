@@ -59,7 +59,7 @@ def shifted(alpha: Node, by: int) -> Node:
 
 
 def last_alpha(scores: Node, path: Node, num_steps: Node, blank: int) -> Node:
-    """Return alpha [N, L] after the last step of each sequence.
+    """Return alpha after the last step of each sequence, for all positions of the path: [N, L].
 
     `scores` [T, N, L] are the logarithms of the probabilities of the labels of the path.
     """
@@ -79,7 +79,7 @@ def last_alpha(scores: Node, path: Node, num_steps: Node, blank: int) -> Node:
 
 
 def expect_batch(x: Node, labels: Node, steps: Node, counts: Node, blank: int) -> None:
-    """Raise unless the operands of ctc_loss have shapes that fit, and `blank` is a class."""
+    """Raise an error if the operands of ctc_loss do not fit or `blank` is not a class."""
     n = x.shape[1] if x.ndim == 3 else -1
     if labels.ndim != 2 or labels.shape[0] != n or not steps.shape == counts.shape == (n,):
         types = got(x.type, labels.type, steps.type, counts.type)

@@ -60,7 +60,7 @@ BINARY_SHAPES: Final = (
 
 
 class Elementwise(Op):
-    """An op whose result at an index depends only on the operands at that index."""
+    """The base of ops whose result at an index depends only on the operands at this index."""
 
     kernel = Kernel(is_elementwise=True)
     numerics = Numerics(needs_float32_gradient=True)
@@ -94,7 +94,7 @@ class Elementwise(Op):
 
 
 class Unary(Elementwise):
-    """An elementwise op of one operand. If it takes only floats, integers become floats."""
+    """The base of elementwise ops of one operand. Ops on floats cast integers to floats."""
 
     domain: ClassVar[tuple[tuple[float, float], ...]] = ((-2, 2),)
 
@@ -104,7 +104,7 @@ class Unary(Elementwise):
 
 
 class Binary(Elementwise):
-    """An elementwise op of two operands."""
+    """The base of elementwise ops of two operands, which broadcast."""
 
     domain: ClassVar[tuple[tuple[float, float], ...]] = ((-2, 2), (-2, 2))
 

@@ -92,7 +92,8 @@ class GroupedMatMul(GroupedOp):
         x, w = align(self.name, x, w)
         ends = as_indices(offsets, self.name, "offsets")
         node = self.node((x, w, ends), {"transpose_b": False})
-        while (simpler := self.simplify(node)) is not None:  # dw gets the layout of w
+        # Read a transposed w in place, so that its gradient has the layout of that array.
+        while (simpler := self.simplify(node)) is not None:
             node = simpler
         return node
 

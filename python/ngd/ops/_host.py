@@ -56,7 +56,10 @@ class HostFunction:
         return f"<{self.name}>"
 
     def __call__(self, *arrays: Array) -> tuple[Array, ...]:
-        """Call the function on read-only views, and check its results."""
+        """Call the function with read-only views of arrays, and return its results.
+
+        Each result must fit the shape and dtype that were declared for it.
+        """
         views = [array.view() for array in arrays]
         for view in views:
             view.flags.writeable = False

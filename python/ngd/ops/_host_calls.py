@@ -142,7 +142,7 @@ PRINT_RESULT: Final = (Type(int64, ()),)
 
 
 class Printer:
-    """A function that prints an array. A step calls it."""
+    """The function that a step calls for ngd.print: it prints an array."""
 
     def __init__(self, name: str, rank: int | None, first_only: bool) -> None:
         self.name, self.rank, self.first_only = name, rank, first_only
@@ -159,7 +159,7 @@ class Printer:
 
 
 def _is_type(leaf: Any) -> bool:
-    """Return True if a value is a pair of a shape and a dtype, which declares a result type."""
+    """Return True if a value has the form (shape, dtype), by which users declare result types."""
     return (
         isinstance(leaf, tuple)
         and len(leaf) == 2

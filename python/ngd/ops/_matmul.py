@@ -99,7 +99,8 @@ class MatMul(Op):
             rows = reshape(a, (math.prod(a.shape[:-1]), a.shape[-1]))
             return reshape(self._product(rows, b), (*a.shape[:-1], b.shape[-1]))
         node = self.node((a, b), attrs)
-        while (simpler := self.simplify(node)) is not None:  # da, db get these layouts
+        # Read transposed operands in place, so that gradients have the layout of that array.
+        while (simpler := self.simplify(node)) is not None:
             node = simpler
         return node
 

@@ -70,7 +70,7 @@ _CASES: Final[tuple[tuple[Shape, Shape], ...]] = (
 
 
 class Moments(Op):
-    """The mean of x along some axes, the rounding error of this mean, and the variance.
+    """Three results: the mean of x along some axes, the mean's rounding error, and the variance.
 
     The variance is divided by the number of elements (ddof=0 in NumPy). The first result is the
     rounded mean. The second one is the mean of x minus the first result, so their sum is closer to
@@ -300,10 +300,7 @@ def _operand(where: str, x: Value) -> tuple[Node, Node]:
 
 
 def _last(where: str, x: Node, normalized_shape: int | Sequence[int]) -> tuple[Shape, Shape]:
-    """Return normalized_shape as a tuple, and the indices of the last axes of x that it is for.
-
-    If the last axes of x have another shape, raise a ShapeError.
-    """
+    """Return normalized_shape as a tuple, and the indices of the last axes, which it describes."""
     extents = normalized_shape
     shape = (extents,) if isinstance(extents, (int, np.integer)) else tuple(extents)
     if not shape or x.shape[-len(shape) :] != shape:

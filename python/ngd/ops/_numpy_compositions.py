@@ -90,7 +90,10 @@ def _cumulative(
     dtype: Any,
     include_initial: bool,
 ) -> Node:
-    """Return a cumulative sum or product; `first` precedes it if include_initial is True."""
+    """Return a cumulative sum or product.
+
+    If include_initial is True, the result has one more element: it begins with `first`.
+    """
     node = node_of_axes(where_, x, 1)
     if axis is None and node.ndim > 1:
         raise ShapeError(

@@ -38,7 +38,7 @@ from ._operands import Axis, as_node, got, normalize_axes
 
 
 def numpy_take(a: Any, indices: Any, axis: int | None = None) -> Node:
-    """Return elements by index along an axis, or of the flattened array, as numpy.take."""
+    """Return the elements at indices along an axis, or of the flattened array, as numpy.take."""
     x = as_node(a, where="numpy.take")
     return gathering.take(shape.reshape(x, -1) if axis is None else x, indices, axis or 0)
 

@@ -56,7 +56,7 @@ FEW: Final = 64
 
 
 def got(*types: Type) -> str:
-    """Return the types of operands as text for an error message."""
+    """Return the types of operands, joined by "and", for an error message."""
     return " and ".join(map(str, types)) if types else "nothing"
 
 
@@ -225,7 +225,7 @@ def as_node(value: Value, like: Node | None = None, where: str = "as_node") -> N
 
 
 def has_node(value: Any) -> bool:
-    """Return True if nested lists contain a node that is not a variable.
+    """Return True if nested lists contain a node whose value is not known yet.
 
     A variable has a value while the graph is built; other nodes have none.
     """
@@ -275,9 +275,9 @@ def is_one(node: Node) -> bool:
 
 
 def unchanged(node: Node) -> Node | None:
-    """Return the operand of a node if it has the type of the node, else None.
+    """Return the operand of a node if the node is equal to it, else None.
 
-    It simplifies ops that return the values of the operand unless they change its type.
+    It is called for ops such as cast and reshape. The node is equal if both types are equal.
     """
     return node.inputs[0] if node.type == node.inputs[0].type else None
 
@@ -300,7 +300,10 @@ def widen(x: Array) -> Array:
 
 
 def narrow(x: Any, dtype: DType) -> Array:
-    """Round a result to its dtype; float64 becomes float32 first on its way to a 16-bit float."""
+    """Round an array to the dtype of a result.
+
+    If that is a 16-bit float, float64 is rounded to float32 first.
+    """
     array = np.asarray(x)
     if dtype in HALVES and array.dtype == float64:
         array = array.astype(float32)
@@ -308,14 +311,14 @@ def narrow(x: Any, dtype: DType) -> Array:
 
 
 def accumulator(dtype: DType) -> DType:
-    """Return the dtype in which NumPy adds elements of this dtype."""
+    """Return the dtype in which NumPy sums elements of a dtype: 64 bits for integers and bools."""
     if is_float(dtype):
         return dtype
     return uint64 if dtype.kind == "u" else int64
 
 
 def as_shape(shape: Any) -> Shape:
-    """Return an int, or a sequence of ints, as a shape."""
+    """Return a shape as a tuple of ints. The argument is an int or a sequence of ints."""
     extents = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
     return tuple(int(n) for n in extents)
 

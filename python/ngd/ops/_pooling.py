@@ -393,7 +393,7 @@ class AvgPool(Pool):
 
 
 def divisors(spatial: Shape, counts: Shape, attrs: dict[str, Any], dtype: Any) -> Array:
-    """Return the number of elements of each window."""
+    """Return the number by which avg_pool divides the sum of each window."""
     sizes = [
         _sizes(n, *axis)[attrs["include_pad"]]
         for n, *axis in zip(
@@ -416,7 +416,10 @@ avg_pool: Final[AvgPool] = register(AvgPool())
 
 
 class AvgPoolGrad(Op):
-    """The adjoint of avg_pool: dy of a window is divided equally among its elements."""
+    """The adjoint of avg_pool.
+
+    The adjoint of a window is divided equally among the elements of the window.
+    """
 
     # Attributes of a node: spatial, the sizes of the spatial axes of x, and those of avg_pool.
     name = "avg_pool_grad"
@@ -438,7 +441,7 @@ class AvgPoolGrad(Op):
         return self.name, {k: v for k, v in attrs.items() if k != "spatial"}
 
     def cost(self, operands: Sequence[Type], results: Sequence[Type], **attrs: Any) -> Cost:
-        """Return the cost of avg_pool."""
+        """Return the same cost as that of avg_pool."""
         return avg_pool.cost(results, operands, **attrs)
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
@@ -468,8 +471,7 @@ avg_pool_grad: Final[AvgPoolGrad] = register(AvgPoolGrad())
 def _adaptive(where: str, x: Value, size: PerAxis | Sequence[int | None]) -> tuple[Node, Shape]:
     """Return x as a node, and the number of windows along each spatial axis.
 
-    `size` is the user's argument. None in it means as many windows as x has elements along this
-    axis.
+    `size` is the user's argument. None in it means one window per element along this axis.
     """
     node = as_node(x, where=where)
     axes = spatial_axes(where, node.type)
@@ -487,9 +489,10 @@ def _adaptive(where: str, x: Value, size: PerAxis | Sequence[int | None]) -> tup
 
 
 def _bounds(n: int, count: int) -> list[tuple[int, int]]:
-    """Return the bounds of `count` windows over n elements, as adaptive_avg_pool defines them.
+    """Return the first and the end index of each of `count` windows over n elements.
 
-    The sizes differ by at most one. The windows overlap if count does not divide n.
+    They are those of adaptive_avg_pool. The sizes of the windows differ by at most one. The windows
+    overlap if count does not divide n.
     """
     return [(i * n // count, -(-(i + 1) * n // count)) for i in range(count)]
 

@@ -65,7 +65,7 @@ def _operands(
 
 
 def _gates(x: Node, weight: Node, bias: Node | None) -> Node:
-    """Return the contribution x @ weight.T + bias to all gates."""
+    """Return x @ weight.T + bias, the contribution of x to all gates of a cell."""
     product = matmul(x, transpose(weight))
     return product if bias is None else product + bias
 

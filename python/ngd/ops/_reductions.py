@@ -458,7 +458,7 @@ all: Final[AllTrue] = register(AllTrue())
 
 
 class ArgExtremum(Op):
-    """The base of argmax and argmin: the index of an extremum, int64."""
+    """The base of argmax and argmin, which return the index of an extremum as int64."""
 
     # Attribute of a node: axis.
     batching = "axis"
@@ -609,7 +609,7 @@ class LogSumExp(Reduction):
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         (x,) = node.inputs
         axes = node.attrs["axes"]
-        powers = exp(x - _shift(x, axes))  # exp(x - node) is less exact if x has a large offset
+        powers = exp(x - _shift(x, axes))  # more exact than exp(x - node) for large x
         total = sum(powers, axes, keepdims=True)
         return (restore(dy, x, axes) * (powers / where(equal(total, 0), 1, total)),)
 
@@ -692,7 +692,7 @@ var: Final[Var] = register(Var())
 
 
 class L2Norm(Reduction):
-    """The square root of the sum of squares. Its gradient is 0 where all elements are 0."""
+    """The square root of the sum of squares. The gradient is 0 where all elements are 0."""
 
     name = "l2_norm"
     public = False

@@ -87,9 +87,9 @@ def _taps(coordinates: Array, n: int, cubic: bool) -> tuple[Array, Array]:
 
 
 def _smooth_weights(n: int, size: int, scale: float, cubic: bool) -> Array:
-    """Return the weights [n, size] of a resize with antialias.
+    """Return the matrix [n, size] of weights that resizes an axis of n elements with antialias.
 
-    When the size shrinks, the kernel spans the input elements of one output element.
+    If the size becomes smaller, the kernel is as wide as the input elements of one output element.
     """
     kernel: Callable[[Array, float], Array] = _cubic if cubic else _triangle
     spread = max(scale, 1.0)
@@ -105,9 +105,9 @@ def _smooth_weights(n: int, size: int, scale: float, cubic: bool) -> Array:
 
 
 def _along(x: Node, axis: int, size: int, scale: float, options: tuple[bool, bool, bool]) -> Node:
-    """Resize one axis with a linear or a cubic kernel.
+    """Resize one axis of x to `size` elements with a linear or a cubic kernel.
 
-    `options` is (cubic, align_corners, antialias).
+    `options` has three bools: cubic, align_corners and antialias.
     """
     cubic, align_corners, antialias = options
     n = x.shape[axis]
@@ -133,7 +133,7 @@ def _along(x: Node, axis: int, size: int, scale: float, options: tuple[bool, boo
 
 
 def _nearest(x: Node, axis: int, size: int, scale: float, exact: bool) -> Node:
-    """Resize one axis by the nearest element. Coordinates are float32, as in PyTorch."""
+    """Resize one axis by the nearest element. Coordinates are float32 numbers, as in PyTorch."""
     n = x.shape[axis]
     if size % n == 0 and scale == n / size:
         expanded = expand_dims(x, axis + 1)

@@ -33,7 +33,7 @@ UNUSED: Final = ("error", "zero")
 
 
 def gradients(loss: Node, wrt: Any, *, unused: str = "error") -> Any:
-    """Return the gradients of a loss; see ngd.grad in transforms/gradient.py."""
+    """Return the gradients of a loss node. This is ngd.grad for nodes (transforms/gradient.py)."""
     call, root = GRADIENT_CALL.get()
     targets, structure = flatten(wrt)
     if not isinstance(loss, Node):
@@ -194,7 +194,7 @@ def _input_adjoints(node: Node, dy: Any, wanted: Sequence[bool]) -> Sequence[Nod
         return op.grad_of(node, dy, wanted)
     seeds: dict[Node, Node] = {}
     for root, part in zip(expansion(node), dy if node.several else (dy,), strict=True):
-        if part is not None:  # Two results may be the same node of the expansion.
+        if part is not None:  # two results may be one node
             seeds[root] = add(seeds[root], part) if root in seeds else part
     adjoints = walk_back(seeds, node.inputs, beyond=False)
     first_positions = {
@@ -204,7 +204,7 @@ def _input_adjoints(node: Node, dy: Any, wanted: Sequence[bool]) -> Sequence[Nod
 
 
 def _widened_adjoints(dy: Any) -> Any:
-    """Cast the adjoint of a result, or the adjoints of several results, to float32."""
+    """Cast an adjoint, or each adjoint in a tuple, to float32. None stays None."""
     if isinstance(dy, tuple):
         return tuple(None if part is None else cast(part, float32) for part in dy)
     return cast(dy, float32)

@@ -35,7 +35,7 @@ from ._sorting import argsort
 __all__ = ["at", "getitem"]
 
 CAST: Final = 'Cast: x.astype("int64").'
-"""The advice in error messages for indices of another dtype."""
+"""The advice in error messages for indices of a dtype that is not an integer."""
 WHOLE: Final = builtins.slice(None)
 MASK: Final = (
     "expected an index of static size; got a mask, and how many elements it chooses is known only "
@@ -79,7 +79,10 @@ def is_index_array(item: Any) -> bool:
 
 
 def split_index(where_: str, x: Type, index: Any) -> Selection | None:
-    """Split an index that contains arrays; return None for an index without arrays."""
+    """Return an index as a Selection, or None if it contains no arrays.
+
+    ShapeError or DTypeError if the index does not fit x.
+    """
     items = index if isinstance(index, tuple) else (index,)
     if not any(map(is_index_array, items)):
         expect_no_nodes(where_, items)
@@ -98,7 +101,7 @@ def split_index(where_: str, x: Type, index: Any) -> Selection | None:
     arrays_by_axis: dict[int, Any] = {}  # arrays by the axis of the result of `basic`
     positions: list[int] = []  # the positions of the arrays in the index
     indexed: list[int] = []
-    axis = 0  # the next axis of x
+    axis = 0  # the axis of x that the next item indexes
     for position, item in enumerate(items):
         if item is Ellipsis:
             basic += [WHOLE] * missing

@@ -206,7 +206,7 @@ transpose: Final[Transpose] = register(Transpose())
 
 
 def inverse(axes: Shape) -> Shape:
-    """Return the permutation of axes that undoes this one."""
+    """Return the permutation of axes that undoes the given permutation."""
     return tuple(sorted(range(len(axes)), key=axes.__getitem__))
 
 

@@ -88,7 +88,7 @@ class Slice(Op):
         """
         if 0 in sizes:
             return 0
-        # is_whole: the slice has all elements of the later axes.
+        # is_whole: the slice has all elements of the axes that the loop has visited.
         begin, stride, is_whole = 0, x.dtype.itemsize, True
         for n, start, size, step in reversed(list(zip(x.shape, starts, sizes, steps, strict=True))):
             if size > 1 and not (is_whole and step == 1):
@@ -179,7 +179,7 @@ slice: Final[Slice] = register(Slice())
 
 
 class PadSlice(Op):
-    """Zeros of a shape, with x written to the elements that a slice would read."""
+    """The adjoint of a slice: an array of zeros, with x at the elements that the slice reads."""
 
     name = "pad_slice"
     kernel = Kernel(is_copy=True)

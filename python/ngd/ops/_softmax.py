@@ -65,7 +65,7 @@ def _log_softmax(x: Array, axis: int) -> Array:
 
 
 class AlongAxis(Op):
-    """The base of softmax and log_softmax. The axis needs at least one element."""
+    """The base of softmax and log_softmax, which need at least one element along the axis."""
 
     # Attribute of a node: axis.
     batching = "axis"
@@ -447,7 +447,7 @@ def _weights_of(weight: Value, logits: Node) -> Node:
 def pair(where: str, prediction: Value, target: Value) -> tuple[DType, Node, Node]:
     """Return the dtype of a loss, and prediction and target in the dtype that it is computed in.
 
-    Raise a ShapeError if the two have different shapes.
+    Raise a ShapeError if prediction and target have different shapes.
     """
     x, y = align(where, prediction, target)
     if x.shape != y.shape:

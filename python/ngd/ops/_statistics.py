@@ -202,14 +202,14 @@ def _quantile(where_: str, x: Value, q: Any, axis: Axis, keepdims: bool, method:
         above = take(ordered, high, ordered.ndim - 1)
         weight = as_node(np.asarray(fraction, ordered.dtype))
         result = where(weight > 0, below + (above - below) * weight, below)
-    last = ordered[(..., n - 1, *(None for _ in range(q.ndim)))]  # NaN is sorted last
+    last = ordered[(..., n - 1, *(None for _ in range(q.ndim)))]  # a NaN, if the line has one
     result = where(equal(last, last), result, last)
     shape = (*q.shape, *reduced_shape(node.shape, axes, keepdims))
     return cast(quantiles_first(result, ordered.ndim - 1, shape), dtype)
 
 
 def expect_quantiles(where_: str, q: Any, method: str) -> None:
-    """Raise ValueError for an unknown method, or for a number outside of [0, 1]."""
+    """Raise ValueError for an unknown method, or for a quantile outside of [0, 1]."""
     if method not in METHODS:
         raise ValueError(f"{where_}: expected a method among {', '.join(METHODS)}; got {method!r}")
     if not ((q >= 0) & (q <= 1)).all():

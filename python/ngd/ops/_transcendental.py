@@ -64,7 +64,7 @@ class Power(Binary):
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         a, b = node.inputs
-        less_one = where(equal(b, 0), 1, b - 1)  # so that the slope of a ** 0 at a = 0 is 0
+        less_one = where(equal(b, 0), 1, b - 1)  # else 0 * 0 ** -1 at a = b = 0: NaN
         is_positive = a > 0
         logarithm = where(is_positive, log(where(is_positive, a, 1)), 0)
         return dy * b * power(a, less_one), dy * node * logarithm

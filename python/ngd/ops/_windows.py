@@ -29,16 +29,16 @@ stride) windows.
 """
 
 SPATIAL: Final = (1, 2, 3)
-"""The numbers of spatial axes that kernels support."""
+"""The allowed numbers of spatial axes, for which kernels exist."""
 
 
 def first(ndim: int) -> Shape:
-    """Return the order of axes that moves the channels from the last axis to axis 1."""
+    """Return the permutation from [N, spatial..., C] to [N, C, spatial...] for `ndim` axes."""
     return (0, ndim - 1, *range(1, ndim - 1))
 
 
 def last(ndim: int) -> Shape:
-    """Return the order of axes that moves the channels from axis 1 to the last axis."""
+    """Return the permutation from [N, C, spatial...] to [N, spatial..., C] for `ndim` axes."""
     return (0, *range(2, ndim), 1)
 
 
@@ -119,9 +119,10 @@ def window_counts(
     dilations: Shape,
     beyond: bool = False,
 ) -> Shape:
-    """Return the number of windows along each axis.
+    """Return the number of windows along each spatial axis.
 
-    With `beyond`, the last window may end beyond the padding, but it does not start there.
+    If `beyond` is true (ceil_mode), the last window may end beyond the padding, but it does not
+    start there.
     """
     counts = []
     for n, k, stride, (before, after), dilation in zip(
@@ -142,12 +143,12 @@ def window_counts(
 
 
 def padded(x: Array, padding: Shape, value: Any = 0) -> Array:
-    """Pad the spatial axes with a value."""
+    """Pad the spatial axes of x with a value. `padding` is (before, after, before, after, ...)."""
     return np.pad(x, ((0, 0), (0, 0), *sides(padding)), constant_values=value)
 
 
 def offsets(kernel: Shape) -> Iterator[Shape]:
-    """Return the index of each element in a window, in row-major order."""
+    """Yield the position of each element in a window, as an index per axis, in row-major order."""
     return iter(np.ndindex(*kernel))
 
 

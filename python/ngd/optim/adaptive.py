@@ -97,7 +97,7 @@ class Adam(Optimizer):
         )
 
     def rule(self, w: Node, g: Node, state: State) -> Node:
-        """Return the variable after a step of Adam."""
+        """Return the next value of a variable, by one step of Adam."""
         return w - adam_step(decay_gradient(w, g, state), state)
 
 
@@ -152,7 +152,7 @@ class AdamW(Adam):
         )
 
     def rule(self, w: Node, g: Node, state: State) -> Node:
-        """Return the variable after weight decay and a step of Adam."""
+        """Return the next value of a variable, by weight decay and one step of Adam."""
         return decay_weight(w, state) - adam_step(g, state)
 
 
@@ -222,7 +222,7 @@ class RMSprop(Optimizer):
         )
 
     def rule(self, w: Node, g: Node, state: State) -> Node:
-        """Return the variable after a step of RMSprop."""
+        """Return the next value of a variable, by one step of RMSprop."""
         alpha = state["alpha"]
         g = decay_gradient(w, g, state)
         v = state.keep("square", alpha * state.now("square") + (1 - alpha) * (g * g))
@@ -295,7 +295,7 @@ class Adagrad(Optimizer):
         )
 
     def rule(self, w: Node, g: Node, state: State) -> Node:
-        """Return the variable after a step of Adagrad."""
+        """Return the next value of a variable, by one step of Adagrad."""
         g = decay_gradient(w, g, state)
         s = state.keep("square", state.now("square", state["initial_accumulator_value"]) + g * g)
         rate = state.lr / (1.0 + (state.step - 1.0) * state["lr_decay"])

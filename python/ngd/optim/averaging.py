@@ -47,7 +47,7 @@ class ExponentialMovingAverage:
         self.decay, self.warm_up = fraction(where, "decay", decay), flag(where, "warm_up", warm_up)
         self.name = name
         self.averages: dict[Variable, Variable] = {}
-        """The average of each variable."""
+        """For each variable, the variable that has its average."""
         self._names = UniqueNames()
         self.state = LiveState(name)
         """The averages and the step counter by name, for checkpoints.

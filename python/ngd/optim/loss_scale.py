@@ -16,7 +16,7 @@ from ..graph.variable import Variable
 from .options import count, number
 
 SMALLEST: Final = 1.0
-LARGEST: Final = 2.0**127  # the largest power of two in float32
+LARGEST: Final = 2.0**127  # the largest power of two that is finite in float32
 
 
 def all_finite(gradients: Any, group: Any = None) -> Node:

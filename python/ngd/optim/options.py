@@ -25,7 +25,7 @@ PARAMETERS: Final = ("params", "parameters", "variables", "model")
 
 
 def unknown_option(where: str, name: str, known: Sequence[str]) -> TypeError:
-    """Return the error for a keyword that a call does not take."""
+    """Return the error for a keyword `name` of a call that takes only the `known` ones."""
     text = f"{where}: expected options among {', '.join(known)}; got {name!r}."
     meant = nearest(name, known)
     if meant is not None:
@@ -109,7 +109,7 @@ def number(where: str, name: str, value: Any, *, least: float = -math.inf) -> fl
 
 
 def at_least(least: float) -> Callable[[str, str, Any], float]:
-    """Return a check for an option that must be a finite number >= a lower bound."""
+    """Return a check for options that must be finite numbers >= `least`."""
     return functools.partial(number, least=least)
 
 
@@ -169,7 +169,10 @@ returns the value, possibly converted to a Python number, or raises an error.
 
 
 def checked(where: str, checks: Mapping[str, Check], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options with the values that their checks return. Options without one are kept."""
+    """Return the options with their values as the checks return them.
+
+    An option that `checks` does not have is returned as it is.
+    """
     return {
         name: checks[name](where, name, value) if name in checks else value
         for name, value in options.items()

@@ -249,10 +249,10 @@ class DiLoCo:
     def _outer_step(self, weight: float) -> None:
         """Make an outer step with the ranks of the world at this time.
 
-        The weight of this rank is 1 if it has made the inner steps of the round, and 0 otherwise.
-        In a new world, the ranks that missed rounds first receive the state of a rank that has made
-        all of them. If the step fails because a rank is lost, and the job is elastic, this rank
-        joins the next world and tries again.
+        `weight` is the weight of this rank in the mean: 1 if it has made the inner steps of the
+        round, and 0 otherwise. In a new world, the ranks that missed rounds first receive the state
+        of a rank that has made all of them. If the step fails because a rank is lost, and the job
+        is elastic, this rank joins the next world and tries again.
         """
         for num_left in reversed(range(MAX_WORLDS)):
             try:

@@ -39,7 +39,7 @@ NUM_REPORTED_LOSSES: Final = 50
 """The number of last steps over which the loss in the report is averaged."""
 
 LOG: Final = "log.jsonl"
-"""The name of the file with one line of JSON per step, in the folder `log` of a Trainer."""
+"""The name of the log file in the folder `log` of a Trainer: one line of JSON per step."""
 
 
 def evaluate(metric: Callable[..., Any], loader: Any, *, group: Any = None) -> list[float]:

@@ -103,10 +103,10 @@ def wait_for_all(operands: Sequence[Node], adjoints: Sequence[Node | None]) -> l
 class Recomputation:
     """The gradient rule of `remat`: recompute the results, and differentiate the recomputation.
 
-    The rule finds the computation between operands and results in the graph, which may be a copy of
-    the original graph: the body of a loop. In a body, values that the loop computes only once are
-    inputs, so a result may depend on an input that is not among the operands. Then nothing is
-    recomputed: the rule passes the adjoints on to the results themselves.
+    The rule finds the computation from the operands to the results in the graph. The graph may be a
+    copy, as the body of a loop is. Values that the loop computes only once are inputs of the body,
+    so a result may depend on an input that is not among the operands. Then nothing is recomputed:
+    the rule returns the adjoints as those of the results.
     """
 
     follows_graph = True

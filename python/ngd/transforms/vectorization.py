@@ -140,7 +140,7 @@ class Argument:
 
     @property
     def size(self) -> int:
-        """The size of the mapped axis."""
+        """The number of elements along the mapped axis of the value."""
         size: int = self.value.shape[self.axis]
         return size
 

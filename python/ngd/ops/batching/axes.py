@@ -35,25 +35,25 @@ def broadcast_operands(batching: Batching, node: Node, operands: Sequence[Batche
 
 @batches(Reshape)
 def batch_reshape(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Reshape the axes after the batch axis."""
+    """Reshape the axes after the batch axis, which is kept."""
     return reshape(operands[0].node, (batching.size, *node.shape))
 
 
 @batches(BroadcastTo)
 def batch_broadcast_to(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Broadcast the axes after the batch axis."""
+    """Broadcast the axes after the batch axis, which is kept."""
     return broadcast_to(lead(operands[0], node.ndim), (batching.size, *node.shape))
 
 
 @batches(Transpose)
 def batch_transpose(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Permute the axes after the batch axis."""
+    """Permute the axes after the batch axis, which is kept."""
     return transpose(operands[0].node, (0, *after_batch_axis(node.attrs["axes"])))
 
 
 @batches(Slice, PadSlice)
 def batch_slice(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Slice the axes after the batch axis. The batch axis is kept whole."""
+    """Slice the axes after the batch axis, which is kept whole."""
     first = {"starts": 0, "steps": 1, "sizes": batching.size, "shape": batching.size}
     attrs = {key: (first[key], *values) for key, values in node.attrs.items()}
     return node.op.node([operands[0].node], attrs)

@@ -175,7 +175,7 @@ class Batching:
         return self.batched_type_of(node.type)
 
     def batched_type_of(self, one: Type) -> Type:
-        """Return a type with the batch axis in front."""
+        """Return the given type with the batch axis in front."""
         return Type(one.dtype, (self.size, *one.shape))
 
     def with_batch_axis(self, x: Batched) -> Node:

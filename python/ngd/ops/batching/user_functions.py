@@ -49,7 +49,10 @@ class BatchedRule:
     def __call__(
         self, results: Sequence[Node], operands: Sequence[Node], dy: Sequence[Node | None]
     ) -> Sequence[Node | None]:
-        """Return the adjoints of the results, then those of the operands."""
+        """Return the adjoints of the results, then those of the operands, for all examples.
+
+        `dy` has the adjoints of the node's results, with the batch axis.
+        """
         node, batching = self.node, Batching(self.batching.size, self.batching.since, self.batching)
         seeds: list[Node | None] = []
         for result, part in zip(node.results, dy, strict=True):

@@ -58,7 +58,11 @@ def expect_rows(where: str, x: Type) -> None:
 
 
 def of_equal_blocks(kind: Kind, x: Type, size: int) -> Type:
-    """Return the type of the result of a collective on blocks of equal size."""
+    """Return the type of the result of a collective whose ranks have blocks of equal size.
+
+    `kind` is the entry of the collective in comm/kinds.py, x the type of the operand, and `size`
+    the number of ranks.
+    """
     expect_rows(kind.name, x)
     if kind.gives == "blocks" and x.shape[0] % size:
         raise ShapeError(f"{kind.name}: expected rows for {size} equal blocks; got {x}. Pad x.")

@@ -46,7 +46,7 @@ __all__ = [
 
 
 def row_elements(x: Type) -> int:
-    """Return the number of elements of a row."""
+    """Return the number of elements of a row, the part of x at one index of axis 0."""
     return Type(x.dtype, x.shape[1:]).count
 
 

@@ -81,7 +81,7 @@ def settle_world(graph: Graph) -> None:
                 f"world of {group.size} ranks as rank {group.rank}. Build the graph after "
                 "ngd.init()."
             )
-        node.attrs["group"] = group  # in place: other nodes refer to this node
+        node.attrs["group"] = group  # in place, as other nodes have this node as input
 
 
 def is_launched(group: Any) -> bool:
@@ -90,7 +90,7 @@ def is_launched(group: Any) -> bool:
 
 
 def all_nodes(graph: Graph) -> Iterator[Node]:
-    """Yield the nodes of a graph and of the graphs that its ops run."""
+    """Yield the nodes of a graph, and of the bodies of its loops and branches."""
     for node in graph.nodes:
         yield node
         for body in bodies_of(node):

@@ -27,7 +27,7 @@ from .._creation import zeros
 from ..collectives.reductions import Collective
 
 SMALL: Final = 64
-"""The maximum number of elements of a constant that is moved into the bodies that read it."""
+"""The maximum size, in elements, of a constant that `simplify` moves into bodies."""
 
 
 Evaluate: TypeAlias = Callable[[Graph, Sequence[Array]], list[Array]]
@@ -68,9 +68,10 @@ class Control(Op):
         raise NotImplementedError(self.name)
 
     def simplify(self, node: Node) -> Node | None:
-        """Move small constants into the bodies, where kernels can use their values.
+        """Move small constants from the operands into the bodies, so that kernels use their values.
 
-        Until then constants are operands, because a gradient may be taken with respect to them.
+        When a loop or branch is built, constants are operands, because a gradient may be taken with
+        respect to them.
         """
         outside, inside = self.shared_from(node)
         constants = {

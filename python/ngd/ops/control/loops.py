@@ -331,7 +331,10 @@ class ScanGradient:
         }
 
     def operand_adjoints(self) -> list[Node | None]:
-        """Return the adjoint of each operand of the scan, or None if it is not wanted."""
+        """Return the adjoint of each operand of the scan.
+
+        It is None for an operand whose adjoint is not wanted or does not exist.
+        """
         with tracing((*loops(), self.loop)):
             adjoints = walk_back(self.output_adjoints, self.active_inputs)
         self.set_next_carries(adjoints)
