@@ -121,7 +121,7 @@ class Rank:
     def find_leader(self) -> socket.socket | Leader | None:
         """Return a socket that is connected to the leader, or a Leader if this rank has become it.
 
-        Return None if neither succeeds within DEADLINE_SECONDS. This rank then has no metrics.
+        Return None if neither succeeds in time. This rank then has no metrics.
         """
         limit = time.monotonic() + DEADLINE_SECONDS
         while time.monotonic() < limit:
@@ -220,7 +220,7 @@ class Leader:
                 try:
                     rank, text = receive_answer(connection, limit)
                     texts[rank] = text
-                except OSError:  # ended, or late: then it connects again
+                except OSError:  # the rank has ended, or is late and will connect again
                     self.drop(connection)
             texts[self.rank.rank] = own_text
             return join_texts([texts[rank].decode() for rank in sorted(texts)]).encode()

@@ -25,7 +25,7 @@ from ._shape import moved, transpose
 from ._windows import first, last, ordered
 
 NAME: Final = "channels last"
-"""The name of the layout channels last, for devices and passes."""
+"""The name of this layout in the attribute `layout` of an op."""
 
 
 def channels_first(x: Node) -> Node:

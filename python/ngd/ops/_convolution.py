@@ -81,7 +81,7 @@ def _split_channels(x: Array, groups: int, axis: int) -> Array:
 
 
 def _add_bias(where: str, y: Node, bias: Sequence[Node]) -> Node:
-    """Add the bias to y, one element per channel. `bias` is empty if there is none."""
+    """Add a bias to y, one element per channel. `bias` is empty if the op has no bias."""
     for addend in bias:
         if addend.shape != y.shape[1:2]:
             raise ShapeError(

@@ -462,7 +462,7 @@ class Trainer:
     def _saved(self) -> dict[str, Any]:
         """Return the arguments `variables` and `private` of checkpoint.save, in a dict.
 
-        `private` has the buffers of the model, which differ between ranks.
+        `private` has the buffers of the model, which may differ between ranks.
         """
         private = {} if self.model is None else self.model.buffers()
         return {"variables": self.variables, "private": private}
