@@ -21,7 +21,10 @@ IDX_DTYPES: Final = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f
 CIFAR_IMAGE: Final = (3, 32, 32)
 CIFAR_10: Final = ("cifar-10-batches-bin", [f"data_batch_{n}.bin" for n in range(1, 6)], 1)
 CIFAR_100: Final = ("cifar-100-binary", ["train.bin"], 2)
-"""The name of the folder, the files of the training set, and the label bytes per image."""
+"""The folder, the file names of the training set, and the number of label bytes per image.
+
+CIFAR_10 has the same fields.
+"""
 
 PIXEL_DTYPES: Final = ("float32", "float64", "uint8")
 
@@ -83,7 +86,10 @@ def mnist(
 
 
 def as_source(images: Array, labels: Array, dtype: str) -> Arrays:
-    """Return a source of images and labels. Float pixels are in [0, 1], uint8 pixels unchanged."""
+    """Return a source of images and labels, with pixels of the given dtype.
+
+    Floats are divided by 255, to be in [0, 1]. uint8 is unchanged.
+    """
     if dtype != "uint8":
         images = images.astype(dtype)
         images /= 255
@@ -91,7 +97,7 @@ def as_source(images: Array, labels: Array, dtype: str) -> Arrays:
 
 
 def find(folder: Path, name: str) -> Path:
-    """Return the path of a file of MNIST, plain or gzipped."""
+    """Return the path of the file `name` of MNIST in a folder, or of the file with ".gz" added."""
     if not folder.is_dir():
         raise ValueError(
             f"data.mnist: expected a folder with the IDX files; got {folder}, which is not a "
@@ -107,7 +113,7 @@ def find(folder: Path, name: str) -> Path:
 
 
 def read_set(folder: Path, name: str) -> tuple[Array, Array]:
-    """Read the images and labels of a set, "train" or "t10k"."""
+    """Return the images and labels of MNIST's set "train" or "t10k" (the test set)."""
     images_path = find(folder, f"{name}-images-idx3-ubyte")
     labels_path = find(folder, f"{name}-labels-idx1-ubyte")
     images, labels = (read_array("data.mnist", path) for path in (images_path, labels_path))
@@ -169,7 +175,7 @@ def read_idx(path: str | os.PathLike[str]) -> Array:
 
 
 def read_array(call: str, path: str | os.PathLike[str]) -> Array:
-    """Read a file in IDX format. Errors name `call`, the public call."""
+    """Return the array in a file of MNIST's format IDX. `call` is the public call, for errors."""
     content = Path(path).read_bytes()
     if content[:2] == b"\x1f\x8b":
         try:
@@ -256,9 +262,10 @@ def cifar(folder: str | os.PathLike[str]) -> tuple[Arrays, Arrays]:
 
 
 def read_cifar(folder: Path, names: list[str], label_bytes: int) -> Arrays:
-    """Read one set of images. A record has one or two labels and three planes of pixels.
+    """Return a source of the images and labels in some files of CIFAR.
 
-    The last label is used, which is the fine class of CIFAR-100.
+    A record of a file has one or two labels, and three planes of pixels. The last label is used: in
+    CIFAR-100 it is the fine class.
     """
     record_bytes = label_bytes + int(np.prod(CIFAR_IMAGE))
     parts = []
@@ -282,5 +289,5 @@ def read_cifar(folder: Path, names: list[str], label_bytes: int) -> Arrays:
 
 
 def describe(array: Array) -> str:
-    """Return the type of an array, for a message."""
+    """Return the dtype and shape of an array, for a message."""
     return f"{array.dtype.name}{list(array.shape)}"

@@ -26,11 +26,11 @@ Generators: TypeAlias = Sequence[np.random.Generator]
 Transform: TypeAlias = Callable[[Columns, Generators], Columns]
 Transforms: TypeAlias = Transform | Sequence[Transform]
 Region: TypeAlias = tuple[slice, slice]
-"""A rectangle of an image: rows and columns."""
+"""A rectangle of an image: the slice of its rows and the slice of its columns."""
 
 
 def height_and_width(call: str, size: int | Sequence[int]) -> tuple[int, int]:
-    """Return (height, width) from a size, which is one number or a pair."""
+    """Return (height, width) from an argument `size`: one number for both, or a pair."""
     height, width = (size, size) if isinstance(size, int) else size
     if height < 1 or width < 1:
         raise ValueError(
@@ -41,7 +41,7 @@ def height_and_width(call: str, size: int | Sequence[int]) -> tuple[int, int]:
 
 
 def resize(call: str, image: Array, height: int, width: int) -> Array:
-    """Return an image in another size, by Pillow's bilinear filter with antialiasing."""
+    """Return an image in another size, computed by Pillow's bilinear filter with antialiasing."""
     if image.dtype != np.uint8 or image.ndim not in (2, 3):
         raise ValueError(
             f"{call}: expected images uint8[height, width, channels]; got "
@@ -66,7 +66,7 @@ def stack(call: str, images: Any) -> Array:
 
 
 class ImageTransform:
-    """The base class of transforms that change each image on its own."""
+    """The base class of transforms that change each image independently of the others."""
 
     def __call__(self, columns: Columns, random: Generators) -> Columns:
         """Return the columns with changed images.
@@ -133,7 +133,7 @@ class Resize(ImageTransform):
         self.size, _ = height_and_width("data.Resize", size)
 
     def image(self, image: Array, random: np.random.Generator) -> Array:
-        """Return one resized image."""
+        """Return one image, resized to `size`."""
         height, width = image.shape[:2]
         factor = self.size / min(height, width)
         return resize("data.Resize", image, round(height * factor), round(width * factor))
@@ -166,7 +166,7 @@ class CenterCrop(ImageTransform):
         self.size = height_and_width("data.CenterCrop", size)
 
     def image(self, image: Array, random: np.random.Generator) -> Array:
-        """Return the center of one image."""
+        """Return the rectangle in the center of one image."""
         (height, width), (has_height, has_width) = self.size, image.shape[:2]
         if has_height < height or has_width < width:
             raise ValueError(
@@ -231,7 +231,7 @@ class RandomResizedCrop(ImageTransform):
         )
 
     def image(self, image: Array, random: np.random.Generator) -> Array:
-        """Return a random rectangle of one image, resized."""
+        """Return a random rectangle of one image, resized to `size`."""
         height, width = image.shape[:2]
         region = image[self._region(height, width, random)]
         return resize("data.RandomResizedCrop", region, *self.size)
@@ -357,7 +357,7 @@ class Normalize:
 
 
 def apply(transforms: Transforms, columns: Columns, random: Generators) -> Columns:
-    """Apply one transform, or several in order."""
+    """Apply one transform, or several one after the other, to the columns of a batch."""
     for transform in (transforms,) if callable(transforms) else transforms:
         columns = transform(columns, random)
     return columns
@@ -442,7 +442,7 @@ class Mixup:
         return mix(images, partners), mix(labels, partner_labels)
 
     def _transformed(self, columns: Columns, random: Generators) -> tuple[Array, Array]:
-        """Return the transformed images, and the labels as one-hot rows."""
+        """Return the images after the transform given to Mixup, and the labels as one-hot rows."""
         images, labels = apply(self.transform, columns, random)
         images = stack("data.Mixup", images)
         if images.dtype.kind != "f":

@@ -28,15 +28,21 @@ from .images import Columns, Transforms, apply
 from .sampler import IndexArray, Sampler, Shard
 
 PROGRAM: Final = Path(__file__).with_name("worker.py")
-"""The program of a worker process."""
+"""The path of the program that a worker process runs."""
 MAX_PREFETCH: Final = 64
-"""The largest prefetch_factor. A socket holds about 270 messages before its sender waits."""
+"""The maximum prefetch_factor: batches that a worker may prepare in advance.
+
+A socket holds about 270 messages before its sender waits.
+"""
 POLL_SECONDS: Final = 1.0
-"""The time between two checks of a worker that does not answer."""
+"""The interval in seconds at which a loader that waits for a worker checks if it has ended."""
 
 
 class WeightReads:
-    """A flag that the batches of one epoch share: a program has read `batch.weight`."""
+    """A flag that is True after the program has read `batch.weight` in this epoch.
+
+    The batches of one epoch share it.
+    """
 
     def __init__(self) -> None:
         self.has_read = False
@@ -86,7 +92,7 @@ class Batch(tuple[Any, ...]):
     def __new__(
         cls, columns: Any, weight: float, total: int, reads: WeightReads | None = None
     ) -> Batch:
-        """Make a batch. `reads` records a read of `weight`."""
+        """Make a batch. A read of `weight` sets the flag in `reads`."""
         batch = super().__new__(cls, columns)
         batch.columns, batch._weight, batch.total = columns, float(weight), total
         batch._reads = reads
@@ -112,14 +118,14 @@ class Batch(tuple[Any, ...]):
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """The source, transform and seed, from which a worker makes a batch for given indices."""
+    """The source, transform and seed by which a worker makes a batch from indices of samples."""
 
     source: Any
     transform: Transforms
     seed: int
 
     def make(self, indices: IndexArray, epoch: int) -> Columns:
-        """Return the transformed samples of some indices."""
+        """Return the columns of the transformed samples at some indices."""
         random = [np.random.default_rng((self.seed, epoch, int(i))) for i in indices]
         columns = apply(self.transform, self.source[indices], random)
         if not isinstance(columns, (tuple, list)):
@@ -134,7 +140,11 @@ SAMPLER_ARGUMENTS: Final = dict.fromkeys(
     ("batch_size", "shuffle", "seed", "drop_last", "replacement", "rank", "size", "mesh"),
     "data.Sampler",
 )
-"""Arguments that users of PyTorch give to the loader, and the class that takes them here."""
+"""The arguments that belong to the sampler, in case a user passes them to the loader.
+
+PyTorch's DataLoader takes some of them. The values are the name of the class that takes the
+argument, for the error message.
+"""
 
 
 class Loader:
@@ -258,7 +268,10 @@ class Loader:
             self._warn_of_uneven(list(totals), size)
 
     def _warn_of_uneven(self, totals: list[int], size: int) -> None:
-        """Warn once if the ranks or the batches of an epoch have different numbers of samples."""
+        """Warn once that a program should have read batch.weight, if batches are uneven.
+
+        They are uneven if the ranks or the batches of an epoch have different numbers of samples.
+        """
         uneven = [total for total in totals if total % size]
         if self._has_warned or not (uneven or len(totals) > 1):
             return
@@ -279,12 +292,15 @@ class Loader:
         )
 
     def _load(self, shard: Shard) -> Columns:
-        """Return this rank's columns of a batch, and request the next batches of the workers."""
+        """Return this rank's columns of a batch.
+
+        With workers, also send them the requests for the next batches.
+        """
         if not self.num_workers:
             return self._recipe.make(shard.indices, shard.epoch)
         rank_and_size = self.sampler.rank_and_size()
         if self._team is not None and self._team.owner != os.getpid():
-            self._team = None  # this process is a fork, and its parent uses the workers
+            self._team = None  # in a fork: the workers belong to the parent
         if self._team is not None and (self._team.next, self._team.rank_and_size) != (
             shard.number,
             rank_and_size,
@@ -320,7 +336,7 @@ class Loader:
 
 
 class Worker:
-    """A worker process, and the socket that connects to it."""
+    """A worker process, and the socket by which the loader is connected to it."""
 
     def __init__(self, name: str) -> None:
         main = sys.modules["__main__"]
@@ -348,14 +364,14 @@ class Worker:
             worker_link.close()
 
     def send(self, file: int) -> None:
-        """Send a message."""
+        """Send a message, given by the descriptor of its file. The caller closes the file."""
         try:
             messages.send(self.link, file)
         except ConnectionError:
             raise self.ended() from None
 
     def receive(self, timeout: float | None) -> Any:
-        """Wait for the next answer of the worker."""
+        """Wait for the next answer of the worker, and return it."""
         poll = select.poll()
         poll.register(self.link, select.POLLIN)
         start = time.monotonic()
@@ -375,7 +391,7 @@ class Worker:
         return messages.unpack(file, Unpickler)
 
     def ended(self) -> WorkerError:
-        """Return the error for the end of the process, with its signal or exit code."""
+        """Return the error for a worker process that has ended, with its signal or exit code."""
         try:
             code = self.process.wait(POLL_SECONDS)
         except subprocess.TimeoutExpired:
@@ -397,17 +413,20 @@ class Worker:
 
 
 class Unpickler(pickle.Unpickler):
-    """An unpickler for answers. Workers import the user's program as `__mp_main__`."""
+    """An unpickler for answers of workers.
+
+    A worker has the user's program as module `__mp_main__`. In this process it is `__main__`.
+    """
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return a class or function by name, from `__main__` for `__mp_main__`."""
+        """Return a class or function by name, looked up in `__main__` for `__mp_main__`."""
         return super().find_class("__main__" if module == "__mp_main__" else module, name)
 
 
 class Team:
-    """The worker processes of a loader. Batch n is made by worker n modulo the number of workers.
+    """The worker processes of a loader.
 
-    A worker answers in the order of its requests.
+    Worker n % num_workers makes batch n. A worker answers in the order of its requests.
     """
 
     def __init__(
@@ -441,7 +460,7 @@ class Team:
             os.close(file)
 
     def request(self, shard: Shard) -> None:
-        """Send the request for the next batch to its worker."""
+        """Send the request for the next batch to the worker that makes it."""
         file = messages.pack((shard.indices, shard.epoch))
         try:
             self.workers[self.requested % len(self.workers)].send(file)
@@ -450,7 +469,7 @@ class Team:
         self.requested += 1
 
     def receive(self) -> Columns:
-        """Wait for the next batch, and return its columns."""
+        """Wait for the next batch, and return its columns; raise the error if its worker failed."""
         worker = self.workers[self.next % len(self.workers)]
         kind, value, *traceback = worker.receive(self.timeout)
         if kind == "failure":
@@ -462,11 +481,11 @@ class Team:
 
 
 class RemoteError(Exception):
-    """The traceback of a worker, which is the cause of the exception that the loader raises."""
+    """The traceback of an error in a worker: the cause of the error that the loader raises."""
 
 
 def stop(workers: list[Worker], owner: int) -> None:
-    """End worker processes, unless this process is a fork of the one that started them."""
+    """End worker processes, but not in a fork of the process that started them (`owner`)."""
     if os.getpid() != owner:
         return
     for worker in workers:

@@ -22,12 +22,12 @@ from typing import Any, Final
 import numpy as np
 
 ALIGNMENT: Final = 64
-"""The alignment of the parts, in bytes."""
+"""The alignment of the parts in the file of a message, in bytes."""
 NUMBER: Final = struct.Struct("<q")
 
 
 def pack(value: Any) -> int:
-    """Write a message to a new file, and return its descriptor. The caller closes it."""
+    """Write a message to a new memfd, and return its descriptor, which the caller must close."""
     buffers: list[pickle.PickleBuffer] = []
     pickled = pickle.dumps(value, 5, buffer_callback=buffers.append)
     parts = [memoryview(pickled), *(one.raw() for one in buffers)]
@@ -45,12 +45,12 @@ def pack(value: Any) -> int:
 
 
 def align(offset: int) -> int:
-    """Return the first aligned offset that is at least `offset`."""
+    """Return the smallest multiple of ALIGNMENT that is at least `offset`."""
     return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
 def write(file: int, data: memoryview, offset: int) -> int:
-    """Write all data at an offset and return the offset of its end."""
+    """Write all data to the file at an offset, and return the offset after the data."""
     while len(data):
         num_written = os.pwrite(file, data, offset)
         data, offset = data[num_written:], offset + num_written
@@ -60,8 +60,8 @@ def write(file: int, data: memoryview, offset: int) -> int:
 def unpack(file: int, unpickler: type[pickle.Unpickler], in_place: bool = False) -> Any:
     """Return the value of a message, and close its file.
 
-    The arrays are copies in this process. With in_place they are views of the file, and the kernel
-    copies a page when this process first writes to it.
+    The arrays in the value are copies in this process. With in_place they are views of the file,
+    and the operating system copies a page when this process first writes to it.
     """
     content: Any
     try:
@@ -85,16 +85,16 @@ def unpack(file: int, unpickler: type[pickle.Unpickler], in_place: bool = False)
 
 
 def send(link: socket.socket, file: int) -> None:
-    """Send a message. The caller closes the file."""
+    """Send the descriptor of a message's file over a socket. The caller closes the file."""
     link.sendmsg([b"m"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [file]))])
 
 
 def receive(link: socket.socket) -> int:
-    """Return the descriptor of the next message; raise EOFError if the socket was closed."""
+    """Return the descriptor of the next message's file; EOFError if the socket was closed."""
     data, ancillary, _, _ = link.recvmsg(1, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
     if not data:
         raise EOFError("the socket was closed")
-    if not ancillary:  # this process has too many open files
+    if not ancillary:  # the kernel drops it if too many files are open
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     files = array.array("i", ancillary[0][2])
     return files[0]

@@ -19,7 +19,7 @@ IndexArray = NDArray[np.int64]
 
 
 def current_rank_and_size() -> tuple[int, int]:
-    """Return the rank and the size of the joined world, or the launcher's values before that."""
+    """Return the rank and the size of the world, or the launcher's if it is not joined yet."""
     from ..comm.world import rank, world_size  # not at the top: workers do not load the core
 
     return rank(), world_size()
@@ -155,7 +155,7 @@ class Sampler:
                 "Remove one of them."
             )
         self._fixed = _fixed_rank_and_size(rank, size, mesh, axis)
-        self.rank_and_size()  # raises if the launcher's values are wrong
+        self.rank_and_size()  # raises an error if the launcher's values are wrong
         full, rest = divmod(self.num_samples, self.batch_size)
         self.steps = full if drop_last or not rest else full + 1
         self.done = 0
@@ -180,12 +180,12 @@ class Sampler:
 
     @property
     def rank(self) -> int:
-        """The number of this process's shard."""
+        """The number of the shard of each batch that this process gets."""
         return self.rank_and_size()[0]
 
     @property
     def size(self) -> int:
-        """The number of shards."""
+        """The number of shards of each batch, one per rank."""
         return self.rank_and_size()[1]
 
     def __len__(self) -> int:
@@ -273,7 +273,10 @@ class Sampler:
         self.done = int(state["epoch"]) * self.steps + int(state["step"])
 
     def _identity(self) -> dict[str, int]:
-        """Return the arguments that determine the batches."""
+        """Return the arguments that determine the batches, by name.
+
+        A checkpoint has them, so that a sampler with other arguments refuses its position.
+        """
         names = ("num_samples", "batch_size", "seed", "shuffle", "replacement", "drop_last")
         return {name: getattr(self, name) for name in names}
 
@@ -307,7 +310,10 @@ class Sampler:
         return Shard(number, epoch, own if len(own) else batch[:1], len(own), len(batch))
 
     def _order(self, epoch: int) -> IndexArray:
-        """Return all samples in the order of the epoch. The last two orders are cached."""
+        """Return the indices of all samples, in the order of the epoch.
+
+        The orders of the last two epochs are cached.
+        """
         if not self.shuffle:
             epoch = 0
         if epoch not in self._orders:
@@ -319,7 +325,7 @@ class Sampler:
 
 
 def _integer(name: str, value: Any, *, least: int) -> int:
-    """Check an argument of Sampler that is an integer, and return it."""
+    """Return an argument of Sampler as an int; an error unless it is an integer >= `least`."""
     if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
         fix = " Write len(source)." if hasattr(value, "__len__") else ""
         raise TypeError(
@@ -334,7 +340,10 @@ def _integer(name: str, value: Any, *, least: int) -> int:
 def _fixed_rank_and_size(
     rank: int | None, size: int | None, mesh: Mesh | None, axis: str
 ) -> tuple[int, int] | None:
-    """Return the rank and the size from the arguments, or None if they are those of the world."""
+    """Return the rank and the size that the arguments give: `rank` and `size`, or the mesh.
+
+    Return None if the arguments give none: then they are those of the world.
+    """
     if mesh is not None:
         from ..comm import Mesh as MeshType
 

@@ -156,7 +156,7 @@ class ImageFolder:
 
 
 def decode(path: str) -> Array:
-    """Return the pixels of an image file: uint8 [height, width, 3]."""
+    """Return the pixels in an encoded image file: uint8 [height, width, 3]."""
     image = pillow()
     try:
         with image.open(path) as opened:
@@ -169,7 +169,7 @@ def decode(path: str) -> Array:
 
 
 def pillow() -> Any:
-    """Import Pillow's Image module."""
+    """Import and return Pillow's module Image."""
     try:
         from PIL import Image
     except ImportError:
@@ -245,7 +245,7 @@ class Tokens:
             )
 
     def _open(self) -> Array:
-        """Return the memory-mapped file; raise ValueError if its size does not fit the dtype."""
+        """Return the memory-mapped file; ValueError if its size is not a multiple of a token."""
         assert self.path is not None
         size = self.path.stat().st_size
         if not size or size % self.dtype.itemsize:

@@ -25,18 +25,24 @@ from typing import Any, Final
 
 PACKAGE: Final = Path(__file__).parents[1]
 CHECKS_PER_SECOND: Final = 4
-"""The number of checks per second if the parent process is alive."""
+"""The number of checks per second if the loader's process still runs."""
 
 
 def watch(parent: int) -> None:
-    """End this process when the process of the loader has ended."""
+    """Wait until the loader's process has ended, and then end this process.
+
+    `parent` is the id of the loader's process.
+    """
     while os.getppid() == parent:
         time.sleep(1 / CHECKS_PER_SECOND)
     os._exit(1)
 
 
 def install_empty_package() -> None:
-    """Install an empty package `ngd`. Its code runs when a name of it is first used."""
+    """Install an empty package `ngd`, so that the worker starts fast.
+
+    The code of the package runs when one of its names is first used.
+    """
     folders = [str(PACKAGE)]
     spec = importlib.util.spec_from_file_location(
         "ngd", PACKAGE / "__init__.py", submodule_search_locations=folders
@@ -57,7 +63,11 @@ def install_empty_package() -> None:
 
 
 def import_main(name: str | None, file: str | None) -> None:
-    """Import the user's program as `__mp_main__`, so that pickles find its definitions."""
+    """Import the user's program as module `__mp_main__`.
+
+    Pickles of the loader refer to definitions of the program. `name` is its module name, or `file`
+    its file.
+    """
     main = types.ModuleType("__mp_main__")
     sys.modules["__main__"] = sys.modules["__mp_main__"] = main
     if name:
@@ -67,7 +77,10 @@ def import_main(name: str | None, file: str | None) -> None:
 
 
 def failure(error: BaseException) -> tuple[str, BaseException | None, str]:
-    """Return an answer with a traceback, and with the exception if it can be pickled."""
+    """Return the answer for an exception: ("failure", exception, traceback as text).
+
+    The exception is None if it cannot be pickled.
+    """
     text = traceback.format_exc()
     try:
         pickle.loads(pickle.dumps(error))
@@ -77,7 +90,7 @@ def failure(error: BaseException) -> tuple[str, BaseException | None, str]:
 
 
 def serve(link: socket.socket, main: tuple[str | None, str | None]) -> None:
-    """Answer each request with a batch or an exception."""
+    """Answer each request of the loader with a batch or an exception, until the socket closes."""
     from ngd.data import messages
 
     class Unpickler(pickle.Unpickler):
@@ -98,7 +111,7 @@ def serve(link: socket.socket, main: tuple[str | None, str | None]) -> None:
         try:
             recipe = messages.unpack(file, Unpickler, in_place=True)
         except Exception as error:
-            answer(messages.pack(failure(error)))  # the answer to the first request
+            answer(messages.pack(failure(error)))  # read as the answer to the first request
         while True:
             indices, epoch = messages.unpack(messages.receive(link), Unpickler)
             try:
@@ -109,7 +122,7 @@ def serve(link: socket.socket, main: tuple[str | None, str | None]) -> None:
 
 
 def run() -> None:
-    """Serve the loader, with the settings in the argument of the program."""
+    """Run the worker. The first argument of the program has the settings, as JSON."""
     settings = json.loads(sys.argv[1])
     threading.Thread(target=watch, args=(settings["parent"],), daemon=True).start()
     sys.path[:] = settings["path"]

@@ -15,7 +15,7 @@ from ..dtypes import as_int
 from .counting import Tally, tally, user_counts
 
 _begun = False
-"""True if `begin` was called: the metrics are served, or NGD_METRICS is not set."""
+"""True after the first call of `begin`, which serves the metrics if NGD_METRICS is set."""
 
 __all__ = ["Tally", "address", "begin", "count", "is_enabled", "tally"]
 
@@ -73,7 +73,7 @@ def address() -> tuple[str, int] | None:
 
 
 def is_enabled() -> bool:
-    """Return True if NGD_METRICS is set."""
+    """Return True if the environment variable NGD_METRICS is set."""
     return config.metrics() is not None
 
 

@@ -12,7 +12,10 @@ from bisect import bisect_left
 from typing import Final
 
 BOUNDS: Final = tuple(base * 10.0**power for power in range(-4, 2) for base in (1.0, 2.5, 5.0))
-"""The upper bounds of the histogram of steps, in seconds: 100 us to 50 s."""
+"""The upper bounds of the buckets of the histogram of step times, in seconds.
+
+They are from 100 us to 50 s.
+"""
 
 
 class Tally:
@@ -31,12 +34,15 @@ class Tally:
 
     def __init__(self, site: str) -> None:
         self.site = site
-        """The call site at which the step was compiled."""
+        """The call site at which the step was compiled, as file:line."""
         self.seconds = 0.0
         """The time of all runs, in seconds."""
         self.buckets = [0] * (len(BOUNDS) + 1)
-        """The number of runs per bucket of the histogram. Bucket i has the runs that took at most
-        BOUNDS[i] and more than BOUNDS[i - 1]. The last bucket has the longer runs."""
+        """The number of runs in each bucket of the histogram.
+
+        Bucket i has the runs that took at most BOUNDS[i] and more than BOUNDS[i - 1]. The last
+        bucket has the longer runs.
+        """
 
     def add(self, seconds: float) -> None:
         """Count a finished run.
@@ -59,18 +65,24 @@ class UserCounts:
         os.register_at_fork(after_in_child=self.renew)
 
     def renew(self) -> None:
-        """Make a new lock. In a forked child, no thread would release a lock that was held."""
+        """Make a new lock. It is called in a forked child too.
+
+        There, a lock that another thread held during the fork would never be released.
+        """
         self._lock = threading.Lock()
 
     def add(self, examples: int, steps: int) -> None:
-        """Add to both numbers."""
+        """Add to the number of samples and to the number of steps."""
         with self._lock:
             self.examples += examples
             self.steps += steps
 
 
 TALLIES: Final[list[Tally]] = []
-"""The tallies of all compiled steps. Tallies of deleted steps stay: a counter must not decrease."""
+"""The tallies of all steps that were compiled in this process.
+
+A tally stays when its step is deleted, because a counter of Prometheus must not decrease.
+"""
 
 user_counts: Final = UserCounts()
 
@@ -89,7 +101,7 @@ def tally(site: str) -> Tally:
 
 
 def by_site() -> dict[str, Tally]:
-    """Return the tallies by call site. Steps that were compiled on one line share a tally."""
+    """Return a tally per call site: the sums over the steps that were compiled there."""
     totals: dict[str, Tally] = {}
     for one in list(TALLIES):
         total = totals.setdefault(one.site, Tally(one.site))

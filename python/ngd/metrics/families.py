@@ -28,27 +28,30 @@ from .counting import BOUNDS, by_site, user_counts
 CALL: Final = ("group", "op", "site")
 INFO: Final = ("mode", "version", "host")
 USER_SITE: Final = "ngd.metrics.count"
-"""The label `site` of the steps that users count with ngd.metrics.count."""
+"""The value of the label `site` for steps that users count with ngd.metrics.count."""
 COLLECTIVE: Final = {
     "calls": "Collectives that are over.",
     "seconds": "From start to completion, in seconds.",
     "waited_seconds": "What of it was spent waiting, in seconds.",
     "bytes": "Of this rank's source or destination, the larger.",
 }
-"""The help text of each family of collectives, by the attribute of Total that has its value."""
+"""The help text of each metric family of collectives.
+
+The key is the name of the attribute of Total that has the family's value.
+"""
 
 
 class Total:
-    """The cost of a collective at one call site, summed over all groups of one name."""
+    """The cost of the calls of a collective at one call site, in all groups of one name."""
 
     def __init__(self) -> None:
         self.calls = self.bytes = 0
         self.seconds = self.waited_seconds = 0.0
         self.last: dict[int, int] = {}
-        """The number of times that each rank of the group arrived last, by rank."""
+        """For each rank of the group, the number of calls at which this rank arrived last."""
 
     def add(self, row: CallStats) -> None:
-        """Add the cost in one group."""
+        """Add the cost in one group of this name."""
         self.calls += row.calls
         self.bytes += row.bytes
         self.seconds += row.seconds
@@ -62,17 +65,18 @@ class Collectives:
     """The cost of all collectives of this process, including those of deleted groups.
 
     A deleted group counts with its cost at the last call of `totals`. So the numbers never
-    decrease. Prometheus would take a decrease for a restart of the process.
+    decrease: Prometheus would take a decrease for a restart of the process.
     """
 
     def __init__(self) -> None:
         self.rows_by_group: dict[weakref.ref[Group], list[CallStats]] = {}
-        """The rows of each group at the last call of `totals`."""
+        """The statistics of each group (one CallStats per op and call site) at the last
+        `totals`."""
         self.deleted: dict[tuple[str, ...], Total] = {}
-        """The totals of deleted groups."""
+        """The totals of groups that no longer exist, by group name, op and call site."""
 
     def totals(self) -> dict[tuple[str, ...], Total]:
-        """Return the totals by group, op and call site."""
+        """Return a Total per (group name, op, call site), over all groups that have existed."""
         self.rows_by_group |= {
             weakref.ref(group): stats_of(group) for group in existing_groups(GROUPS)
         }
@@ -85,13 +89,13 @@ class Collectives:
 
 
 def add_rows(totals: dict[tuple[str, ...], Total], rows: Iterable[CallStats]) -> None:
-    """Add rows to totals, in place."""
+    """Add the statistics of a group to totals, in place."""
     for row in rows:
         totals.setdefault((row.group, row.op, row.site), Total()).add(row)
 
 
 class NgdCollector(Collector):
-    """The metric families of this rank. They are built when Prometheus scrapes the rank."""
+    """The metric families of this rank, which are built each time that Prometheus scrapes them."""
 
     def __init__(self, size: Callable[[], int]) -> None:
         self.size = size
@@ -99,7 +103,7 @@ class NgdCollector(Collector):
         self.host = socket.gethostname()
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all families, including those without samples."""
+        """Yield all families, including those that have no samples."""
         info = _core.build_info()
         about = GaugeMetricFamily(
             "ngd_build_info", "Is 1; the labels say what runs where.", labels=INFO
@@ -112,7 +116,7 @@ class NgdCollector(Collector):
 
 
 def step_families() -> Iterator[Metric]:
-    """Yield the families of steps and of trained samples."""
+    """Yield the metric families of steps (their number and time) and of trained samples."""
     steps = CounterMetricFamily("ngd_steps", "Steps that this rank has made.", labels=["site"])
     histogram = HistogramMetricFamily(
         "ngd_step_seconds", "What compiled steps took, in seconds.", labels=["site"]
@@ -132,7 +136,10 @@ def step_families() -> Iterator[Metric]:
 
 
 def collective_families(totals: Mapping[tuple[str, ...], Total]) -> Iterator[Metric]:
-    """Yield the families of collectives: their cost, and how often each rank arrived last."""
+    """Yield the metric families of collectives: their cost, and how often each rank was last.
+
+    `totals` has a Total per group name, op and call site.
+    """
     last: dict[tuple[str, str], int] = {}
     families = {
         name: CounterMetricFamily(f"ngd_collective_{name}", text, labels=CALL)

@@ -39,30 +39,37 @@ from .families import NgdCollector
 logger = logging.getLogger("ngd")
 
 DEADLINE_SECONDS: Final = 2.0
-"""The longest wait for other ranks, in seconds. A scrape omits ranks that answer later."""
+"""The maximum time in seconds that a scrape waits for the other ranks of the host.
+
+It omits ranks that answer later.
+"""
 RETRY_SECONDS: Final = 5.0
-"""The time until the leader tries again to bind a port that was taken, in seconds."""
+"""The time between two attempts of the leader to bind a port that is in use, in seconds."""
 REJOIN_SECONDS: Final = 0.1
-"""The time from the loss of the leader until a rank looks for a new one, in seconds."""
+"""The time after the loss of the leader before a rank looks for a new one, in seconds."""
 ANSWER: Final = struct.Struct("<qq")
-"""The header of an answer: the rank, and the length of the text in bytes."""
+"""The header of a rank's answer to the leader: the rank, and the length of the text in bytes."""
 CREDENTIALS: Final = struct.Struct("3i")
-"""The value of SO_PEERCRED: process, user and group."""
+"""The layout of the socket option SO_PEERCRED: the ids of process, user and group."""
 TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 FAMILY_START: Final = "\n# HELP "
-"""The start of each family in a text. It does not occur inside a family."""
+"""The text at which each metric family begins in the text format. It occurs nowhere else."""
 
 
 class Labelled(Collector):
-    """All metrics of this process, including the user's own, with labels of rank and job."""
+    """All metrics of this process, with labels of its rank and job.
+
+    The metrics are those of `collector`, which may include the metrics of the user's program.
+    """
 
     def __init__(self, collector: Collector, labels: dict[str, str]) -> None:
         self.collector, self.labels = collector, labels
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics. Their own labels of one of these names are renamed to exported_NAME.
+        """Yield the metrics with the labels in `self.labels` added.
 
-        Prometheus renames labels in the same way.
+        If a metric has a label of the same name, that label is renamed to exported_NAME, as
+        Prometheus does.
         """
         for metric in self.collector.collect():
             labelled = Metric(metric.name, metric.documentation, metric.type)
@@ -75,7 +82,7 @@ class Labelled(Collector):
 
 
 class Rank:
-    """A rank that answers the requests of the leader of its host, or is the leader."""
+    """A rank with metrics. It is the leader of its host, or answers the requests of the leader."""
 
     def __init__(self, where: tuple[str, int], launch: Launch) -> None:
         self.where, self.rank, self.size = where, launch.rank, launch.size
@@ -88,13 +95,19 @@ class Rank:
         self.leader = self.find_leader()
 
     def begin(self) -> None:
-        """Start the thread of this rank. The leader has bound the port when this returns."""
+        """Start the thread that serves or answers.
+
+        If this rank is the leader, it has tried to bind the port when this returns.
+        """
         if isinstance(self.leader, Leader):
             self.leader.listen()
         threading.Thread(target=self.run, name="ngd-metrics", daemon=True).start()
 
     def run(self) -> None:
-        """Answer the requests of the leader. If this rank becomes the leader, serve."""
+        """Answer the requests of the leader of the host.
+
+        If the leader ends, look for the next one. If this rank is or becomes the leader, serve.
+        """
         while isinstance(self.leader, socket.socket):
             with contextlib.suppress(OSError), self.leader as leader:
                 while leader.recv(1):
@@ -106,7 +119,10 @@ class Rank:
             self.leader.run()
 
     def find_leader(self) -> socket.socket | Leader | None:
-        """Return a connection to the leader, or make this rank the leader; None if both fail."""
+        """Return a socket that is connected to the leader, or a Leader if this rank has become it.
+
+        Return None if neither succeeds in time. This rank then has no metrics.
+        """
         limit = time.monotonic() + DEADLINE_SECONDS
         while time.monotonic() < limit:
             connection = socket.socket(socket.AF_UNIX)
@@ -128,7 +144,10 @@ class Rank:
         return None
 
     def text(self) -> bytes:
-        """Return the metrics of this rank as text, only ngd's own if one of the user raises."""
+        """Return the metrics of this rank as text, those of ngd and those of the user's program.
+
+        If a metric of the user raises an error, return only those of ngd.
+        """
         labels = {"rank": str(self.rank), "ngd_job": self.job}
         with self.text_lock:
             try:
@@ -140,12 +159,15 @@ class Rank:
                 return generate_latest(Labelled(self.collector, labels))
 
     def end(self) -> None:
-        """Write no text from now on, because the core is about to end."""
+        """Prevent further texts, because the C++ core is about to end and a text reads it.
+
+        It takes the lock for texts and does not release it.
+        """
         self.text_lock.acquire(timeout=DEADLINE_SECONDS)
 
 
 class Leader:
-    """The rank that serves: it collects the texts of the connected ranks for Prometheus."""
+    """The leader of a host: it serves the port, and collects the texts of the connected ranks."""
 
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
@@ -179,7 +201,7 @@ class Leader:
             logger.info("metrics at http://%s:%d/metrics", host, self.server.server_port)
 
     def run(self) -> None:
-        """Bind the port if it is not bound yet, and serve until the process ends."""
+        """Bind the port, if that has not succeeded yet, and serve until the process ends."""
         while self.server is None:
             self.listen()
             if self.server is None:
@@ -204,7 +226,7 @@ class Leader:
             return join_texts([texts[rank].decode() for rank in sorted(texts)]).encode()
 
     def accept_ranks(self) -> None:
-        """Accept the connections of ranks since the last scrape."""
+        """Accept the connections that ranks have opened since the last scrape."""
         with contextlib.suppress(BlockingIOError):
             while True:
                 connection, _ = self.listener.accept()
@@ -214,7 +236,7 @@ class Leader:
                     connection.close()
 
     def request_text(self, connection: socket.socket) -> bool:
-        """Request the text of a rank. If its connection is closed, drop it and return False."""
+        """Ask a rank for its text. Return False, and drop the connection, if it is closed."""
         try:
             connection.settimeout(DEADLINE_SECONDS)
             connection.sendall(b"?")
@@ -224,12 +246,15 @@ class Leader:
         return True
 
     def drop(self, connection: socket.socket) -> None:
-        """Close and remove the connection of a rank."""
+        """Close the connection to a rank, and remove it from the connections."""
         connection.close()
         self.connections.remove(connection)
 
     def close(self) -> None:
-        """Close all sockets in a forked child. The parent still uses its own copies."""
+        """Close all sockets, in a forked child.
+
+        The parent still uses its own copies of the sockets.
+        """
         for each in (
             self.listener,
             *self.connections,
@@ -239,7 +264,7 @@ class Leader:
 
 
 class Server(ThreadingHTTPServer):
-    """The HTTP server of the leader."""
+    """The HTTP server that the leader of a host runs."""
 
     daemon_threads = True
     allow_reuse_port = False  # with it, two jobs could share the port and mix their scrapes
@@ -248,13 +273,13 @@ class Server(ThreadingHTTPServer):
         self.leader = leader
         host, port = leader.rank.where
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        # IPv4 first: localhost may be both 127.0.0.1 and ::1.
+        # Prefer IPv4, because localhost may be both 127.0.0.1 and ::1.
         addresses.sort(key=lambda each: each[0] != socket.AF_INET)
         self.address_family, *_, address = addresses[0]
         super().__init__(address[:2], Page)  # type: ignore[arg-type]
 
     def server_bind(self) -> None:
-        """Bind the port without the lookup of this host's name that the base class makes."""
+        """Bind the port. In contrast to the base class, do not look up the name of this host."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
 
@@ -265,9 +290,9 @@ class Server(ThreadingHTTPServer):
 
 
 class Page(BaseHTTPRequestHandler):
-    """The handler of a request."""
+    """The handler of an HTTP request."""
 
-    timeout = 10  # seconds, for a client that connects and sends nothing
+    timeout = 10  # in seconds, after which a silent client is disconnected
 
     def do_GET(self) -> None:
         """Send the page of metrics, or the status 404 for another path."""
@@ -281,23 +306,23 @@ class Page(BaseHTTPRequestHandler):
         self.wfile.write(text)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing: the base class writes one line per request."""
+        """Log nothing. The base class would write one line per request."""
 
 
 def is_same_user(peer: socket.socket) -> bool:
-    """Return True if the other end is a process of this user, by SO_PEERCRED."""
+    """Return True if the process at the other end of a Unix socket belongs to the same user."""
     credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
     return bool(CREDENTIALS.unpack(credentials)[1] == os.getuid())
 
 
 def receive_answer(connection: socket.socket, limit: float) -> tuple[int, bytes]:
-    """Return the rank and the text of an answer; raise OSError without one until `limit`."""
+    """Return (rank, text) of an answer; OSError if it has not arrived at the time `limit`."""
     rank, length = ANSWER.unpack(receive_bytes(connection, ANSWER.size, limit))
     return rank, receive_bytes(connection, length, limit)
 
 
 def receive_bytes(connection: socket.socket, length: int, limit: float) -> bytes:
-    """Receive `length` bytes; raise OSError if they do not arrive until `limit`."""
+    """Receive `length` bytes; OSError if they have not arrived at the time `limit`."""
     parts = []
     while length:
         connection.settimeout(max(limit - time.monotonic(), 0.001))
@@ -309,7 +334,7 @@ def receive_bytes(connection: socket.socket, length: int, limit: float) -> bytes
 
 
 def join_texts(texts: Iterable[str]) -> str:
-    """Join texts to one that has each family once, with the samples of all texts."""
+    """Join the texts of ranks: each metric family occurs once, with the samples of all texts."""
     families: dict[str, list[str]] = {}
     for text in texts:
         for block in f"\n{text}".split(FAMILY_START)[1:]:
@@ -323,11 +348,14 @@ def join_texts(texts: Iterable[str]) -> str:
 _lock = threading.Lock()
 _rank: Rank | None = None
 _is_child = False
-"""True in a child process of a rank: it has the environment of the rank, but is not a rank."""
+"""True in a child process that has inherited the environment of a rank but is not a rank.
+
+It serves no metrics.
+"""
 
 
 def begin(where: tuple[str, int], size: int | None) -> None:
-    """Start the metrics of this rank, or set the number of ranks if they have started."""
+    """Start the metrics of this rank. If they have started, only set the number of ranks."""
     global _rank, _is_child
     with _lock:
         if _is_child:
@@ -348,14 +376,14 @@ def begin(where: tuple[str, int], size: int | None) -> None:
 
 
 def address() -> tuple[str, int] | None:
-    """Return the address and the port that this process serves, or None."""
+    """Return the host and port at which this process serves, or None if it is not the leader."""
     leader = None if _rank is None else _rank.leader
     server = leader.server if isinstance(leader, Leader) else None
     return None if server is None else (server.server_name, server.server_port)
 
 
 def _after_fork() -> None:
-    """Leave the metrics to the parent process. A forked child has none."""
+    """Close the inherited sockets in a forked child, which serves no metrics."""
     global _lock, _rank, _is_child
     _lock = threading.Lock()
     if _rank is None:

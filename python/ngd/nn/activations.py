@@ -14,7 +14,7 @@ from .parameter import Parameter
 
 
 class Activation(OpModule):
-    """The base class of activations that one function of ngd.ops computes."""
+    """The base class of activations. One function of ngd.ops computes each of them."""
 
     def __init__(self) -> None:
         self.options = {}
@@ -36,12 +36,12 @@ class Activation(OpModule):
 
 
 class Named(Activation):
-    """The base class of activations whose function in ngd.ops is given by name, in `op`."""
+    """The base class of activations. The attribute `op` is the name of the function in ngd.ops."""
 
     op: ClassVar[str]
 
     def forward(self, x: Node) -> Node:
-        """Return the activation of x, in the dtype of x."""
+        """Return the activation function of x, element by element, in the dtype of x."""
         y: Node = getattr(ops, self.op)(x, **self.options)
         return y
 
@@ -484,7 +484,7 @@ class PReLU(Module):
         return ops.prelu(x, self.weight)
 
     def describe(self) -> str:
-        """Return the number of weights, for `repr`."""
+        """Return the number of slopes, for `repr`."""
         return f"num_parameters={self.num_parameters}"
 
 

@@ -99,7 +99,10 @@ class MultiHeadAttention(Module):
         return output
 
     def _project(self, query: Node, key: Node | None, value: Node | None) -> list[Node]:
-        """Return the projected query, key and value; by one matmul for self-attention."""
+        """Return the projected query, key and value.
+
+        If all three are the same node, as in self-attention, one matmul computes them.
+        """
         weight, bias = self.in_proj_weight, self.in_proj_bias
         for x in (query, key, value):
             if x is not None:

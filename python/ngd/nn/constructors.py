@@ -12,11 +12,14 @@ from .. import errors
 from .._util.signature_errors import expect_fit, without_self
 
 MOST_LETTERS: Final = 200
-"""The maximum length of the arguments in a message, in characters."""
+"""The number of characters after which the arguments in an error message are cut off."""
 
 
 def naming_errors(init: Any) -> Any:
-    """Wrap a constructor, so that errors of wrong arguments name the class and the arguments."""
+    """Return a constructor like `init`, whose errors name the class and the arguments.
+
+    It replaces errors that a wrong argument raises in the body of `init`.
+    """
 
     @functools.wraps(init)
     def checked(self: Any, *args: Any, **kwargs: Any) -> None:

@@ -136,15 +136,15 @@ class ModuleDict(Module):
         return key in self._modules
 
     def keys(self) -> KeysView[str]:
-        """Return the names of the modules."""
+        """Return the names of the modules, as dict.keys."""
         return self._modules.keys()
 
     def values(self) -> ValuesView[Module]:
-        """Return the modules."""
+        """Return the modules, as dict.values."""
         return self._modules.values()
 
     def items(self) -> ItemsView[str, Module]:
-        """Return the pairs of a name and its module."""
+        """Return pairs of a name and its module, as dict.items."""
         return self._modules.items()
 
     def update(self, modules: Mapping[str, Module]) -> None:

@@ -24,7 +24,7 @@ class Convolution(Module):
     """
 
     axes: ClassVar[int]
-    """The number of spatial axes."""
+    """The number of spatial axes of the input: 1, 2 or 3."""
     transposed: ClassVar[bool] = False
 
     weight: Any

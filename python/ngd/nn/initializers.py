@@ -26,11 +26,14 @@ GAINS: Final = {
     "relu": math.sqrt(2.0),
     "selu": 0.75,
 }
-"""The gains that preserve the variance through an activation, as torch.nn.init.calculate_gain."""
+"""The gain per activation: the factor of the weights' standard deviation.
+
+With it, the activation preserves the variance, as torch.nn.init.calculate_gain.
+"""
 
 
 def fans(shape: Shape) -> tuple[int, int]:
-    """Return the fan-in and the fan-out of a weight of two axes or more."""
+    """Return (fan-in, fan-out) of a weight of two axes or more."""
     if len(shape) < 2:
         raise ValueError(f"nn.initializers: expected a weight of two axes or more; got {shape}")
     kernel = math.prod(shape[2:])
@@ -209,7 +212,7 @@ def torch_default(fan_in: int | None = None) -> Initializer:
 
 
 def he_std(shape: Shape, gain: float, fan: str) -> float:
-    """Return gain / sqrt(fan), for fan "in" or "out"."""
+    """Return gain / sqrt(n), where n is the fan-in or the fan-out. `fan` is "in" or "out"."""
     if fan not in ("in", "out"):
         raise ValueError(f'nn.initializers: expected fan "in" or "out"; got {fan!r}')
     return gain / math.sqrt(fans(shape)[fan == "out"] or 1)

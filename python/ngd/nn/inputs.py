@@ -11,22 +11,28 @@ from ..errors import ShapeError
 from ..graph.node import Node
 
 SPATIAL: Final = {1: ", L", 2: ", H, W", 3: ", D, H, W"}
-"""The names of the spatial axes, by their number."""
+"""The names of the spatial axes in error messages, by the number of spatial axes."""
 
 
 def format_input(x: Any) -> str:
-    """Return the type of an input, and its call site if it is a node."""
+    """Describe an input for an error message: its type, and for a node also its call site."""
     return f"{x.type} (made at {x.site})" if isinstance(x, Node) else format_value(x)
 
 
 def input_error(layer: object, expected: str, x: Any, fix: str) -> ShapeError:
-    """Return the error for an input of the wrong shape."""
+    """Return the error for an input x of the wrong shape.
+
+    `expected` describes the right shape, and `fix` is the last sentence of the message.
+    """
     name = f"nn.{type(layer).__name__}"
     return ShapeError(f"{name}: expected an input {expected}; got {format_input(x)}. {fix}")
 
 
 def expect_last_axis(layer: object, x: Any, size: int, argument: str) -> None:
-    """Raise a ShapeError if the size of the last axis of x is not the argument of the layer."""
+    """Raise a ShapeError if the size of the last axis of x is not `size`.
+
+    `argument` is the name of the layer's argument that has this size.
+    """
     if not x.ndim:
         raise input_error(layer, f"[..., {size}]", x, "Give it at least one axis.")
     if x.shape[-1] != size:
@@ -35,7 +41,10 @@ def expect_last_axis(layer: object, x: Any, size: int, argument: str) -> None:
 
 
 def expect_last_axes(layer: object, x: Any, shape: tuple[int, ...]) -> None:
-    """Raise a ShapeError if the shape of the last axes of x is not normalized_shape."""
+    """Raise a ShapeError if the last axes of x do not have the given shape.
+
+    This is the argument normalized_shape of the layer.
+    """
     if x.shape[max(x.ndim - len(shape), 0) :] == shape:
         return
     sizes = f"{shape[0]}" if len(shape) == 1 else f"{shape}"
@@ -47,7 +56,7 @@ def expect_last_axes(layer: object, x: Any, shape: tuple[int, ...]) -> None:
 
 
 def expect_axes(layer: object, x: Any, axes: int, channels: int | str = "C") -> None:
-    """Raise a ShapeError if x is not [N, channels, ...] with this number of spatial axes."""
+    """Raise a ShapeError if x is not [N, channels, spatial...] with `axes` spatial axes."""
     if x.ndim != axes + 2:
         fix = "Reshape it, or use the layer for this number of axes."
         if x.ndim == axes + 1:
@@ -65,7 +74,7 @@ def expect_channels(layer: object, x: Any, channels: int, argument: str) -> None
 
 
 def expect_number_of_axes(layer: object, x: Any, numbers: Sequence[int]) -> None:
-    """Raise a ShapeError if the number of axes of x is not one of these numbers."""
+    """Raise a ShapeError if the number of axes of x is not among `numbers`."""
     if x.ndim not in numbers:
         expected = " or ".join(map(str, numbers))
         fix = "Reshape it, or use the layer for this number of axes."
@@ -73,7 +82,10 @@ def expect_number_of_axes(layer: object, x: Any, numbers: Sequence[int]) -> None
 
 
 def expect_sequence(layer: object, x: Any, size: int, *, batch_first: bool) -> None:
-    """Raise a ShapeError if x is not a batch of sequences for a recurrent layer."""
+    """Raise a ShapeError if x is not a batch of sequences of vectors of the given size.
+
+    It is [batch, length, size] with batch_first, else [length, batch, size].
+    """
     form = f"[batch, length, {size}]" if batch_first else f"[length, batch, {size}]"
     if x.ndim != 3:
         fix = f"Add the axis of the batch: ops.expand_dims(x, {0 if batch_first else 1})."

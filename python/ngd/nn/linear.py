@@ -94,7 +94,7 @@ class Linear(Module):
 
     def describe(self) -> str:
         """Return the arguments of the constructor, for `repr`."""
-        has_bias = self._has_parameter("bias")  # reading self.bias would make the variable
+        has_bias = self._has_parameter("bias")  # to read self.bias would make the variable
         return f"{self.in_features}, {self.out_features}, bias={has_bias}"
 
 
@@ -155,7 +155,10 @@ class Embedding(Module):
         self.weight = Parameter(self.shape, self._padded(initializer or normal()))
 
     def _padded(self, initializer: Initializer) -> Initializer:
-        """Return an initializer that sets the row padding_idx to zeros."""
+        """Return an initializer like the given one, which sets the row padding_idx to zeros.
+
+        Without a padding_idx, return the given one.
+        """
         if self.padding_idx is None:
             return initializer
         return partial(_without_row, initializer, self.padding_idx)
@@ -183,7 +186,7 @@ class Embedding(Module):
 def _without_row(
     initializer: Initializer, row: int, random: np.random.Generator, shape: tuple[int, ...]
 ) -> Any:
-    """Return the values of an initializer, with zeros in one row."""
+    """Return the values of an initializer for a table, with zeros in one row."""
     rows = np.arange(shape[0])[:, None]
     return initializer(random, shape) * (rows != row)
 
@@ -248,7 +251,7 @@ class ChannelDropout(Dropout):
     """The base class of dropout of whole channels of [N, C, ...]."""
 
     axes: ClassVar[int]
-    """The number of spatial axes."""
+    """The number of spatial axes of the input: 1, 2 or 3."""
 
     def forward(self, x: Node) -> Node:
         """Return x with random channels of zeros in training, and x itself in evaluation.

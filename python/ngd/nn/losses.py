@@ -12,10 +12,10 @@ from .module import Module
 
 
 class Loss(Module):
-    """The base class of losses. A function of ngd.ops with options computes the loss."""
+    """The base class of losses. A function of ngd.ops computes each loss from it and `options`."""
 
     options: dict[str, Any]
-    """The keyword arguments of the function."""
+    """The keyword arguments that the function of ngd.ops gets."""
 
     def describe(self) -> str:
         """Return the options that are not None, for `repr`."""

@@ -23,11 +23,18 @@ from ..graph.node import Node
 from ..graph.variable import Variable
 
 SEEDS: Final = 2**32
-"""The number of seeds of a Random. The rank is added to the seed in multiples of it."""
+"""The number of seeds that a user can choose for a Random.
+
+With per_rank, the rank times this number is added to the user's seed, so no two ranks have the same
+seed.
+"""
 DRAWS: Final = 2**40
-"""The distance between the offsets of two draws of one step. It is the limit of the step count."""
+"""The distance between the offsets of two successive draws of one step.
+
+The step count is added to the offset, so it must be less than this number.
+"""
 MAX_DRAWS: Final = 2**63 // DRAWS
-"""The number of draws per step whose offsets fit into int64."""
+"""The maximum number of draws per step. With more draws, offsets would exceed int64."""
 
 
 class Random:
@@ -75,24 +82,27 @@ class Random:
             raise ValueError(f"nn.Random: expected a seed in [0, 2^32); got {seed}")
         self.seed, self.per_rank, self.group, self.name = int(seed), per_rank, group, name
         self.state = LiveState(name)
-        """The counter by name, for checkpoints."""
+        """The variable `step` by its name, for checkpoints."""
         self.step = self.state.variable(f"{name}.step", lambda: np.int64(0))
         """The number of steps that have drawn random numbers, an int64 scalar."""
 
 
 class Updates(dict[Variable, Node]):
-    """The next values of buffers and counters, for ngd.compile.
+    """The next values of buffers and counters, for ngd.compile: a node by variable.
 
-    The mapping records which variables were set, and in which layer. A module then marks its
-    results, so that ngd.compile warns of a step that computes them without these updates.
+    The call of a module marks its results with the updates that were set in the call (`expect`).
+    ngd.compile then warns if a step computes the results without these updates.
     """
 
     def __init__(self, changes: bool) -> None:
         super().__init__()
         self.changes = changes
-        """If False, no variable is updated, and next values are dropped."""
+        """If False, the mapping stays empty: next values that modules set are dropped."""
         self.pending: list[tuple[Variable, str]] = []
-        """The variables that were set since the last `expect`, each with its layer."""
+        """The variables that have got a next value, with the name of the layer that set it.
+
+        `expect` removes the variables that it has handled.
+        """
 
     def __setitem__(self, variable: Variable, value: Node) -> None:
         if self.changes:
@@ -103,9 +113,10 @@ class Updates(dict[Variable, Node]):
     setdefault = MutableMapping.setdefault
 
     def expect(self, since: int, results: Iterable[Any]) -> None:
-        """Mark nodes among the results with the variables that were set with them.
+        """Record on the nodes in `results` that a step which computes them needs the updates.
 
-        `since` is the length of `pending` before the computation of the results.
+        These are the updates of the variables that were set during the computation of the results.
+        `since` is the length of `pending` before that computation.
         """
         nodes = [node for node in results if isinstance(node, Node)]
         for changed, layer in self.pending[since:]:
@@ -142,7 +153,7 @@ class Training:
     def __init__(self, random: Random | None = None, updates: bool = True) -> None:
         self.random = random
         self.updates = Updates(updates)
-        """The next value of each buffer and counter, for the updates of ngd.compile."""
+        """The next value of each buffer and counter. Users pass it to ngd.compile."""
         self._draws = 0
 
     def now(self, of: Variable) -> Node:

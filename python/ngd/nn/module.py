@@ -33,10 +33,13 @@ INSTEAD: Final = {
     "named_parameters": "parameters(), a dict of variables by name",
     "to": "astype",
 }
-"""Methods of PyTorch's modules, and the replacement of each in ngd."""
+"""Methods of PyTorch's modules that ngd.nn does not have, and what replaces each of them."""
 
 REGISTERS: Final = ("_parameters", "_modules", "_parent")
-"""The attributes that hold the declarations, the submodules and the parent of a module."""
+"""The names of the attributes in which a module stores its structure.
+
+They are its declarations, its submodules, and its parent with the attribute that it has there.
+"""
 
 
 def is_floating(dtype: Any) -> bool:
@@ -87,15 +90,22 @@ class Module:
     _modules: dict[str, Module]
     _parent: tuple[Module, str] | None
     _scope: Scope
-    """The scope of the variable names of this model, if it is not a part of another model."""
+    """The scope of the names of this model's variables.
+
+    It is used if this module is not a part of another module.
+    """
 
     def __init_subclass__(cls) -> None:
         if "__init__" in vars(cls) and cls.__module__.startswith(f"{__package__}."):
             cls.__init__ = naming_errors(cls.__init__)  # type: ignore[method-assign]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Make the registers here, so that subclasses need not call the constructor of the base."""
-        if (args or kwargs) and cls.__init__ is object.__init__:  # it would ignore the arguments
+        """Make the dicts of declarations and submodules.
+
+        They are made here and not in __init__, so that subclasses need not call
+        `super().__init__()`.
+        """
+        if (args or kwargs) and cls.__init__ is object.__init__:  # object ignores arguments
             shown = ", ".join([*map(repr, args), *(f"{k}={v!r}" for k, v in kwargs.items())])
             raise TypeError(
                 f"{cls.__name__}: expected no arguments; got {shown}. Give the class an __init__ "
@@ -110,7 +120,7 @@ class Module:
         raise NotImplementedError(f"{type(self).__name__}.forward")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the result of `forward`. Errors and call sites in it name this module."""
+        """Return the result of `forward`. Its errors and call sites name this module."""
         self._refuse_hidden()
         state = current()
         num_pending = len(state.updates.pending) if state is not None else 0
@@ -173,7 +183,10 @@ class Module:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state of a copy. A copy is a separate model without a parent."""
+        """Return the state of a copy or pickle of this module, without the parent.
+
+        So a copy of a part of a model is a model of its own.
+        """
         state = {**self.__dict__, "_parent": None}
         del state["_scope"]
         return state
@@ -187,18 +200,23 @@ class Module:
             module._parent = module._parent or (self, key)
 
     def _parametrization(self, key: str) -> Module | None:
-        """Return the module that computes an attribute (see parametrizations.py), or None."""
+        """Return the parametrization of the attribute `key` (parametrizations.py), or None."""
         modules = self.__dict__.get("_modules", {}).get("parametrizations")
         return modules._modules.get(key) if isinstance(modules, Parametrizations) else None
 
     def _has_parameter(self, key: str) -> bool:
-        """Return True for a variable or a computed attribute, without making the variable."""
+        """Return True if the attribute `key` is a variable, or is computed by a parametrization.
+
+        In contrast to a read of the attribute, this does not make the variable.
+        """
         return key in self._parameters or self._parametrization(key) is not None
 
     def _refuse_plain(self, key: str, container: Any) -> None:
         """Raise TypeError if a plain container has modules or variables that are not registered.
 
-        A container that is filled later is checked by `_refuse_hidden`.
+        They are registered if they are attributes of a module. This is called when an attribute is
+        set to a container. `_refuse_hidden` checks containers later, because they may be filled
+        after that.
         """
         known_ids: set[int] | None = None
         for item in find_in(key, container, (Module, Parameter, Variable)):
@@ -213,7 +231,11 @@ class Module:
                 raise self._refusal(item)
 
     def _refuse_hidden(self) -> None:
-        """Raise TypeError if a plain container has declarations that `declared` does not yield."""
+        """Raise TypeError if a plain container in an attribute hides modules or variables.
+
+        They are hidden if they are not registered in any module of the model, so that `declared`
+        does not yield them.
+        """
         items: list[ContainedValue] = []
         for key, value in self.__dict__.items():
             if isinstance(value, CONTAINERS) and key not in REGISTERS:
@@ -225,12 +247,12 @@ class Module:
                     raise self._refusal(item)
 
     def _refusal(self, item: ContainedValue) -> TypeError:
-        """Return the error for a value that is in a plain container of this module."""
+        """Return the error for `item`, a module or variable in a plain container of this module."""
         module = item.value.title if isinstance(item.value, Module) else None
         return plain_container_error(type(self).__name__, item, module)
 
     def _registered_ids(self) -> set[int]:
-        """Return the ids of this module and its submodules, of their declarations and variables."""
+        """Return the ids of this module, its submodules, and their declarations and variables."""
         ids: set[int] = set()
         for module in self.modules().values():
             ids.add(id(module))
@@ -239,14 +261,17 @@ class Module:
         return ids
 
     def _outermost(self) -> Module:
-        """Return the model that this module is a part of."""
+        """Return the model that this module is a part of. The model itself has no parent."""
         module = self
         while module._parent is not None:
             module = module._parent[0]
         return module
 
     def _refuse_new_name(self) -> None:
-        """Raise RuntimeError if variables exist, because their names would not change."""
+        """Raise RuntimeError if the model has variables already.
+
+        Their names begin with the name of the model and would not follow a new name.
+        """
         for _, parameter in self._walk(""):
             place = parameter._owner
             if parameter.has_variable and place is not None and place[0]._outermost() is self:
@@ -258,12 +283,15 @@ class Module:
                 )
 
     def _layer(self, title: str) -> str:
-        """Return the name of this module in errors and profiles, as "enc.2: Linear(17, 8)"."""
+        """Return the text for this module in errors and profiles, such as "enc.2: Linear(17, 8)".
+
+        It is the path and the title, or the title only if the path is empty.
+        """
         return f"{self.path}: {title}" if self.path else title
 
     @property
     def path(self) -> str:
-        """The path in the outermost module. It starts with the name of that module."""
+        """The dotted path of this module from the outermost module, whose name comes first."""
         if self._parent is None:
             return self.name
         module, key = self._parent
@@ -315,7 +343,7 @@ class Module:
         yield from self._walk(prefix)
 
     def _walk(self, prefix: str) -> Iterator[tuple[str, Parameter]]:
-        """Yield all declarations as `declared` does, without its checks."""
+        """Yield all declarations as `declared` does, but do not check plain containers."""
         for trained in (True, False):
             for key, parameter in self._parameters.items():
                 if parameter.trained is trained:
@@ -524,11 +552,11 @@ class Module:
 
     @property
     def title(self) -> str:
-        """The class and the result of `describe` in one line, as "Linear(3, 4, bias=True)"."""
+        """The class with the text of `describe`, such as "Linear(3, 4, bias=True)"."""
         return f"{type(self).__name__}({self.describe()})"
 
     def describe(self) -> str:
-        """Return the text between the parentheses of `repr`."""
+        """Return the arguments that `repr` shows between parentheses."""
         return ""
 
     def __repr__(self) -> str:
@@ -544,10 +572,10 @@ class OpModule(Module):
 
     function: ClassVar[Callable[..., Any]]
     options: dict[str, Any]
-    """The keyword arguments of the function."""
+    """The keyword arguments that the function of ngd.ops gets."""
 
     def forward(self, x: Node) -> Node:
-        """Return the result of the function for x. The class documents both shapes."""
+        """Return the result of the function for x. The subclass documents the shapes of both."""
         y: Node = type(self).function(x, **self.options)
         return y
 
@@ -557,4 +585,7 @@ class OpModule(Module):
 
 
 class Parametrizations(Module):
-    """The modules that compute attributes of the parent module, by the attribute's name."""
+    """The parametrizations of a module's attributes, by the name of the attribute.
+
+    A parametrization is a module that computes an attribute from other variables.
+    """

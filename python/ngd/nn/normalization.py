@@ -21,7 +21,7 @@ from .parameter import Buffer, Parameter
 
 
 def extents(shape: int | Sequence[int]) -> tuple[int, ...]:
-    """Return the shape that one number or several numbers stand for."""
+    """Return a shape as a tuple. One number is a shape of one axis."""
     return (shape,) if isinstance(shape, int) else tuple(shape)
 
 
@@ -270,7 +270,7 @@ class BatchNorm(Module):
     """
 
     axes: tuple[int, ...] | None = None
-    """The allowed numbers of axes of the input. None allows two or more."""
+    """The numbers of axes that the input may have, or None for two or more axes."""
 
     weight: Any
     bias: Any
@@ -332,9 +332,9 @@ class BatchNorm(Module):
         return y
 
     def _over_ranks(self, x: Node) -> tuple[Node, Node, Node, Node]:
-        """Return the result, and the mean, variance and size of each channel over all ranks.
+        """Return the result, and the mean, variance and element count per channel over all ranks.
 
-        This needs two small all-reduces: one of sums and sizes, and one of the sums of squared
+        This needs two small all-reduces: one of sums and counts, and one of the sums of squared
         distances from the mean. A second pass over x loses less precision than a sum of squares. A
         rank may have no elements.
         """
@@ -352,7 +352,7 @@ class BatchNorm(Module):
         return y, mean, variance, count
 
     def _track(self, state: Training, mean: Node, variance: Node) -> None:
-        """Set the next values of the running statistics."""
+        """Set the next values of running_mean, running_var and num_batches_tracked."""
         batches = state.now(self.num_batches_tracked) + 1
         state.updates[self.num_batches_tracked] = batches
         for running, new in ((self.running_mean, mean), (self.running_var, variance)):
@@ -463,7 +463,7 @@ class InstanceNorm(Module):
     """
 
     axes: tuple[int, ...] | None = None
-    """The allowed numbers of axes of the input. None allows three or more."""
+    """The numbers of axes that the input may have, or None for three or more axes."""
 
     weight: Any
     bias: Any

@@ -21,17 +21,17 @@ from .initializers import Initializer, zeros
 
 
 class Owner(Protocol):
-    """The interface that a declaration needs of the module that it belongs to."""
+    """The attributes of a module that its declarations (Parameter, Buffer) use."""
 
     name: str
     _scope: Scope
 
     @property
     def path(self) -> str:
-        """The path in the outermost module."""
+        """The dotted path of the module from the outermost module."""
 
     def _layer(self, title: str) -> str:
-        """Return the name of the module in errors."""
+        """Return the text for the module in errors, from its path and a title."""
 
     def _outermost(self) -> Owner:
         """Return the model that the module is a part of."""
@@ -84,16 +84,19 @@ class Parameter:
         self._owner: tuple[Owner, str] | None = None
         self._variable: Variable | None = None
         self._copied: Any = None
-        """The value that the variable of a copy starts with, or None."""
+        """The first value of the variable, for example the value of the original of a copy.
+
+        None means that the initializer makes the first value.
+        """
 
     @property
     def has_variable(self) -> bool:
-        """True if the variable exists."""
+        """True if the variable has been made, by its first use."""
         return self._variable is not None
 
     @property
     def name(self) -> str:
-        """The name of the variable: its path from the outermost module."""
+        """The name of the variable: the path of the module and the name of the attribute."""
         if self._owner is None:
             raise RuntimeError(
                 "nn.Parameter: expected an attribute of a module; got one outside of modules. "
@@ -111,7 +114,7 @@ class Parameter:
         return self._variable
 
     def _make_variable(self, value: Any) -> Variable:
-        """Make the variable. Its call site names the class of the module."""
+        """Make the variable with a first value. Errors about it name the class of the module."""
         name = self.name
         assert self._owner is not None
         module = self._owner[0]
@@ -167,7 +170,10 @@ class Parameter:
         return f"{type(self).__name__}({self.shape}, {self.dtype.name})"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state of a copy or pickle: the current value, and no module."""
+        """Return the state for a copy or pickle: the value of the variable, but not its module.
+
+        The module that has the copy sets itself by `place`.
+        """
         state = {**self.__dict__, "_owner": None, "_variable": None}
         if self._variable is not None:
             state["_copied"] = self._variable.numpy()

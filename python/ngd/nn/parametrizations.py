@@ -25,7 +25,7 @@ from .parameter import Buffer, Parameter
 AnyModule = TypeVar("AnyModule", bound=Module)
 
 FIRST_ITERATIONS: Final = 15
-"""The number of power iterations before the first step, as in PyTorch."""
+"""The number of power iterations for the first values of singular vectors, as in PyTorch."""
 
 
 def weight_norm(
@@ -228,23 +228,29 @@ class WeightNorm(Module):
         self.original1 = weight
 
     def forward(self) -> Node:
-        """Return the weight."""
+        """Return the weight: direction * magnitude / norm of the direction."""
         direction = self.original1
         norm = ops.vector_norm(direction, self.axes, self.keepdims)
         weight: Node = direction * (self.original0 / norm)
         return weight
 
     def weight(self) -> Parameter:
-        """Return the declaration of the weight's shape, dtype and first value."""
+        """Return the declaration of the weight before weight normalization.
+
+        It has the weight's shape, dtype and first value.
+        """
         return self._parameters["original1"]
 
     def describe(self) -> str:
-        """Return the axis, for `repr`."""
+        """Return the axis `dim`, for `repr`."""
         return f"dim={self.dim}"
 
 
 class Magnitude(Parameter):
-    """The declaration of a magnitude. Its first value is the norm of the first direction."""
+    """The declaration of the magnitude, one of the two variables of WeightNorm.
+
+    Its first value is the norm of the first value of the other variable, the direction.
+    """
 
     def __init__(self, direction: Parameter, axes: tuple[int, ...], keepdims: bool) -> None:
         extents = (1 if axis in axes else n for axis, n in enumerate(direction.shape))
@@ -254,12 +260,12 @@ class Magnitude(Parameter):
             self._copied = self.norms(direction.variable.numpy())
 
     def norms(self, value: Any) -> Any:
-        """Return the norms of an array of the shape of the direction."""
+        """Return the norms over `axes` of an array that has the shape of the direction."""
         squares = np.square(np.asarray(value, np.float64))
         return np.asarray(np.sqrt(squares.sum(self.axes, keepdims=self.keepdims)))
 
     def draw(self, seed: int) -> Any:
-        """Return the norms of the direction's first value for a seed."""
+        """Return the first value for a seed: the norms of the direction's first value."""
         return self.norms(self.direction.draw(seed)).astype(self.dtype)
 
 
@@ -284,10 +290,13 @@ class SpectralNorm(Module):
         self.n_power_iterations, self.eps, self.dim = n_power_iterations, eps, dim
         self.original = weight
         if len(weight.shape) > 1:
-            setattr(self, "0", SingularVectors(weight, eps, dim))  # the key in PyTorch
+            setattr(self, "0", SingularVectors(weight, eps, dim))  # as in PyTorch's state dicts
 
     def forward(self) -> Node:
-        """Return the weight. In training, also set the next values of the singular vectors."""
+        """Return the weight divided by the estimate of its largest singular value.
+
+        In training, also set the next values of the singular vectors.
+        """
         weight = self.original
         if weight.ndim == 1:
             return normalized(weight, self.eps)
@@ -300,11 +309,14 @@ class SpectralNorm(Module):
         return divided
 
     def weight(self) -> Parameter:
-        """Return the declaration of the weight's shape, dtype and first value."""
+        """Return the declaration of the weight before the division.
+
+        It has the weight's shape, dtype and first value.
+        """
         return self._parameters["original"]
 
     def describe(self) -> str:
-        """Return the main arguments, for `repr`."""
+        """Return the main arguments of the constructor, for `repr`."""
         return f"n_power_iterations={self.n_power_iterations}, eps={self.eps}, dim={self.dim}"
 
 
@@ -357,7 +369,11 @@ class SingularVectors(Module):
 
 
 class SingularVector(Buffer):
-    """The declaration of an estimate of the first left (side 0) or right (1) singular vector."""
+    """The declaration of an estimate of the first left or right singular vector of a weight.
+
+    It belongs to the largest singular value. `side` is 0 for the left vector, and 1 for the right
+    one.
+    """
 
     def __init__(self, weight: Parameter, eps: float, dim: int, side: int) -> None:
         rows = weight.shape[dim]
@@ -368,7 +384,10 @@ class SingularVector(Buffer):
             self._copied = self.estimate(weight.variable.numpy(), seed=0)
 
     def estimate(self, value: Any, seed: int) -> Any:
-        """Return the vector for a value of the weight, by power iterations from a random vector."""
+        """Return an estimate of the singular vector of a weight with this value.
+
+        Power iterations compute it from a random vector, which depends on the seed only.
+        """
         rows = self.weight.shape[self.dim]
         matrix = np.moveaxis(np.asarray(value, np.float64), self.dim, 0).reshape(rows, -1)
         random = np.random.default_rng([seed, zlib.crc32(b"singular vectors")])
@@ -381,12 +400,12 @@ class SingularVector(Buffer):
         return (u, v)[self.side]
 
     def draw(self, seed: int) -> Any:
-        """Return the vector for the first value that the weight has for a seed."""
+        """Return the first value for a seed: an estimate for the first value of the weight."""
         return self.estimate(self.weight.draw(seed), seed).astype(self.dtype)
 
 
 def normalized(vector: Node, eps: float) -> Node:
-    """Return a vector divided by its norm, or by eps if the norm is smaller."""
+    """Return the vector divided by its norm, or by eps if the norm is less than eps."""
     return vector / ops.maximum(ops.vector_norm(vector), eps)
 
 
@@ -397,7 +416,10 @@ def expect_module(where: str, module: Any) -> None:
 
 
 def declared_weight(where: str, module: Any, name: Any) -> Parameter:
-    """Return the declaration of a weight; raise ValueError if it is not trained or is computed."""
+    """Return the declaration of the parameter `name` of a module.
+
+    Raise ValueError if the module has no such parameter, or a parametrization computes it already.
+    """
     expect_module(where, module)
     weight: Parameter | None = module._parameters.get(name)
     if weight is not None and weight.trained:
@@ -415,7 +437,7 @@ def declared_weight(where: str, module: Any, name: Any) -> Parameter:
 
 
 def expect_axis(where: str, dim: int, weight: Parameter, least: int) -> None:
-    """Raise ValueError if dim is below `least` or is not an axis of the weight."""
+    """Raise ValueError unless dim is an axis of the weight, or a number in [least, 0)."""
     if not least <= dim < len(weight.shape):
         raise ValueError(
             f"{where}: expected a dim in [{least}, {len(weight.shape)}) for a weight of shape "
@@ -424,9 +446,12 @@ def expect_axis(where: str, dim: int, weight: Parameter, least: int) -> None:
 
 
 def parametrize(module: AnyModule, name: str, parametrization: Module) -> AnyModule:
-    """Replace an attribute by a parametrization that contains the attribute's declaration."""
+    """Let a parametrization compute an attribute of a module. Return the module.
+
+    The parametrization must already contain the declaration that the attribute had.
+    """
     weight = module._parameters.pop(name)
-    if weight._owner == (module, name):  # otherwise another module gives the variable its name
+    if weight._owner == (module, name):  # else it is shared, and keeps its name
         weight._owner = None
     for key, parameter in parametrization._parameters.items():
         parameter.register(parametrization, key)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules and variables in plain containers, which a module does not register."""
+"""Search of modules and variables in plain containers, such as a list in an attribute.
+
+A module does not register what such a container has, so a module refuses it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,11 @@ CONTAINERS: Final = (list, tuple, dict, set, frozenset, deque)
 
 
 class ContainedValue(NamedTuple):
-    """A value in a plain container: its path, the value, and the type of the outer container."""
+    """A module or variable found in a plain container.
+
+    `path` is its path from the attribute, such as "layers[0]". `container` is the type of the
+    container in the attribute.
+    """
 
     path: str
     value: Any
@@ -19,7 +26,10 @@ class ContainedValue(NamedTuple):
 
 
 def find_in(key: str, container: Any, kinds: tuple[type, ...]) -> Iterator[ContainedValue]:
-    """Yield the values of some types in a container, and in the containers inside it."""
+    """Yield the values of the given types in a container, and in the containers inside it.
+
+    `key` is the name of the attribute that has the container.
+    """
     stack, visited = [(key, container)], set[int]()
     while stack:
         path, inner = stack.pop()
@@ -34,9 +44,10 @@ def find_in(key: str, container: Any, kinds: tuple[type, ...]) -> Iterator[Conta
 
 
 def plain_container_error(owner: str, item: ContainedValue, module: str | None) -> TypeError:
-    """Return the error for a value in a plain container, which a module does not register.
+    """Return the error for a module or variable in a plain container.
 
-    `module` is the title of the value if it is a module.
+    `owner` is the class of the module that has the container. `module` is the title of the value if
+    it is a module, and None otherwise.
     """
     key = item.path.partition("[")[0]
     kind = item.container.__name__

@@ -15,10 +15,10 @@ PerAxis: TypeAlias = int | Sequence[int]
 
 
 class Pool(OpModule):
-    """The base class of the pooling modules."""
+    """The base class of the modules for maximum and average pooling."""
 
     axes: ClassVar[int]
-    """The number of spatial axes."""
+    """The number of spatial axes of the input: 1, 2 or 3."""
 
     def forward(self, x: Node) -> Node:
         """Return the maximum or the mean of each window of x.

@@ -25,9 +25,13 @@ class Recurrent(Module):
     """
 
     gates: ClassVar[int]
-    """The number of gates and candidates, whose weights are the rows of one matrix."""
+    """The number of matrices that the weight of a layer joins along its rows.
+
+    There is one per gate and one for the candidate. An LSTM has 4, a GRU 3.
+    """
     states: ClassVar[int]
-    """The number of states that are passed from step to step: h, or h and c."""
+    """The number of states that an element of the sequence passes to the next: 1 (h), or 2 (h,
+    c)."""
     layer: ClassVar[Callable[..., Any]]
     """The function of ngd.ops that computes one layer in one direction."""
 
@@ -60,10 +64,10 @@ class Recurrent(Module):
                     setattr(self, key, Parameter(shape, uniform(-bound, bound)))
 
     def run(self, x: Node, first: list[Any] | None) -> tuple[Node, list[Node]]:
-        """Return the hidden states of the last layer, and the last states of all layers.
+        """Return the outputs of the last layer, and the last states of all layers.
 
-        `first` has the initial states, [layers * directions, batch, hidden_size]. The default is
-        zeros.
+        `first` has the initial value of each state, [layers * directions, batch, hidden_size]. None
+        means zeros.
         """
         expect_sequence(self, x, self.input_size, batch_first=self.batch_first)
         y = ops.transpose(x, (1, 0, 2)) if self.batch_first else x

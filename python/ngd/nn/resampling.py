@@ -113,7 +113,7 @@ class PixelUnshuffle(OpModule):
 def window_options(
     kernel_size: PerAxis, dilation: PerAxis, padding: PerAxis, stride: PerAxis
 ) -> dict[str, Any]:
-    """Return the keyword arguments that ops.unfold and ops.fold share."""
+    """Return the keyword arguments that ops.unfold and ops.fold have in common, in a dict."""
     return {
         "kernel_size": kernel_size,
         "dilation": dilation,

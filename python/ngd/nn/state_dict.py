@@ -32,12 +32,12 @@ class Keys(NamedTuple):
 
 
 def detached(value: Any) -> Any:
-    """Return a value of a state dict. Detach PyTorch's tensors, which may require a gradient."""
+    """Return a value of a state dict. A tensor of PyTorch is detached from its gradient."""
     return value.detach() if hasattr(value, "detach") else value
 
 
 def shape_of(value: Any, where: str) -> Any:
-    """Return the shape of a value; raise TypeError if a variable cannot have the value."""
+    """Return the shape of a value; raise TypeError if a variable cannot store such a value."""
     try:
         return variable(where, detached(value)).shape
     except (TypeError, ValueError) as error:
@@ -49,9 +49,10 @@ def shape_of(value: Any, where: str) -> Any:
 def load(
     declared: Mapping[str, Parameter], state: Mapping[str, Any], strict: bool, where: str
 ) -> Keys:
-    """Assign the values of a state dict to the declarations, after all checks.
+    """Assign the values of a state dict to the declarations; return missing and unexpected keys.
 
-    If an error is raised, no value has changed. `where` is the call, for messages.
+    All checks come first: if this raises an error, no value has changed. `where` is the public
+    call, for messages.
     """
     keys = compare_keys(declared, state)
     present = {key: p for key, p in declared.items() if key in state}
@@ -69,7 +70,10 @@ def load(
 
 
 def compare_keys(declared: Mapping[str, Parameter], state: Mapping[str, Any]) -> Keys:
-    """Return the keys that only one side has. A shared variable needs one of its keys."""
+    """Return the missing keys, which only the module has, and the unexpected ones.
+
+    A variable that several names share is missing only if all its names are.
+    """
     present_ids = {id(p) for key, p in declared.items() if key in state}
     missing = [key for key, p in declared.items() if id(p) not in present_ids]
     return Keys(missing, [key for key in state if key not in declared])
@@ -78,7 +82,7 @@ def compare_keys(declared: Mapping[str, Parameter], state: Mapping[str, Any]) ->
 def different_shapes(
     present: Mapping[str, Parameter], state: Mapping[str, Any], where: str
 ) -> list[str]:
-    """Return a text for each value whose shape differs from its declaration."""
+    """Return a text for the message per value whose shape is not that of its declaration."""
     shapes = {key: shape_of(state[key], f"{where}: {key}") for key in present}
     return [
         f"{key}: expected shape {p.shape}; got {shapes[key]}"

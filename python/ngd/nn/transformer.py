@@ -18,10 +18,10 @@ ACTIVATIONS: Final[dict[str, Callable[[Any], Node]]] = {"relu": ops.relu, "gelu"
 
 
 class TransformerLayer(Module):
-    """The base class of the layers of encoders and decoders."""
+    """The base class of TransformerEncoderLayer and TransformerDecoderLayer."""
 
     has_memory: ClassVar[bool] = False
-    """True if the layer also attends to a memory, the result of an encoder."""
+    """True for a decoder layer, which also attends to a memory: the result of an encoder."""
 
     def __init__(
         self,
@@ -53,12 +53,12 @@ class TransformerLayer(Module):
             self.dropout3 = Dropout(dropout)
 
     def _attend(self, x: Node, mask: Any, causal: bool) -> Node:
-        """Return the self-attention of x, with dropout."""
+        """Return the self-attention of x, after dropout."""
         output: Node = self.dropout1(self.self_attn(x, mask=mask, causal=causal))
         return output
 
     def _feed_forward(self, x: Node) -> Node:
-        """Return the result of the feed-forward network."""
+        """Return the feed-forward network of x: two linear layers, an activation and dropout."""
         inner = self.dropout(ACTIVATIONS[self.activation](self.linear1(x)))
         output: Node = self.linear2(inner)
         return output
@@ -209,13 +209,16 @@ class TransformerDecoderLayer(TransformerLayer):
         return x
 
     def _attend_to_memory(self, x: Node, memory: Node, mask: Any) -> Node:
-        """Return the attention of x to the memory, with dropout."""
+        """Return the attention of x to the result of the encoder (`memory`), after dropout."""
         output: Node = self.dropout2(self.multihead_attn(x, memory, mask=mask))
         return output
 
 
 def make_layers(where: str, make_layer: Callable[[], Module], num_layers: int) -> ModuleList:
-    """Return the layers that a function makes; raise TypeError if it is not a function."""
+    """Return `num_layers` layers, each made by a call of `make_layer`.
+
+    Raise TypeError if `make_layer` is not a function, for example if it is a layer.
+    """
     if isinstance(make_layer, Module) or not callable(make_layer):
         raise TypeError(
             f"{where}: expected a function that returns a layer; got {make_layer!r}. Write "

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ops: one class per op, with its shape rule, gradient, NumPy reference and samples.
 
-The names of this package are those in `__all__` of the families below. They are the names in the
-registry too: ops that call `register`, and functions that call `public`.
+The public names of this package are the names in `__all__` of the modules that are imported below.
+The calls of `register` (for ops) and `public` (for functions that are composed of ops) enter the
+same names in the registry of ngd/graph/registry.py.
 """
 
 from typing import TYPE_CHECKING
 
 from .._util.unknown_names import attribute_errors as _attribute_errors
 from ..graph.registry import PUBLIC as _PUBLIC
-from . import _channels_last, _numpy_functions  # they fill the registry too
+from . import _channels_last, _numpy_functions  # for the entries that they make in the registry
 from ._activation import *
 from ._activation_functions import *
 from ._along_axis import *
@@ -64,11 +65,11 @@ from .control.iteration import *
 from .control.loops import *
 from .control.tracing import *
 
-if not TYPE_CHECKING:  # type checkers collect the names from the imports
+if not TYPE_CHECKING:  # type checkers take the public names from the imports above
     __all__ = sorted(_PUBLIC)
     __getattr__ = _attribute_errors(__name__, __all__, "ops", _OTHER_NAMES)
 
 
 def __dir__() -> list[str]:
-    """Return the public names, without the modules that define them."""
+    """Return the names of the public ops, without the modules that define them."""
     return sorted(_PUBLIC)

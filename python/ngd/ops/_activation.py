@@ -63,14 +63,14 @@ class Relu(Unary):
     smooth = False
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
-        return (where(node > 0, dy, 0),)  # reads the result, so that x need not be stored
+        return (where(node > 0, dy, 0),)  # tests the result and not x, so that x need not be stored
 
 
 relu: Final[Relu] = register(Relu())
 
 
 def _sigmoid(x: Array) -> Array:
-    small = np.exp(-np.abs(x))  # never overflows
+    small = np.exp(-np.abs(x))  # the exponent is at most 0, so exp cannot overflow
     return np.where(x >= 0, 1 / (1 + small), small / (1 + small))
 
 
@@ -107,14 +107,14 @@ class Activation(Op):
     dtypes = FLOATS
     numerics = Numerics(needs_float32_gradient=True)
     domains: ClassVar[tuple[tuple[float, float], ...]] = ((-2, 2), (-6, -4), (4, 6))
-    """The intervals from which samples draw the operand."""
+    """The intervals (low, high) from which test samples draw the operand."""
     kink_at_zero: ClassVar[bool] = False
 
     def __call__(self, x: Value) -> Node:
         return self.of(x, {})
 
     def of(self, x: Value, attrs: dict[str, Any]) -> Node:
-        """Apply the op, with these attributes, to the caller's operand."""
+        """Apply the op with these attributes to an operand of the caller, cast to floats."""
         x = as_node(x, where=self.name)
         return self.node((cast(x, float_of(x.dtype)),), attrs)
 
@@ -130,7 +130,7 @@ class Activation(Op):
         return narrow(self.compute(widen(x), **attrs), x.dtype)
 
     def attributes(self) -> Iterable[dict[str, Any]]:
-        """Return the attributes of the samples."""
+        """Return the attributes of a node for each kind of test sample."""
         return ({},)
 
     def samples(self) -> Iterable[Sample]:
@@ -218,7 +218,7 @@ silu: Final[Silu] = register(Silu())
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 TANH_SATURATES: Final = 16.0
-"""The magnitude of x from which gelu's tanh is 1 or -1 in every dtype, so that its slope is 0."""
+"""The bound of abs(x) beyond which the tanh in gelu is 1 or -1 in every dtype and has slope 0."""
 
 
 def _tanh_operand(x: Any) -> Any:
@@ -284,7 +284,7 @@ class Gelu(Activation):
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         (x,) = node.inputs
         if node.attrs["approximate"] == "tanh":
-            # Beyond the bound the slope of tanh is 0, and the square of x may overflow.
+            # Beyond the bound the slope of tanh is 0. The bound keeps square(x) finite.
             bounded = limit_magnitude(x, TANH_SATURATES)
             t = tanh(_tanh_operand(bounded))
             slope = math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * square(bounded))
@@ -302,26 +302,36 @@ POSTS: Final[Mapping[str, tuple[Op, Mapping[str, Any]]]] = {
     op.lower(**attrs)[0]: (op, attrs)
     for op, attrs in ((relu, {}), (silu, {}), *((gelu, a) for a in gelu.attributes()))
 }
-"""The post-operations that a heavy op may apply to its result: the op and its attributes.
+"""The elementwise ops that the kernel of a heavy op, such as a matmul, can apply to its result.
 
-The key is the name that the kernel of the heavy op knows.
+Each one is called a post-operation. The keys are the names by which the kernels know them. The
+values are pairs of the op and its attributes.
 """
 
 
 ADDED: Final = "add"
-"""The post-operation that adds the last operand, which has the type of the result."""
+"""The name of the post-operation that adds an array to the result of a heavy op.
+
+The array is the last operand of the heavy op and has the type of its result.
+"""
 
 
 def split_added(operands: Sequence[Any], posts: Sequence[str]) -> tuple[Sequence[Any], Any]:
-    """Split the operands of a heavy op into its own and the operand to add, or None."""
+    """Return the operands of a heavy op without the added one, and the added one.
+
+    The added operand belongs to the post-operation "add". It is None if `posts` does not contain
+    "add".
+    """
     return (operands[:-1], operands[-1]) if ADDED in posts else (operands, None)
 
 
 def adjoint_before_post(node: Node, dy: Node) -> tuple[Node, list[Node]]:
     """Return the adjoint of a heavy op's result before its post-operations.
 
-    The second value is a list with the adjoint of the added operand, or an empty list. The values
-    between the post-operations are computed again.
+    `dy` is the adjoint of the result after the post-operations. The second value is a list: it has
+    the adjoint of the operand that the post-operation "add" adds, or is empty without this
+    post-operation. The graph computes the results of the post-operations again, because their
+    gradients read them.
     """
     posts: tuple[str, ...] = node.attrs.get("post", ())
     if not posts:
@@ -343,7 +353,10 @@ def adjoint_before_post(node: Node, dy: Node) -> tuple[Node, list[Node]]:
 
 
 def apply_post_operations(x: Array, posts: Sequence[str], added: Array | None = None) -> Array:
-    """Apply these post-operations to x one after the other, in NumPy."""
+    """Apply post-operations to x one after the other, in NumPy.
+
+    `added` is the array that the post-operation "add" adds.
+    """
     for name in posts:
         op, attrs = POSTS.get(name, (None, {}))
         x = np.asarray(op.reference(x, **attrs) if op else x + added)
@@ -351,7 +364,7 @@ def apply_post_operations(x: Array, posts: Sequence[str], added: Array | None = 
 
 
 def limit_magnitude(x: Node, bound: float) -> Node:
-    """Return x, limited to [-bound, bound]."""
+    """Return x with each element limited to [-bound, bound]."""
     return minimum(maximum(x, -bound), bound)
 
 

@@ -187,7 +187,7 @@ def softsign(x: Value) -> Node:
         array([-0.5 ,  0.  ,  0.75])
     """
     operand, dtype = as_compute_dtype("softsign", x)
-    size = where(operand < 0, -operand, operand)  # at 0 its gradient is 1, and that of abs is 0
+    size = where(operand < 0, -operand, operand)  # abs(x), but with slope 1 at 0
     return cast(operand / (1 + size), dtype)
 
 

@@ -42,7 +42,7 @@ __all__ = [
 
 
 class Rounding(Unary):
-    """A rounding to integers. Its gradient is zero, and integers are returned unchanged."""
+    """The base of floor, ceil and round. The gradient is zero, and integers stay as they are."""
 
     dtypes = FLOATS
     numerics = Numerics(needs_float32_gradient=False)
@@ -308,7 +308,7 @@ minimum: Final[Minimum] = register(Minimum())
 
 
 def dtype_limits(dtype: DType) -> tuple[float, float]:
-    """Return the smallest and the largest value of a dtype, infinities included."""
+    """Return the smallest and the largest value of a dtype: -inf and inf for floats."""
     if is_float(dtype):
         return -math.inf, math.inf
     limits = np.iinfo(dtype)
@@ -362,7 +362,7 @@ class Clip(Binary):
     def samples(self) -> Iterable[Sample]:
         for shape, bound in (((), ()), ((2, 3), ()), ((4, 5), (5,)), ((0, 3), (3,))):
             yield Sample((Operand(shape), Operand(bound, -1.5, -0.5), Operand(bound, 0.5, 1.5)))
-        yield Sample((Operand((7,)), Operand((), 2, 3), Operand((), 0, 1)))  # max is below min
+        yield Sample((Operand((7,)), Operand((), 2, 3), Operand((), 0, 1)))  # max < min
 
 
 clip: Final[Clip] = register(Clip())

@@ -52,11 +52,14 @@ _SAMPLES: Final[tuple[tuple[Shape, Shape, Shape, Shape | None, bool], ...]] = (
     ((0, 2, 3, 4), (0, 2, 3, 4), (0, 2, 3, 4), None, False),
     ((2, 0, 4), (2, 3, 4), (2, 3, 4), None, False),
 )
-"""The cases of the samples: shapes of query, key, value and mask, and True for causal ones."""
+"""The shapes of query, key, value and mask (or None), and `causal`, for each test sample."""
 
 
 def _scores_shape(where_: str, q: Type, k: Type, v: Type) -> Shape:
-    """Return the shape of the scores, [..., heads, L, S], or raise a ShapeError."""
+    """Return the shape of the attention scores, [..., heads, L, S].
+
+    Raise a ShapeError if query q, key k and value v do not fit.
+    """
     fits = len(q.shape) == len(k.shape) == len(v.shape) and len(q.shape) >= 3
     fits = fits and q.shape[-1] == k.shape[-1] and k.shape[:-1] == v.shape[:-1]
     if not fits or q.shape[:-3] != k.shape[:-3]:
@@ -76,7 +79,10 @@ def _scores_shape(where_: str, q: Type, k: Type, v: Type) -> Shape:
 
 
 def _num_scores(operands: Sequence[Type], causal: bool, scale: float, heads_last: bool) -> int:
-    """Return the number of scores that `causal` leaves. A mask does not change it."""
+    """Return the number of scores in all heads: pairs of a query and a key that it may attend to.
+
+    `causal` excludes pairs. A mask does not change the number, because its values are not known.
+    """
     q, k, _ = (_swap_shape(x.shape) if heads_last else x.shape for x in operands[:3])
     num_queries, num_keys = q[-2], k[-2]
     num_scores = num_queries * num_keys
@@ -103,7 +109,7 @@ def _as_mask(mask: Value, dtype: DType) -> Node:
 
 
 def _check_mask(where_: str, mask: Type, scores: Type) -> None:
-    """Raise unless the mask has a valid dtype and broadcasts to the scores."""
+    """Raise an error unless the mask has a valid dtype and broadcasts to the scores."""
     if mask.dtype not in (bool_, scores.dtype):
         raise DTypeError(f"{where_}: expected a mask of bools or of {scores.dtype}; got {mask}")
     if broadcast_shapes(where_, mask.shape, scores.shape) != scores.shape:
@@ -113,12 +119,15 @@ def _check_mask(where_: str, mask: Type, scores: Type) -> None:
 
 
 def _swap_shape(shape: Shape) -> Shape:
-    """Exchange the heads and the positions in a shape [..., heads, L, E] or [..., L, heads, E]."""
+    """Exchange the axes -3 and -2 of a shape.
+
+    This converts between [..., heads, L, E] and [..., L, heads, E].
+    """
     return (*shape[:-3], shape[-2], shape[-3], shape[-1])
 
 
 def _swap(x: Node) -> Node:
-    """Exchange the axes of the heads and of the positions."""
+    """Exchange the axes -3 and -2 of x, those of the heads and of the positions."""
     return swapaxes(x, -2, -3)
 
 
@@ -127,20 +136,29 @@ def _swap_array(x: Array) -> Array:
 
 
 def _operand_of_swap(x: Node) -> Node | None:
-    """Return x before the transposition that moved its heads before the positions, else None."""
+    """Return the operand of x if x is a transposition to [..., heads, L, E], else None.
+
+    The operand is [..., L, heads, E].
+    """
     axes = tuple(range(x.ndim))
     swapped = x.ndim >= 3 and (*axes[:-3], x.ndim - 2, x.ndim - 3, x.ndim - 1)
     return x.inputs[0] if x.op.layout.is_transpose and x.attrs["axes"] == swapped else None
 
 
 def _group_heads(x: Node, groups: int) -> Node:
-    """Split the heads into groups: [..., groups, heads / groups, positions, extent]."""
+    """Split the axis of the heads of x into groups.
+
+    [..., heads, positions, E] becomes [..., groups, heads / groups, positions, E].
+    """
     heads = x.shape[-3] // groups
     return reshape(x, (*x.shape[:-3], groups, heads, *x.shape[-2:]))
 
 
 def _matmul_by_head(a: Node, b: Node, groups: int) -> Node:
-    """Multiply each head of a by the transposed head of b: [..., heads, L, S]."""
+    """Return a[head] @ b[head]^T for each head: [..., heads, L, S].
+
+    `groups` is the number of heads of b. Several heads of a may share one head of b.
+    """
     scores = matmul(_group_heads(a, groups), swapaxes(_group_heads(b, groups), -1, -2))
     return reshape(scores, (*a.shape[:-1], b.shape[-2]))
 
@@ -148,9 +166,9 @@ def _matmul_by_head(a: Node, b: Node, groups: int) -> Node:
 def _masked_scores(
     q: Node, k: Node, mask: Node | None, causal: bool, scale: float
 ) -> tuple[Node, Node | None]:
-    """Return the scores and a mask that is True where a query attends to a key.
+    """Return the scores, and a mask that is True where a query attends to a key.
 
-    The other scores are -inf. The mask is None if each query attends to all keys.
+    Scores where the mask is False are -inf. The mask is None if each query attends to all keys.
     """
     scores = _matmul_by_head(q * scale, k, k.shape[-3])
     allowed: Node | None = None
@@ -166,7 +184,11 @@ def _masked_scores(
 def _masked_scores_array(
     q: Array, k: Array, mask: Sequence[Array], causal: bool, scale: float
 ) -> tuple[Array, Array]:
-    """Return the results of `_masked_scores` in NumPy, for keys whose heads are repeated."""
+    """Return the results of `_masked_scores`, computed in NumPy.
+
+    k has one head per query head: heads that several query heads share are repeated. `mask` has at
+    most one array.
+    """
     scores = (q * q.dtype.type(scale)) @ np.swapaxes(k, -1, -2)
     allowed = np.ones(scores.shape, bool)
     for each in mask:
@@ -178,7 +200,7 @@ def _masked_scores_array(
 
 
 def _repeat_heads(x: Array, heads: int) -> Array:
-    """Repeat each head of the keys or values for all query heads that use it."""
+    """Repeat each head of the keys or values once per query head that uses it."""
     return np.repeat(x, heads // x.shape[-3], axis=-3)
 
 
@@ -186,9 +208,9 @@ class Attend(Op):
     """Attention, with two results: the value, and the logsumexp of the scores of each query.
 
     The operands are query [..., heads, L, E], key [..., h, S, E], value [..., h, S, V] and at most
-    one mask. Attrs: causal, scale, heads_last. With heads_last, query, key, value and the first
-    result are [..., L, heads, E]. The second result is [..., heads, L] in both cases. Both results
-    are 0 for a query that attends to no key.
+    one mask. Attributes of a node: causal, scale, heads_last. With heads_last, query, key, value
+    and the first result are [..., L, heads, E]. The second result is [..., heads, L] in both cases.
+    Both results are 0 for a query that attends to no key.
     """
 
     name = "attend"
@@ -215,7 +237,7 @@ class Attend(Op):
         masked, allowed = _masked_scores(q, k, mask[0] if mask else None, causal, scale)
         has_key = None if allowed is None else any(allowed, -1, keepdims=True)
         if has_key is not None:
-            # Equal scores for a query that attends to no key: exp(-inf + inf) would be NaN.
+            # A query that attends to no key gets scores of 0, because exp(-inf + inf) is NaN.
             masked = where(has_key, masked, 0)
         top = max(masked, -1, keepdims=True)
         powers = exp(masked - top)
@@ -238,8 +260,8 @@ class Attend(Op):
         adjoints = attend_grad.node(operands, node.attrs).results
         if not mask or not is_float(mask[0].dtype):
             return (*adjoints, *(None for _ in mask))
-        # The adjoint of a mask is as large as the scores. Simple ops compute it, and only if a
-        # step needs it.
+        # The adjoint of a mask is as large as the scores, so attend_grad does not compute it.
+        # Separate ops do, and only in a step that needs it.
         return (*adjoints, attend_grad.to_scores(*operands, **node.attrs)[1])
 
     def cost(self, operands: Sequence[Type], results: Sequence[Type], **attrs: Any) -> Cost:
@@ -333,7 +355,7 @@ class AttendGrad(Op):
         scale: float,
         heads_last: bool,
     ) -> tuple[Node, Node]:
-        """Return, as nodes, the attention weights and the adjoint of the scores."""
+        """Return the attention weights and the adjoint of the scores, as nodes of other ops."""
         if heads_last:
             q, k, v, y, dy = map(_swap, (q, k, v, y, dy))
         masked, _ = _masked_scores(q, k, mask[0] if mask else None, causal, scale)
@@ -342,7 +364,11 @@ class AttendGrad(Op):
         return weights, weights * (_matmul_by_head(dy, v, v.shape[-3]) - delta)
 
     def cost(self, operands: Sequence[Type], results: Sequence[Type], **attrs: Any) -> Cost:
-        """Return the cost of five matmuls: scores, adjoint of the weights, and one per result."""
+        """Return the cost of five matmuls.
+
+        They compute the scores, the adjoint of the attention weights, and the adjoints of query,
+        key and value.
+        """
         q, _, v, *_ = operands
         terms = _num_scores(operands, **attrs) * (3 * q.shape[-1] + 2 * v.shape[-1])
         return Cost.touching(2 * terms, (*operands, *results))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conversion to another dtype. All other ops promote their operands by it."""
+"""Conversion to another dtype (`cast`). All other ops promote operands to one dtype by `cast`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convolutions of data in the layout channels last, in which the kernels of vendors are fast.
+"""Convolutions of data in the layout channels last: data and results are [N, spatial..., C].
 
-The compiler replaces the ops of _convolution.py by these ops if the device has a kernel for them
-(passes/layouts.py). Data and results are [N, spatial..., C]. The layout of weights is unchanged.
+The kernels of vendor libraries are fast in this layout. If the device has a kernel for these ops,
+the compiler uses them instead of the ops of _convolution.py, whose data is [N, C, spatial...]
+(passes/layouts.py). The layout of weights is unchanged.
 """
 
 from __future__ import annotations
@@ -24,28 +25,31 @@ from ._shape import transpose, transpose_cheaply
 from ._windows import channels_first_order, channels_last_order, permute_shape
 
 NAME: Final = "channels last"
-"""The name of the layout."""
+"""The name of this layout in the attribute `layout` of an op."""
 
 
 def channels_first(x: Node) -> Node:
-    """Transpose data to [N, C, spatial...], which the op of _convolution.py takes."""
+    """Transpose [N, spatial..., C] to [N, C, spatial...], for the ops of _convolution.py."""
     return transpose(x, channels_first_order(x.ndim))
 
 
 class ChannelsLast(Op):
-    """A convolution or one of its gradients in this layout, with the same attributes."""
+    """The base of the ops of this module: a convolution or one of its gradients.
+
+    Data is [N, spatial..., C]. The attributes are those of the op of _convolution.py.
+    """
 
     dtypes = FLOATS
     public = False
     numerics = Numerics(is_contraction=True)
     data: ClassVar[tuple[int, ...]]
-    """The positions of the operands that are data and not weights."""
+    """The positions of the operands that are data [N, spatial..., C], and not weights."""
     is_data_result: ClassVar[bool] = True
     """True if the result is data, False if it is the gradient of weights."""
 
     @property
     def row_major_op(self) -> Op:
-        """The same op on data [N, C, spatial...]."""
+        """The op of _convolution.py that computes the same on data [N, C, spatial...]."""
         op: Op = self.layout.row_major_op
         return op
 
@@ -115,7 +119,7 @@ class ChannelsLast(Op):
             yield Sample(tuple(operands), sample.attrs)
 
     def map_data(self, values: Sequence[Any], change: Callable[[Any], Any]) -> list[Any]:
-        """Apply a function to the operands that are data. Return all operands."""
+        """Return a list of the values for all operands, with `change` applied to those of data."""
         return [change(x) if position in self.data else x for position, x in enumerate(values)]
 
 

@@ -37,7 +37,7 @@ __all__ = [
 
 
 class Comparison(Binary):
-    """An op of two operands whose result is a bool."""
+    """The base of ops that compare two operands and return bools."""
 
     numerics = Numerics(needs_float32_gradient=False)
     dtypes: ClassVar[tuple[DType, ...]] = ALL
@@ -49,7 +49,10 @@ class Comparison(Binary):
 
 
 class Logical(Comparison):
-    """An op of two bools whose result is a bool. Other dtypes are compared with zero first."""
+    """The base of ops that combine two bools to a bool.
+
+    Operands of other dtypes become bools: True where they are not zero.
+    """
 
     dtypes = (bool_,)
     domain = ((0, 1), (0, 1))
@@ -275,7 +278,7 @@ logical_not: Final[LogicalNot] = register(LogicalNot())
 
 
 class Bitwise(Binary):
-    """An op on the bits of two integers, or on two bools."""
+    """The base of ops on each bit of two integers, or on two bools."""
 
     dtypes: ClassVar[tuple[DType, ...]] = (bool_, *INTEGERS)
     smooth = False
@@ -388,8 +391,8 @@ bitwise_not: Final[BitwiseNot] = register(BitwiseNot())
 def expect_choice(where: str, condition: Any) -> None:
     """Raise a TypeError if a condition is a Python bool.
 
-    Such a condition is known when the graph is built. It is usually a mistake: `is`, `in`, `not`
-    and comparisons with None return a Python bool.
+    A Python bool is known when the graph is built, so every step would take the same values. It is
+    usually a mistake: `is`, `in`, `not` and comparisons with None return Python bools.
     """
     if isinstance(condition, bool):
         raise TypeError(

@@ -15,19 +15,22 @@ from ._elementwise import BINARY_SHAPES, UNARY_SHAPES, Binary, Unary, align
 from ._operands import Value, as_node, compute_dtype, float_of
 
 Ranges = tuple[tuple[float, float], ...]
-"""An interval for each operand, from which samples are drawn."""
+"""One interval (low, high) per operand. Test samples draw the operands from them."""
 
 FURTHER_SHAPE: Final = (3, 4)
-"""The shape of the samples from the `further` intervals."""
+"""The shape of the test samples from the `further` intervals."""
 
 
 class CompositeUnary(Unary):
-    """A function of one operand. Integers become floats. The fused kernel computes its parts."""
+    """A function of one operand, which the op expands into other ops. Integers become floats.
+
+    It has no kernel of its own: the fused kernel computes the ops of the expansion.
+    """
 
     kernel = Kernel(is_elementwise=False)
     dtypes = FLOATS
     further: ClassVar[tuple[tuple[float, float], ...]] = ()
-    """More intervals from which samples are drawn, so that they reach all branches."""
+    """Intervals of further test samples, so that the samples reach all branches of the function."""
 
     def samples(self) -> Iterable[Sample]:
         for shape in UNARY_SHAPES:
@@ -38,12 +41,12 @@ class CompositeUnary(Unary):
 
 
 class CompositeBinary(Binary):
-    """A function of two operands that broadcast. Integers become floats."""
+    """A function of two operands that broadcast, expanded into other ops. It returns floats."""
 
     kernel = Kernel(is_elementwise=False)
     dtypes = FLOATS
     further: ClassVar[tuple[Ranges, ...]] = ()
-    """More intervals from which samples are drawn, so that they reach all branches."""
+    """Intervals of further test samples, so that the samples reach all branches of the function."""
 
     def __call__(self, a: Value, b: Value) -> Node:
         operands = align(self.name, a, b)
@@ -70,9 +73,10 @@ def polynomial(x: Node, coefficients: Sequence[float]) -> Node:
 
 
 def as_compute_dtype(where: str, x: Value) -> tuple[Node, DType]:
-    """Return x as a node of the dtype to compute in, and the dtype of the result.
+    """Return x as a node of the dtype that the function computes in, and the dtype of its result.
 
-    Integers become floats. 16-bit floats are computed in float32.
+    Both are the dtype of x, except that integers become floats, and that 16-bit floats are computed
+    in float32 and returned as 16-bit floats.
     """
     node = as_node(x, where=where)
     dtype = float_of(node.dtype)

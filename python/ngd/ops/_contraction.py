@@ -34,7 +34,7 @@ from ._shape import reshape, transpose
 __all__ = ["einsum"]
 
 LabeledNode: TypeAlias = tuple[str, Node]
-"""The labels of an operand, one letter per axis, and the operand."""
+"""A pair: the labels of a node, one letter per axis, and the node."""
 
 
 @public
@@ -104,7 +104,10 @@ def einsum(equation: str, *operands: Value) -> Node:  # long because each argume
 
 
 def _parse(equation: str, shapes: Sequence[Shape]) -> tuple[list[str], str]:
-    """Return the labels of each operand and of the result. "..." becomes unused letters."""
+    """Return the labels of each operand and of the result of an einsum equation.
+
+    "..." becomes letters that the equation does not use, one per axis.
+    """
     text, arrow, result = equation.replace(" ", "").partition("->")
     terms = text.split(",")
     letters = (text + result).replace("...", "").replace(",", "")
@@ -147,7 +150,10 @@ def _parse(equation: str, shapes: Sequence[Shape]) -> tuple[list[str], str]:
 
 
 def _extents(equation: str, terms: Sequence[str], nodes: Sequence[Node]) -> dict[str, int]:
-    """Return the extent of each label. An extent of 1 broadcasts."""
+    """Return the extent of each label, from the shapes of the operands.
+
+    If an axis has size 1 in one operand, it broadcasts, and the extent is that of the others.
+    """
     extents: dict[str, int] = {}
     for term, node in zip(terms, nodes, strict=True):
         for label, n in zip(term, node.shape, strict=True):
@@ -163,9 +169,9 @@ def _extents(equation: str, terms: Sequence[str], nodes: Sequence[Node]) -> dict
 
 
 def _simplify_term(equation: str, labels: str, x: Node, extents: dict[str, int]) -> LabeledNode:
-    """Take diagonals and drop axes that broadcast.
+    """Take the diagonals of labels that occur twice, and drop axes of size 1 that broadcast.
 
-    Each label then occurs once, with the extent that it has in all operands.
+    Return the remaining labels and the node. Each label occurs once, with its extent in `extents`.
     """
     for label in dict.fromkeys(labels):
         while labels.count(label) > 1:
@@ -185,7 +191,10 @@ def _simplify_term(equation: str, labels: str, x: Node, extents: dict[str, int])
 
 
 def _contraction_path(operands: Sequence[LabeledNode], result: str) -> Iterable[Sequence[int]]:
-    """Return the positions of the operands to contract in each step."""
+    """Return, per contraction, the positions of the operands that it takes from the list.
+
+    As in numpy.einsum_path, the operands are removed from the list and the result is appended.
+    """
     if len(operands) < 3:
         return [tuple(range(len(operands)))]
     equation = ",".join(labels for labels, _ in operands) + "->" + result
@@ -194,16 +203,19 @@ def _contraction_path(operands: Sequence[LabeledNode], result: str) -> Iterable[
 
 
 def _sum_labels(labels: str, x: Node, keep: str) -> LabeledNode:
-    """Sum over the labels that are not in `keep`."""
+    """Sum x over the axes whose labels are not in `keep`. Return the labels left and the sum."""
     summed_axes = [axis for axis, label in enumerate(labels) if label not in keep]
     if not summed_axes:
         return labels, x
-    total = cast(sum(x, summed_axes), x.dtype)  # `sum` widens small integers
+    total = cast(sum(x, summed_axes), x.dtype)  # `sum` widens small integers to 64 bits
     return "".join(label for label in labels if label in keep), total
 
 
 def _contract(one: LabeledNode, other: LabeledNode, rest: str) -> LabeledNode:
-    """Multiply two operands and sum over their labels that are not in `rest`."""
+    """Multiply two operands, and sum over each label that is not in `rest`.
+
+    `rest` has the labels of the result and of all other operands.
+    """
     a_labels, a = _sum_labels(*one, keep=rest + other[0])
     b_labels, b = _sum_labels(*other, keep=rest + one[0])
     batch = [label for label in a_labels if label in b_labels and label in rest]
@@ -212,7 +224,10 @@ def _contract(one: LabeledNode, other: LabeledNode, rest: str) -> LabeledNode:
     columns = [label for label in b_labels if label not in a_labels]
 
     def arrange(labels: str, x: Node, *parts: list[str]) -> tuple[Node, list[Shape]]:
-        """Transpose x to the order of the parts. Return it and the extents of each part."""
+        """Transpose x so that its labels have the order of the parts.
+
+        Return the transposed node, and for each part the extents of its labels.
+        """
         order = [label for part in parts for label in part]
         transposed = transpose(x, [labels.index(label) for label in order])
         extents = dict(zip(order, transposed.shape, strict=True))

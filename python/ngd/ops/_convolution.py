@@ -47,7 +47,7 @@ __all__ = ["conv", "conv_transpose"]
 
 
 def _expect(where: str, x: Type, w: Type, groups: int) -> None:
-    """Raise a ShapeError unless the data and the weights fit."""
+    """Raise a ShapeError if data x and weights w do not have shapes that fit each other."""
     axes = spatial_axes(where, x)
     if not _is_weight(w, axes, groups) or w.shape[1] * groups != x.shape[1]:
         raise ShapeError(
@@ -58,7 +58,10 @@ def _expect(where: str, x: Type, w: Type, groups: int) -> None:
 
 
 def _is_weight(w: Type, axes: int, groups: int) -> bool:
-    """Return True for weights with this number of spatial axes and a first axis of equal groups."""
+    """Return True if w can be the weights of a convolution over `axes` spatial axes.
+
+    `groups` is positive and divides the size of the first axis, and no spatial axis is empty.
+    """
     is_valid_count = isinstance(groups, (int, np.integer)) and groups > 0
     return (
         is_valid_count
@@ -69,13 +72,16 @@ def _is_weight(w: Type, axes: int, groups: int) -> bool:
 
 
 def _split_channels(x: Array, groups: int, axis: int) -> Array:
-    """Split the channels at an axis: [..., groups, channels / groups, the later axes as one]."""
+    """Split the axis of the channels into groups, and join the axes after it.
+
+    The result is [..., groups, channels / groups, product of the later axes].
+    """
     before, channels = x.shape[:axis], x.shape[axis]
     return x.reshape(*before, groups, channels // groups, int(np.prod(x.shape[axis + 1 :])))
 
 
 def _add_bias(where: str, y: Node, bias: Sequence[Node]) -> Node:
-    """Add a bias with one element per channel, if there is one."""
+    """Add a bias to y, one element per channel. `bias` is empty if the op has no bias."""
     for addend in bias:
         if addend.shape != y.shape[1:2]:
             raise ShapeError(
@@ -87,21 +93,25 @@ def _add_bias(where: str, y: Node, bias: Sequence[Node]) -> Node:
 
 
 class ConvolutionOp(Op):
-    """One of the three ops of a convolution. Attrs: strides, padding, dilations, groups.
+    """One of the three ops of a convolution: conv, conv_data_grad and conv_weight_grad.
 
-    If the operands are 16-bit floats, passes may set the attribute `dtype` to float32, the dtype of
-    the result.
+    Attributes of a node: strides, padding, dilations, groups. If the operands are 16-bit floats,
+    passes may set the attribute `dtype` to float32, the dtype of the result.
     """
 
     dtypes = FLOATS
     numerics = Numerics(is_contraction=True)
     result, weights = -1, 1
-    """The positions of the convolution's result and of its weights.
+    """The positions of the convolution's result y and of its weights w.
 
-    They are positions in the list of this op's operands, followed by this op's result.
+    They index the list of this op's operands, followed by this op's result: conv_data_grad(dy, w),
+    for example, has the adjoint of y as its operand 0.
     """
     shape_attr: ClassVar[str] = ""
-    """The attribute with the result's spatial extents, if the operands do not determine them."""
+    """The name of the attribute with the result's spatial extents.
+
+    It is empty if the operands determine these extents.
+    """
 
     def lower(self, **attrs: Any) -> tuple[str, dict[str, Any]]:
         return self.name, {k: v for k, v in attrs.items() if k not in (self.shape_attr, "dtype")}
@@ -118,7 +128,7 @@ class ConvolutionOp(Op):
         return Cost.touching(2 * types[self.result].count * terms + extra, types)
 
     def samples(self) -> Iterable[Sample]:
-        """Yield samples. Each op takes two of data, weights and result of a convolution."""
+        """Yield test samples. Each op takes two of the shapes of data, weights and result."""
         for x, w, strides, padding, dilations, groups in (
             ((2, 3, 5), (4, 3, 3), (1,), (1, 1), (1,), 1),
             ((1, 4, 9), (2, 2, 2), (3,), (0, 2), (2,), 2),
@@ -135,7 +145,7 @@ class ConvolutionOp(Op):
             yield self.sample(x, w, result.shape, attrs)
 
     def sample(self, x: Shape, w: Shape, y: Shape, attrs: dict[str, Any]) -> Sample:
-        """Return a sample of this op, from the shapes of data, weights and result."""
+        """Return a test sample of this op, from the shapes of data x, weights w and result y."""
         raise NotImplementedError(self.name)
 
 
@@ -185,9 +195,11 @@ class Conv(ConvolutionOp):
         (8, 16, 32, 32)
     """
 
-    # Passes may add a third operand, the bias, and the attribute `post`, the post-operations.
+    # Passes may add a third operand, the bias, and the attribute `post`, the names of the
+    # post-operations.
     name = "conv"
-    # Without relu: each kernel would need another pass over the result, as an elementwise op does.
+    # relu is excluded: a convolution kernel would apply it in another pass over the result, as a
+    # separate elementwise kernel does.
     fusion = Fusion(post_operations=tuple(name for name in POSTS if name != "relu"))
 
     def __call__(
@@ -270,10 +282,10 @@ conv: Final[Conv] = register(Conv())
 
 
 def with_channel_bias(node: Node, bias: Node, channels: int) -> Node | None:
-    """Return a convolution node with a bias added, or None if it cannot add this bias.
+    """Return a node of a convolution that also adds a bias, or None if the kernel cannot add it.
 
-    `channels` is the axis of the channels in the result. The bias must have one element per
-    channel, and the node neither a bias nor post-operations.
+    It can if the bias has one element per channel, and the convolution has neither a bias nor
+    post-operations. `channels` is the axis of the channels in the result.
     """
     padded_shape = (*(1,) * (node.ndim - bias.ndim), *bias.shape)
     is_per_channel = all(
@@ -289,7 +301,7 @@ def with_channel_bias(node: Node, bias: Node, channels: int) -> Node | None:
 class ConvDataGrad(ConvolutionOp):
     """The adjoint of the data of a convolution. conv_transpose applies this op too.
 
-    Attrs: spatial, the spatial extents of the data, and the attributes of the convolution.
+    Attributes of a node: spatial, the spatial extents of the data, and those of the convolution.
     """
 
     name = "conv_data_grad"
@@ -352,7 +364,7 @@ conv_data_grad: Final[ConvDataGrad] = register(ConvDataGrad())
 class ConvWeightGrad(ConvolutionOp):
     """The adjoint of the weights of a convolution.
 
-    Attrs: kernel, the spatial extents of the weights, and the attributes of the convolution.
+    Attributes of a node: kernel, the spatial extents of the weights, and those of the convolution.
     """
 
     name = "conv_weight_grad"
@@ -411,7 +423,7 @@ conv_weight_grad: Final[ConvWeightGrad] = register(ConvWeightGrad())
 
 
 def _common_attrs(attrs: dict[str, Any]) -> dict[str, Any]:
-    """Return the attributes that the three ops have in common."""
+    """Return the attributes that the convolution and its two gradients have in common."""
     return {name: attrs[name] for name in ("strides", "padding", "dilations", "groups")}
 
 

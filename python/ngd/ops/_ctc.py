@@ -37,7 +37,10 @@ IMPOSSIBLE: Final = -1e30
 
 
 def path_of(labels: Node, num_labels: Node, blank: int) -> Node:
-    """Return the labels of the path [N, L]. Labels after the end of a target are blanks."""
+    """Return the labels of the path, [N, L]: a blank before, between and after the labels.
+
+    Positions after the end of a target are blanks.
+    """
     n, count = labels.shape
     is_label = arange(count) < reshape(num_labels, (n, 1))
     blanks = full((n, count), blank, labels.dtype)
@@ -46,14 +49,17 @@ def path_of(labels: Node, num_labels: Node, blank: int) -> Node:
 
 
 def shifted(alpha: Node, by: int) -> Node:
-    """Return alpha of the position that is `by` positions before each position."""
+    """Return alpha moved by `by` positions: element s is alpha[s - by].
+
+    The first `by` elements are the logarithm of the probability 0.
+    """
     n, count = alpha.shape
     before = full((n, min(by, count)), IMPOSSIBLE, alpha.dtype)
     return concat([before, alpha[:, : max(count - by, 0)]], 1)
 
 
 def last_alpha(scores: Node, path: Node, num_steps: Node, blank: int) -> Node:
-    """Return alpha [N, L] after the last step of each sequence.
+    """Return alpha after the last step of each sequence, for all positions of the path: [N, L].
 
     `scores` [T, N, L] are the logarithms of the probabilities of the labels of the path.
     """
@@ -73,7 +79,7 @@ def last_alpha(scores: Node, path: Node, num_steps: Node, blank: int) -> Node:
 
 
 def expect_batch(x: Node, labels: Node, steps: Node, counts: Node, blank: int) -> None:
-    """Raise unless the operands of ctc_loss have shapes that fit, and `blank` is a class."""
+    """Raise an error if the operands of ctc_loss do not fit or `blank` is not a class."""
     n = x.shape[1] if x.ndim == 3 else -1
     if labels.ndim != 2 or labels.shape[0] != n or not steps.shape == counts.shape == (n,):
         types = describe_types(x.type, labels.type, steps.type, counts.type)
@@ -90,7 +96,7 @@ def log_likelihood(x: Node, labels: Node, steps: Node, counts: Node, blank: int)
     n = x.shape[1]
     path = path_of(labels, counts, blank)
     index = broadcast_to(clip(path, 0, x.shape[2] - 1), (x.shape[0], *path.shape))
-    ones = class_weights("ctc_loss", None, x, path)  # its lookup checks that labels are in [0, C)
+    ones = class_weights("ctc_loss", None, x, path)  # for its check that labels are in [0, C)
     alpha = last_alpha(take_along_axis(x, index, 2) * ones, path, steps, blank)
     ends = [
         take_along_axis(alpha, reshape(maximum(e, 0), (n, 1)), 1)

@@ -92,7 +92,7 @@ cumsum: Final[CumSum] = register(CumSum())
 
 
 def _shift(x: Node, distance: int, axis: int, fill: float) -> Node:
-    """Return x, moved by a distance along an axis. The first elements are the fill value."""
+    """Return x with its elements moved along an axis. The free places have the fill value."""
     before = (slice(None),) * axis
     filling = full((*x.shape[:axis], distance, *x.shape[axis + 1 :]), fill, x.dtype)
     return concat([filling, x[(*before, slice(x.shape[axis] - distance))]], axis)

@@ -15,10 +15,10 @@ from ._operands import unchanged_operand
 
 
 class After(Op):
-    """The value of x, available only after the other operands have been computed.
+    """The value of x, which is available only after the other operands have been computed.
 
-    An op on after(x, ...) differs from the same op on x. So rematerialisation can compute a value
-    again, and the second computation is not merged with the first one.
+    An op on after(x, ...) is not merged with the same op on x. So rematerialisation can compute a
+    value again.
     """
 
     name = "after"
@@ -67,10 +67,11 @@ class Rule(Protocol):
 
 
 class WithGradient(Op):
-    """The results of a function whose gradient `rule` computes, instead of the ops of the function.
+    """The results of a function with a gradient rule of its own.
 
-    The operands are the results, then the operands of the function, to which the gradient flows.
-    Attrs: count, the number of results; rule.
+    The rule computes the gradient instead of the ops of the function. The operands are the results,
+    then the operands of the function, to which the gradient flows. Attributes of a node: count, the
+    number of results; rule, the `Rule`.
     """
 
     name = "with_gradient"
@@ -110,7 +111,7 @@ class WithGradient(Op):
 def no_gradient(
     results: Sequence[Node], operands: Sequence[Node], dy: Sequence[Node | None]
 ) -> Sequence[Node | None]:
-    """Return no adjoints. This is the rule of the samples, which are integers."""
+    """Return None for each operand. Test samples have this rule, because they are integers."""
     return [None for _ in (*results, *operands)]
 
 

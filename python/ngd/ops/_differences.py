@@ -138,7 +138,10 @@ def gradient(x: Value, *spacing: Value, axis: Any = None) -> Any:
 
 
 def _slope(x: Node, axis: int, step: Value) -> Node:
-    """Return the slopes along one axis. `step` is the distance, or the coordinates."""
+    """Return the slopes of x along one axis.
+
+    `step` is the distance between neighbours, or an array of the coordinates.
+    """
     n = x.shape[axis]
     if n < 2:
         raise ShapeError(
@@ -275,6 +278,6 @@ def correlate(a: Value, v: Value, mode: str = "valid") -> Node:
         raise ShapeError(
             f"correlate: expected two tensors of one axis; got {describe_types(x.type, y.type)}"
         )
-    if x.shape[0] < y.shape[0]:  # as NumPy: exchange the operands and reverse the result
+    if x.shape[0] < y.shape[0]:  # as NumPy: swap the operands and reverse the result
         return flip(convolve(y, flip(x), mode))
     return convolve(x, flip(y), mode)

@@ -46,7 +46,7 @@ from ._operands import (
 )
 
 MANY: Final = 1000
-"""The number of nodes after which the search for a cast to float64 stops."""
+"""The number of nodes that the search for a cast to float64 visits before it gives up."""
 UNARY_SHAPES: Final = ((), (5,), (2, 3, 4), (0, 3), (1, 37))
 BINARY_SHAPES: Final = (
     ((), ()),
@@ -60,15 +60,15 @@ BINARY_SHAPES: Final = (
 
 
 class Elementwise(Op):
-    """An op whose result at an index depends only on the operands at that index."""
+    """The base of ops whose result at an index depends only on the operands at this index."""
 
     kernel = Kernel(is_elementwise=True)
     numerics = Numerics(needs_float32_gradient=True)
     result: ClassVar[DType | None] = None
-    """The dtype of the result, if it is not that of the operands."""
+    """The dtype of the result, or None if it is the dtype of the operands."""
     compute: ClassVar[Callable[..., Any]]
     domain: ClassVar[tuple[tuple[float, float], ...]]
-    """The interval from which samples draw each operand."""
+    """One interval (low, high) per operand. Test samples draw the operand from it."""
     kink_at_zero: ClassVar[bool] = False
 
     def infer(self, *inputs: Type) -> Type:
@@ -94,7 +94,7 @@ class Elementwise(Op):
 
 
 class Unary(Elementwise):
-    """An elementwise op of one operand. If it takes only floats, integers become floats."""
+    """The base of elementwise ops of one operand. Ops on floats cast integers to floats."""
 
     domain: ClassVar[tuple[tuple[float, float], ...]] = ((-2, 2),)
 
@@ -104,7 +104,7 @@ class Unary(Elementwise):
 
 
 class Binary(Elementwise):
-    """An elementwise op of two operands."""
+    """The base of elementwise ops of two operands, which broadcast."""
 
     domain: ClassVar[tuple[tuple[float, float], ...]] = ((-2, 2), (-2, 2))
 
@@ -113,9 +113,9 @@ class Binary(Elementwise):
 
 
 def one_dtype(values: Sequence[Value]) -> DType | None:
-    """Return the common dtype of the operands if none needs promotion, else None.
+    """Return the common dtype of the operands if no operand needs a cast, else None.
 
-    Each operand is a node of this dtype, or a Python scalar that takes it.
+    Then each operand is a node of this dtype, or a Python scalar that takes this dtype.
     """
     dtype, weak = None, False
     for v in values:
@@ -147,10 +147,10 @@ def align(where: str, *values: Value) -> list[Node]:
 
 
 def note_promotion(where: str, operands: Sequence[Any], nodes: Sequence[Node]) -> None:
-    """Note that narrower floats became float64 because of another operand.
+    """Record a note if float32 or 16-bit floats became float64 because of another operand.
 
-    Two cases are ignored: constants of narrower floats, because they widen no other operand, and
-    float64 that the user asked for by a cast.
+    There is no note in two cases: if the narrower operand is a constant, or if the user made the
+    float64 operand by a cast.
     """
     strong_operands = [
         v for v in operands if isinstance(v, Node) and not isinstance(promotion_kind(v), float)
@@ -174,7 +174,10 @@ def note_promotion(where: str, operands: Sequence[Any], nodes: Sequence[Node]) -
 
 
 def is_cast_by_user(value: Node) -> bool:
-    """Return True if a float64 value comes from the user's cast of a narrower float."""
+    """Return True if a float64 value comes from a cast of a narrower float that the user made.
+
+    A cast that promotion has made has a note (`note_promotion`) and does not count.
+    """
     visited, stack = set[Node](), [value]
     while stack and len(visited) < MANY:
         node = stack.pop()
@@ -190,7 +193,7 @@ def is_cast_by_user(value: Node) -> bool:
 
 
 def advice(other: Node) -> str:
-    """Return the advice for an operand that caused the promotion to float64."""
+    """Return the advice for a promotion to float64: how to change the operand that caused it."""
     if not is_float(other.dtype):
         return f'Cast the operand {other.type}: x.astype("float32").'
     if other.op is CONSTANT and not other.shape:
@@ -202,7 +205,10 @@ def advice(other: Node) -> str:
 
 
 def promotion_kind(node: Node) -> Any:
-    """Return the dtype of a node for promotion, or a Python float if the node is weak."""
+    """Return the value that stands for a node in NumPy's promotion: its dtype, or a Python float.
+
+    A Python float stands for a weak node: it takes the dtype of the other operands.
+    """
     return 0.0 if weak_value(node) is not None or is_weak_node(node) else node.dtype
 
 

@@ -24,7 +24,7 @@ __all__ = ["cbrt", "exp2", "hypot", "log2", "log10", "logaddexp", "logaddexp2"]
 
 
 class LogTo(CompositeUnary):
-    """A logarithm that is exact for integer powers of its base."""
+    """The logarithm to the base `base`, which is exact for integer powers of the base."""
 
     base: ClassVar[float]
     domain = ((0.2, 3),)
@@ -214,10 +214,13 @@ def logaddexp(a: Value, b: Value) -> Node:
 
 
 def _larger_and_distance(where_: str, a: Value, b: Value) -> tuple[Node, Node, DType]:
-    """Return max(a, b) and abs(a - b), which is 0 for equal infinities, and the result's dtype."""
+    """Return max(a, b), abs(a - b), and the dtype of the result.
+
+    The distance of equal infinities is 0.
+    """
     operands = align(where_, a, b)
     (first, dtype), (second, _) = (as_compute_dtype(where_, x) for x in operands)
-    same = equal(first, second)  # inf - inf is NaN
+    same = equal(first, second)  # without this, inf - inf would be NaN
     distance = abs(where(same, 0, first) - where(same, 0, second))
     return maximum(first, second), distance, dtype
 

@@ -57,8 +57,8 @@ class Take(Op):
                [5., 3.]])
     """
 
-    # Attributes: axis; caller, the public op that messages name; negative, False to reject
-    # negative indices.
+    # Attributes of a node: axis; caller, the public op that error messages name; negative, which is
+    # False if negative indices are an error.
     name = "take"
     kernel = Kernel(is_copy=True)
     dtypes = ALL
@@ -138,7 +138,8 @@ class ScatterAdd(Op):
         array([0., 0., 0., 3., 0.])
     """
 
-    # Attributes: axis, size; caller and negative as in take.
+    # Attributes of a node: axis; size, the extent of the result along the axis; caller and negative
+    # as in `take`.
     name = "scatter_add"
     dtypes = NUMBERS
 

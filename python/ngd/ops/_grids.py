@@ -25,14 +25,14 @@ PADDING_MODES: Final = ("zeros", "border", "reflection")
 
 
 def expect_one_of(name: str, value: str, known: Sequence[str]) -> None:
-    """Raise a ValueError for an option that is not known."""
+    """Raise a ValueError unless an option has one of the allowed values."""
     if value not in known:
         listed = ", ".join(f'"{each}"' for each in known)
         raise ValueError(f"grid_sample: {name}: expected one of {listed}; got {value!r}")
 
 
 def pixel_position(coordinate: Node, size: int, align_corners: bool) -> Node:
-    """Convert a coordinate in [-1, 1] to a position in pixels."""
+    """Convert a coordinate in [-1, 1], as grids have it, to a position in pixels."""
     if align_corners:
         return (coordinate + 1) * ((size - 1) / 2)
     return ((coordinate + 1) * size - 1) / 2
@@ -50,7 +50,11 @@ def reflect(position: Node, size: int, align_corners: bool) -> Node:
 
 
 def move_inside(position: Node, size: int, padding_mode: str, align_corners: bool) -> Node:
-    """Move a position into the image. In mode "zeros", return it unchanged."""
+    """Move positions outside of the image to its border, or reflect them into the image.
+
+    `padding_mode` decides. In mode "zeros" the position is returned unchanged, because `pixels_at`
+    returns 0 outside of the image.
+    """
     if padding_mode == "zeros":
         return position
     if padding_mode == "reflection":

@@ -28,21 +28,25 @@ __all__ = ["grouped_matmul"]
 
 
 class GroupedOp(Op):
-    """An op on groups of rows, whose third operand has the offsets.
+    """An op on groups of rows. The third operand has the row at which each group ends.
 
-    It computes in the dtype of its operands. In a step of mixed precision it stays float32.
+    The op computes in the dtype of its operands. In a step of mixed precision it stays float32.
     """
 
     dtypes = FLOATS
 
     def cost(self, operands: Sequence[Type], results: Sequence[Type], **attrs: Any) -> Cost:
-        """Return the cost if each row has a group: a multiplication and an addition per term."""
+        """Return the cost: a multiplication and an addition per row and matrix element.
+
+        A row is multiplied by the matrix of its group. The cost assumes that each row has a group,
+        because the offsets are not known before the run.
+        """
         weight = (*operands, *results)[self.weight]
         rows, terms = operands[0].shape[0], weight.count // max(weight.shape[0], 1)
         return Cost.touching(2 * rows * terms, (*operands, *results))
 
     weight: int
-    """The position of the weights among the operands and the result."""
+    """The position of the weights in the list of the operands, followed by the result."""
 
 
 class GroupedMatMul(GroupedOp):
@@ -80,7 +84,7 @@ class GroupedMatMul(GroupedOp):
                [3., 4.]])
     """
 
-    # The attribute transpose_b of a node swaps the last two axes of w.
+    # Attribute of a node: transpose_b, True if the kernel reads w with its last two axes exchanged.
     name = "grouped_matmul"
     weight = 1
 
@@ -88,7 +92,8 @@ class GroupedMatMul(GroupedOp):
         x, w = align(self.name, x, w)
         ends = as_indices(offsets, self.name, "offsets")
         node = self.node((x, w, ends), {"transpose_b": False})
-        while (simpler := self.simplify(node)) is not None:  # its gradient has the layout of w
+        # Read a transposed w in place, so that its gradient has the layout of that array.
+        while (simpler := self.simplify(node)) is not None:
             node = simpler
         return node
 
@@ -110,7 +115,11 @@ class GroupedMatMul(GroupedOp):
         return Type(dtype, (x.shape[0], w.shape[1 if transpose_b else 2]))
 
     def simplify(self, node: Node) -> Node | None:
-        """Read a transposed weight in place."""
+        """Return a node that reads w as it was before its transposition, or None.
+
+        The attribute transpose_b of the new node makes the kernel read the matrices transposed. The
+        result is None if w is not a transposition of its last two axes.
+        """
         x, w, offsets = node.inputs
         if not swaps_last_two(w):
             return None
@@ -121,7 +130,7 @@ class GroupedMatMul(GroupedOp):
         x, w, offsets = node.inputs
         is_transposed = node.attrs["transpose_b"]
         dx = self.node((dy, w, offsets), {"transpose_b": not is_transposed})
-        rows = (dy, x) if is_transposed else (x, dy)  # the gradient has the layout of w
+        rows = (dy, x) if is_transposed else (x, dy)  # so that dw has the layout of w
         return dx, grouped_weight_grad.node((*rows, offsets)), None
 
     def reference(self, x: Array, w: Array, offsets: Array, *, transpose_b: bool = False) -> Array:
@@ -143,7 +152,7 @@ class GroupedMatMul(GroupedOp):
 
 
 class GroupedWeightGrad(GroupedOp):
-    """The adjoint of the weights of grouped_matmul: aᵀ b of the rows of each group.
+    """The adjoint of the weights of grouped_matmul: the matrix product aᵀ b per group of rows.
 
     A group without rows gets zeros.
     """
@@ -182,14 +191,14 @@ class GroupedWeightGrad(GroupedOp):
 
 
 def offsets_of(groups: int, most: int) -> Operand:
-    """Return the operand of a sample that has random offsets."""
+    """Return the operand of a test sample that has random ascending offsets in [0, most]."""
     return Operand((groups,), 0, most, dtype=int64, ascending=True)
 
 
 def rows_of_groups(offsets: Array, rows: int) -> list[slice]:
-    """Return the rows of each group, or raise an OutOfRangeError for an invalid offset.
+    """Return a slice of rows per group; raise OutOfRangeError for an invalid offset.
 
-    The message is that of src/cpp/kernels/fallback/grouped_matmul.cpp.
+    The error has the same message as src/cpp/kernels/fallback/grouped_matmul.cpp.
     """
     slices, start = [], 0
     for group, offset in enumerate(offsets.tolist()):

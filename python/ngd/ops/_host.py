@@ -20,7 +20,7 @@ from ._creation import zeros
 
 _numbers: Final = count(1)
 FUNCTIONS: Final[WeakValueDictionary[int, HostFunction]] = WeakValueDictionary()
-"""The functions of all existing graphs, by the numbers by which compiled programs call them."""
+"""The functions of all existing graphs, by number. Compiled programs call them by this number."""
 
 
 class HostFunction:
@@ -56,7 +56,10 @@ class HostFunction:
         return f"<{self.name}>"
 
     def __call__(self, *arrays: Array) -> tuple[Array, ...]:
-        """Call the function on read-only views, and check its results."""
+        """Call the function with read-only views of arrays, and return its results.
+
+        Each result must fit the shape and dtype that were declared for it.
+        """
         views = [array.view() for array in arrays]
         for view in views:
             view.flags.writeable = False
@@ -73,7 +76,10 @@ class HostFunction:
         )
 
     def _as_declared(self, number: int, value: Any, wanted: Type) -> Array:
-        """Return result `number` in its declared dtype, or raise a TypeError."""
+        """Return one result in its declared dtype; TypeError if its shape or dtype does not fit.
+
+        `number` is the position of the result, for the message.
+        """
         array = np.asarray(value)
         if array.shape != wanted.shape or not np.can_cast(array.dtype, wanted.dtype, "same_kind"):
             got = f"{array.dtype}{list(array.shape)}"
@@ -84,7 +90,10 @@ class HostFunction:
         return array.astype(wanted.dtype, copy=False)
 
     def fill(self, inputs: Sequence[memoryview], outputs: Sequence[memoryview | None]) -> None:
-        """Call the function on the memory of a step, and write its results there."""
+        """Call the function on views of the memory of a step, and write its results to `outputs`.
+
+        A view in `outputs` is None if the step does not read this result.
+        """
         arrays = [array_of(each, view) for each, view in zip(self.inputs, inputs, strict=True)]
         for wanted, view, value in zip(self.results, outputs, self(*arrays), strict=True):
             if view is not None:
@@ -92,17 +101,17 @@ class HostFunction:
 
 
 def array_of(wanted: Type, memory: memoryview) -> Array:
-    """Return an array of a type that uses the given memory."""
+    """Return an array of the type `wanted` in the given memory, without a copy."""
     return np.frombuffer(memory, np.uint8).view(wanted.dtype).reshape(wanted.shape)
 
 
 def invoke(number: int, inputs: list[memoryview], outputs: list[memoryview | None]) -> None:
-    """Call a function by its number. Compiled programs call this."""
+    """Call the function with this number. Compiled programs call `invoke`; see `fill`."""
     FUNCTIONS[number].fill(inputs, outputs)
 
 
 class CallHost(Op):
-    """The results of a Python function. Attrs: function."""
+    """The results of a Python function. Attribute of a node: function, the HostFunction."""
 
     name = "call_host"
     public = False

@@ -24,7 +24,7 @@ _core.set_host_invoke(invoke)
 
 
 FUNCTION_ADVICE: Final = "Give a function of NumPy arrays."
-"""The advice in the message for a wrong first argument of call_host."""
+"""The advice in the error message if the first argument of call_host is not a function."""
 
 
 def call_host(
@@ -138,11 +138,11 @@ def print(x: Any, name: str = "", *, rank: int | None = None, first_only: bool =
 
 
 PRINT_RESULT: Final = (Type(int64, ()),)
-"""The type of the result of a print. The result has no meaning."""
+"""The types of the results of a print: one int64, whose value has no meaning."""
 
 
 class Printer:
-    """A function that prints an array. A step calls it."""
+    """The function that a step calls for ngd.print: it prints an array."""
 
     def __init__(self, name: str, rank: int | None, first_only: bool) -> None:
         self.name, self.rank, self.first_only = name, rank, first_only
@@ -159,7 +159,7 @@ class Printer:
 
 
 def _is_type(leaf: Any) -> bool:
-    """Return True for a pair of a shape and a dtype."""
+    """Return True if a value has the form (shape, dtype), by which users declare result types."""
     return (
         isinstance(leaf, tuple)
         and len(leaf) == 2
@@ -170,7 +170,7 @@ def _is_type(leaf: Any) -> bool:
 
 
 def _as_type(leaf: Any) -> Type:
-    """Return a declared type, from a node, a Type, or a pair of a shape and a dtype."""
+    """Return the Type that a user declared by a node, a Type, or a pair of a shape and a dtype."""
     if isinstance(leaf, (Node, Type)):
         return leaf.type if isinstance(leaf, Node) else leaf
     if not _is_type(leaf):

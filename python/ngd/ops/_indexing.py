@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of arrays at positions that a step computes. They are composed of `take`."""
+"""Lookups and slices whose indices the step computes: embedding and similar ops."""
 
 from __future__ import annotations
 
@@ -62,7 +62,10 @@ def embedding(indices: Value, weight: Value, padding_idx: int | None = None) -> 
 
 
 def _rows(where_: str, table: Node, chosen: Node, padding_idx: int | None) -> Node:
-    """Return rows of a table. The padding row gets no gradient."""
+    """Return the rows of a table at the indices `chosen`.
+
+    The row `padding_idx` of the table gets no gradient.
+    """
     if table.ndim != 2:
         raise ShapeError(
             f"{where_}: expected a table [rows, E]; got {table.type}. Reshape the table."
@@ -144,7 +147,10 @@ def embedding_bag(
 
 
 def _bags(rows: Node, factors: Node, offsets: Value | None) -> tuple[Node, Node]:
-    """Return the sums of the rows of each bag, and the sums of their factors."""
+    """Return the sum of the rows of each bag, and the sum of their factors.
+
+    Without offsets, rows[i] is bag i. With offsets, bag i starts at row offsets[i].
+    """
     if offsets is None:
         return sum(rows, 1), sum(factors, 1)
     starts = as_indices(offsets, "embedding_bag")
@@ -155,7 +161,7 @@ def _bags(rows: Node, factors: Node, offsets: Value | None) -> tuple[Node, Node]
 
 
 def _factors(rows: Node, chosen: Node, mode: str, weights: Value | None) -> Node:
-    """Return the factor of each row of each bag."""
+    """Return the factor of each row in the sum of its bag: its weight, or 1 without weights."""
     if weights is None:
         return ones(chosen.shape, rows.dtype)
     factors = cast(as_node(weights, where="embedding_bag"), rows.dtype)

@@ -39,11 +39,14 @@ __all__ = [
 
 
 def _at_least(where_: str, ndim: int, values: Sequence[Value]) -> Any:
-    """Return arrays with at least `ndim` axes, in a tuple if there are several."""
+    """Return arrays with axes of size 1 added, so that each has at least `ndim` axes.
+
+    The result is one node for one array, and a tuple of nodes for several arrays.
+    """
     nodes = [as_node(x, where=where_) for x in values]
     results = []
     for node in nodes:
-        if ndim == 3 and node.ndim < 3:  # [n] to [1, n, 1], [m, n] to [m, n, 1]
+        if ndim == 3 and node.ndim < 3:  # as NumPy: [n] to [1, n, 1], [m, n] to [m, n, 1]
             shape = (*((1,) * (2 - node.ndim)), *node.shape, 1)
         else:
             shape = (*((1,) * (ndim - node.ndim)), *node.shape)
@@ -230,7 +233,7 @@ def append(x: Value, values: Value, axis: int | None = None) -> Node:
 
 
 MOST_PARTS: Final = 2**16
-"""The largest number of parts. More parts would take minutes to build and compile."""
+"""The maximum number of parts of a split. More parts would take minutes to build and compile."""
 
 
 def expect_parts(where_: str, count: int) -> None:

@@ -133,8 +133,8 @@ def smooth_l1_loss(
 
 
 def _gaussian_nll(x: Node, y: Node, variance: Node, eps: float) -> Node:
-    """Return the loss of each element, without its constant term."""
-    # The value is eps, and the gradient is 1, as in PyTorch.
+    """Return the Gaussian negative log-likelihood per element, without its constant term."""
+    # As in PyTorch, the value is eps where the variance is smaller, and the slope is still 1.
     minimum_variance = eps + (variance - stop_gradient(variance))
     bounded = where(variance < eps, minimum_variance, variance)
     return 0.5 * (log(bounded) + square(x - y) / bounded)

@@ -25,12 +25,12 @@ __all__ = ["matmul"]
 
 
 def _shape_as_read(x: Shape, transposed: bool) -> Shape:
-    """Return a shape with its last two axes exchanged if the kernel reads it transposed."""
+    """Return the shape that the kernel reads: with the last two axes exchanged if `transposed`."""
     return (*x[:-2], x[-1], x[-2]) if transposed else x
 
 
 def swaps_last_two(node: Node) -> bool:
-    """Return True if a node transposes the last two axes and no other ones."""
+    """Return True if a node is a transposition that exchanges the last two axes and no others."""
     if node.op is not transpose or node.ndim < 2:
         return False
     n = node.ndim
@@ -65,11 +65,12 @@ class MatMul(Op):
                [12., 12.]])
     """
 
-    # A node has operands of two axes or more. The attributes transpose_a and transpose_b exchange
-    # the last two axes of that operand. Passes may add a third operand, a bias of the result's last
-    # axis, and `post`, the post-operations (`Fusion.post_operations`), for floats. The
-    # post-operation "add" has one more operand. With `dtype` float32, results of 16-bit floats are
-    # not rounded, and the bias and the added operand may be float32.
+    # The operands of a node have two axes or more. The attributes transpose_a and transpose_b are
+    # True if the kernel reads a or b with the last two axes exchanged. For floats, passes may add a
+    # third operand, a bias along the result's last axis, and the attribute `post`, the names of the
+    # post-operations (`Fusion.post_operations`). The post-operation "add" adds the last operand.
+    # If the attribute `dtype` is float32 and the operands are 16-bit floats, the result is float32,
+    # and the bias and the added operand may be float32.
     name = "matmul"
     numerics = Numerics(is_contraction=True)
     dtypes = NUMBERS
@@ -94,11 +95,12 @@ class MatMul(Op):
 
     def _product(self, a: Node, b: Node) -> Node:
         attrs = {"transpose_a": False, "transpose_b": False}
-        if a.ndim > 2 and b.ndim == 2:  # one matmul for all batches, and one for the gradient of b
+        if a.ndim > 2 and b.ndim == 2:  # one matmul for all batches, one for db
             rows = reshape(a, (math.prod(a.shape[:-1]), a.shape[-1]))
             return reshape(self._product(rows, b), (*a.shape[:-1], b.shape[-1]))
         node = self.node((a, b), attrs)
-        while (simpler := self.simplify(node)) is not None:  # its gradient has the layout of b
+        # Read transposed operands in place, so that gradients have the layout of that array.
+        while (simpler := self.simplify(node)) is not None:
             node = simpler
         return node
 
@@ -134,9 +136,9 @@ class MatMul(Op):
         return result
 
     def cost(self, operands: Sequence[Type], results: Sequence[Type], **attrs: Any) -> Cost:
-        """Return the cost: a multiplication and an addition per term.
+        """Return the cost: a multiplication and an addition per term of the sums.
 
-        A bias and each post-operation cost one operation per element.
+        A bias and each post-operation cost one operation per element of the result.
         """
         depth = _shape_as_read(operands[0].shape, attrs["transpose_a"])[-1]
         kernel_operands, _ = split_added(operands, attrs.get("post", ()))
@@ -144,7 +146,11 @@ class MatMul(Op):
         return Cost.touching(results[0].count * (2 * depth + extra), (*operands, *results))
 
     def simplify(self, node: Node) -> Node | None:
-        """Read a transposed operand in place."""
+        """Return a node that reads an operand as it was before its transposition, or None.
+
+        The attribute transpose_a or transpose_b of the new node makes the kernel read the operand
+        transposed. The result is None if no operand is a transposition of its last two axes.
+        """
         for i, attr in ((0, "transpose_a"), (1, "transpose_b")):
             if swaps_last_two(node.inputs[i]):
                 inputs = list(node.inputs)
@@ -173,8 +179,8 @@ class MatMul(Op):
         def matmul_of(x: Node, y: Node, transpose_x: bool, transpose_y: bool) -> Node:
             return self.node((x, y), {"transpose_a": transpose_x, "transpose_b": transpose_y})
 
-        # Let A and B be the operands as the kernel reads them: dA = dy Bᵀ and dB = Aᵀ dy. Each
-        # gradient is computed in the layout of its operand.
+        # With A and B as the kernel reads them, dA = dy Bᵀ and dB = Aᵀ dy. If an operand is read
+        # transposed, the matmul computes the transposed gradient, in the layout of the operand.
         da = matmul_of(b, dy, tb, True) if ta else matmul_of(dy, b, False, not tb)
         db = matmul_of(dy, a, True, ta) if tb else matmul_of(a, dy, not ta, False)
         return (da, db, *(dy for _ in bias), *added_adjoints)

@@ -44,7 +44,7 @@ __all__ = [
 
 
 def _without_nan(where_: str, x: Value, fill_value: int = 0) -> tuple[Node, Node]:
-    """Return x with NaN replaced by a number, and a mask that is True where x is not NaN."""
+    """Return x with NaN replaced by `fill_value`, and a mask that is True where x is not NaN."""
     node = as_node(x, where=where_)
     is_number = equal(node, node)
     return where(is_number, node, fill_value), is_number
@@ -178,7 +178,7 @@ def _nan_extremum(
     axis: Axis,
     keepdims: bool,
 ) -> Node:
-    """Reduce the elements that are not NaN; the result is NaN where all are NaN."""
+    """Apply `reduce`, max or min, to the elements that are not NaN; NaN where all are NaN."""
     node = as_node(x, where=where_)
     if not is_float(node.dtype):
         return reduce(node, axis, keepdims)
@@ -241,7 +241,10 @@ def _nan_index(
     axis: int | None,
     keepdims: bool,
 ) -> Node:
-    """Return the index of an extremum among the elements that are not NaN, or -1 if all are NaN."""
+    """Return the index of the extremum of the elements that are not NaN, or -1 if all are NaN.
+
+    `search` is argmax or argmin.
+    """
     node = as_node(x, where=where_)
     if not is_float(node.dtype):
         return search(node, axis, keepdims)
@@ -318,7 +321,11 @@ def nanstd(x: Value, axis: Axis = None, keepdims: bool = False, ddof: int = 0) -
 def _distances(
     where_: str, x: Value, axis: Axis, keepdims: bool, ddof: int
 ) -> tuple[Node, Node, DType]:
-    """Return x minus its mean (0 for NaN), the divisor of the variance, and the result's dtype."""
+    """Return x minus its mean, the divisor of the variance, and the dtype of the result.
+
+    The distance is 0 where x is NaN. The divisor is the number of elements that are not NaN, minus
+    ddof.
+    """
     node = as_node(x, where=where_)
     wide, dtype = as_compute_dtype(where_, as_floats(node))
     values, is_number = _without_nan(where_, wide)

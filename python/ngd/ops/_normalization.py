@@ -66,11 +66,11 @@ _CASES: Final[tuple[tuple[Shape, Shape], ...]] = (
     ((4, 3, 5), (0, 2)),
     ((0, 3), (1,)),
 )
-"""Pairs of a shape and the axes to normalize over, for samples."""
+"""Pairs of a shape and the axes to normalize over, for test samples."""
 
 
 class Moments(Op):
-    """The mean of x along some axes, the rounding error of this mean, and the variance.
+    """Three results: the mean of x along some axes, the mean's rounding error, and the variance.
 
     The variance is divided by the number of elements (ddof=0 in NumPy). The first result is the
     rounded mean. The second one is the mean of x minus the first result, so their sum is closer to
@@ -265,7 +265,10 @@ rms_standardize: Final[RmsStandardize] = register(RmsStandardize())
 
 
 def _affine(y: Node, shape: Shape, weight: Node | None, bias: Node | None, like: Node) -> Node:
-    """Multiply y by a weight and add a bias, both reshaped to `shape`; cast to like's dtype."""
+    """Return y * weight + bias, cast to the dtype of `like`.
+
+    A weight or bias that is not None is reshaped to `shape` first, so that it broadcasts to y.
+    """
     if weight is not None:
         y = y * reshape(weight, shape)
     if bias is not None:
@@ -276,7 +279,10 @@ def _affine(y: Node, shape: Shape, weight: Node | None, bias: Node | None, like:
 def _parameters(
     where: str, shape: Shape, dtype: DType, **values: Value | None
 ) -> tuple[Node | None, ...]:
-    """Return weights, biases and statistics as nodes of a dtype; ShapeError for another shape."""
+    """Return the values (weights, biases, statistics) as nodes of a dtype, and None for None.
+
+    A value of another shape than `shape` raises a ShapeError that has its name.
+    """
     nodes = []
     for name, value in values.items():
         node = None if value is None else as_node(value, where=where)
@@ -287,14 +293,14 @@ def _parameters(
 
 
 def _operand(where: str, x: Value) -> tuple[Node, Node]:
-    """Return an operand as floats, and these floats in the dtype that the op computes in."""
+    """Return x as a node of floats, and the same node cast to the dtype that the op computes in."""
     node = as_node(x, where=where)
     node = cast(node, float_of(node.dtype))
     return node, cast(node, compute_dtype(node.dtype))
 
 
 def _last(where: str, x: Node, normalized_shape: int | Sequence[int]) -> tuple[Shape, Shape]:
-    """Return the shape of the last axes as a tuple, and the indices of these axes."""
+    """Return normalized_shape as a tuple, and the indices of the last axes, which it describes."""
     extents = normalized_shape
     shape = (extents,) if isinstance(extents, (int, np.integer)) else tuple(extents)
     if not shape or x.shape[-len(shape) :] != shape:
@@ -396,7 +402,7 @@ def rms_norm(
 
 
 def _of_channels(where: str, x: Node) -> Shape:
-    """Return the shape (C, 1, ..., 1), which broadcasts a value per channel over [N, C, ...]."""
+    """Return the shape (C, 1, ..., 1), in which one value per channel broadcasts to [N, C, ...]."""
     if x.ndim < 2:
         raise ShapeError(f"{where}: expected [N, C, ...]; got {x.type}. Reshape it.")
     return (x.shape[1], *(1,) * (x.ndim - 2))

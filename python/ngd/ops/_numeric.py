@@ -326,7 +326,7 @@ def nan_to_num(
 
 
 def largest_of(x: Node) -> float:
-    """Return the largest finite number of a node's floating dtype."""
+    """Return the largest finite number in the dtype of x, which is a floating dtype."""
     return float(ml_dtypes.finfo(x.dtype).max)  # type: ignore[no-untyped-call]
 
 

@@ -90,7 +90,10 @@ def _cumulative(
     dtype: Any,
     include_initial: bool,
 ) -> Node:
-    """Return a cumulative sum or product; `first` precedes it if include_initial is True."""
+    """Return a cumulative sum or product.
+
+    If include_initial is True, the result has one more element: it begins with `first`.
+    """
     node = node_of_axes(where_, x, 1)
     if axis is None and node.ndim > 1:
         raise ShapeError(
@@ -125,14 +128,18 @@ def block(arrays: Any) -> Node:
 
 
 def _most_axes(arrays: Any, depth: int) -> int:
-    """Return the largest number of axes among the arrays, and at least the depth of the lists."""
+    """Return the largest number of axes of the arrays in nested lists, and at least `depth`."""
     if isinstance(arrays, list):
         return max((_most_axes(each, depth) for each in arrays), default=depth)
     return max(depth, as_node(arrays, where="numpy.block").ndim)
 
 
 def _concat_blocks(arrays: Any, depth: int, ndim: int) -> Node:
-    """Join nested lists of this depth; each array gets leading axes of size 1 up to `ndim` axes."""
+    """Join the arrays in nested lists: the innermost lists along the last axis, and so on outwards.
+
+    `depth` is the depth of the lists. Each array first gets leading axes of size 1, up to `ndim`
+    axes.
+    """
     if isinstance(arrays, list) != (depth > 0) or (depth and not arrays):
         raise ShapeError(
             f"numpy.block: expected lists that are nested to one depth and not empty; got {arrays}"

@@ -38,7 +38,7 @@ from ._operands import Axis, as_node, describe_types, normalize_axes
 
 
 def numpy_take(a: Any, indices: Any, axis: int | None = None) -> Node:
-    """Return elements by index along an axis, or of the flattened array, as numpy.take."""
+    """Return the elements at indices along an axis, or of the flattened array, as numpy.take."""
     x = as_node(a, where="numpy.take")
     return gathering.take(shape.reshape(x, -1) if axis is None else x, indices, axis or 0)
 
@@ -219,7 +219,7 @@ FUNCTIONS: Final[dict[Any, Callable[..., Any]]] = {
     np.ndim: lambda a: a.ndim,
     np.size: lambda a: a.type.count,
 }
-"""The op for each NumPy function."""
+"""The op to call for each NumPy function that is called with a node."""
 
 SINCE_NUMPY_2: Final[dict[str, Callable[..., Any]]] = {
     "matrix_transpose": numpy_compositions.matrix_transpose,
@@ -228,7 +228,10 @@ SINCE_NUMPY_2: Final[dict[str, Callable[..., Any]]] = {
     "cumulative_sum": numpy_compositions.cumulative_sum,
     "cumulative_prod": numpy_compositions.cumulative_prod,
 }
-"""The ops for functions that NumPy 1.26 or NumPy 2.0 does not have, by name."""
+"""The op for each NumPy function that NumPy 1.26 or NumPy 2.0 does not have yet.
+
+The functions are given by name, because the installed NumPy may not have them.
+"""
 
 for _module in (np, np.linalg):
     for _name, _op in SINCE_NUMPY_2.items():
@@ -239,11 +242,11 @@ SHAPES: Final = (
     "its shape would depend on values, and shapes are known when the graph is built; "
     "ngd.ops.where(mask, x, y) or x.at[mask].set(y) choose by a mask"
 )
-"""The hint for functions whose result has a shape that depends on values."""
+"""The hint in the error message for functions whose result shape depends on values of arrays."""
 DECOMPOSITIONS: Final = (
     f"ngd has no decompositions of matrices. Use ngd.call_host. See {page_url('limitations')}"
 )
-"""The hint for decompositions of matrices."""
+"""The hint in the error message for decompositions of matrices."""
 
 INSTEAD: Final[dict[Any, str]] = {
     np.nonzero: SHAPES,
@@ -260,7 +263,7 @@ INSTEAD: Final[dict[Any, str]] = {
     np.array_equal: "x == y, elementwise",
     np.allclose: "np.isclose(x, y).all()",
 }
-"""A hint for each NumPy function that has no op."""
+"""The hint in the error message for each NumPy function that has no op: a replacement."""
 
 UFUNCS: Final[dict[str, str]] = {
     "absolute": "abs",
@@ -279,7 +282,7 @@ UFUNCS: Final[dict[str, str]] = {
     "arccosh": "acosh",
     "arctanh": "atanh",
 }
-"""NumPy's names of elementwise functions whose ops have another name."""
+"""The name in ngd.ops of each NumPy universal function whose op has another name."""
 
 
 METHODS: Final[dict[str, Callable[..., Any]]] = {
@@ -297,7 +300,7 @@ METHODS: Final[dict[str, Callable[..., Any]]] = {
     "logical_and.reduce": reductions.all,
     "logical_or.reduce": reductions.any,
 }
-"""The ops for methods of NumPy's elementwise functions, such as `np.add.reduce`."""
+"""The op for each method of a NumPy universal function, such as `np.add.reduce`."""
 
 
 register_numpy(FUNCTIONS, METHODS, UFUNCS, INSTEAD)

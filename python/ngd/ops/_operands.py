@@ -38,22 +38,25 @@ from ..graph.registry import public
 __all__ = ["as_node"]
 
 Axis: TypeAlias = int | Sequence[int] | None
-"""One axis, several axes, or None for all axes."""
+"""The argument `axis`: one axis, several axes, or None for all axes."""
 
 Value: TypeAlias = Node | ArrayLike
-"""The operand of an op: a node, an array, or a Python scalar, whose dtype is weak."""
+"""An operand: a node, an array, or a Python scalar. A scalar takes the dtype of the others."""
 
 FLOATS_16_BIT: Final = (float16, bfloat16)
 """The 16-bit floats."""
 INDICES: Final = (np.dtype(np.int32), np.dtype(np.int64))
-"""The dtypes in which kernels take indices and labels; the public calls cast the others."""
+"""The dtypes in which kernels read indices and labels.
+
+Public calls cast integers of other dtypes to one of them.
+"""
 
 MAX_WEAK_NODES: Final = 64
-"""The maximum number of nodes that may compute a weak scalar."""
+"""The maximum number of nodes that `is_weak_node` visits. A node with more is not weak."""
 
 
 def describe_types(*types: Type) -> str:
-    """Return the types of operands as text for an error message."""
+    """Return the types of operands, joined by "and", for an error message."""
     return " and ".join(map(str, types)) if types else "nothing"
 
 
@@ -116,11 +119,11 @@ def product_dtype(
     allowed: tuple[DType, ...],
     dtype: DType | None,
 ) -> DType:
-    """Return the dtype of a matrix product, after a check of all operands.
+    """Return the dtype of a matrix product, after a check of the dtypes of all operands.
 
-    The default is the dtype of the factors. `added` has the types of operands that are added to
-    the product. If the factors are 16-bit floats, the product and these operands may also be
-    float32.
+    `factors` are the types of the two matrices, and `behind` the types of arrays to add to the
+    product. If the factors are 16-bit floats, the product and these arrays may also be float32.
+    `dtype` is the requested dtype; None means that of the factors.
     """
     own = expect_dtype(where, factors, allowed)
     allowed_dtypes = (own, float32) if own in FLOATS_16_BIT else (own,)
@@ -138,15 +141,18 @@ def product_dtype(
 
 
 def is_weak(value: Any) -> bool:
-    """Return True for a Python scalar, which takes the dtype of the other operand."""
+    """Return True for a Python scalar.
+
+    It is called weak, because it takes the dtype of the other operand.
+    """
     return isinstance(value, (bool, int, float)) and not isinstance(value, np.generic)
 
 
 def is_weak_node(node: Node) -> bool:
-    """Return True for a node that counts as a Python float.
+    """Return True for a node that takes the dtype of the other operand, as a Python float does.
 
-    This is a Python float that was passed to a step, or a scalar computed only from such floats and
-    constants. It has dtype float64, but takes the dtype of the other operand, as the float would.
+    Such a node is a Python float that was passed to a step, or a scalar computed only from such
+    floats and constants. Its own dtype is float64.
     """
     has_weak_input, seen, pending = False, set[Node](), [node]
     while pending:
@@ -169,7 +175,7 @@ def is_weak_node(node: Node) -> bool:
 
 
 def weak_value(node: Node) -> float | None:
-    """Return the Python float from which a constant was made, or None."""
+    """Return the Python float that a constant was made from, or None for all other nodes."""
     return node.attrs.get("weak") if node.op is CONSTANT else None
 
 
@@ -221,7 +227,7 @@ def as_node(value: Value, like: Node | None = None, where: str = "as_node") -> N
 
 
 def has_node(value: Any) -> bool:
-    """Return True if nested lists contain a node that is not a variable.
+    """Return True if nested lists contain a node whose value is not known yet.
 
     A variable has a value while the graph is built; other nodes have none.
     """
@@ -243,10 +249,10 @@ def scalar(value: Any, dtype: DType, where: str) -> Node:
 
 
 def local_number(value: float, like: Node) -> Node:
-    """Return a scalar that depends on local shapes, such as the number of rows of a rank's shard.
+    """Return a constant that may differ between ranks, such as the rows of a rank's shard.
 
-    The attribute `local` marks it: if ranks have shards of different lengths, their steps differ in
-    this value and still belong together (passes/fingerprint.py).
+    Its attribute `local` excludes the value from the comparison of the ranks' steps: ranks with
+    shards of different lengths still run the same step (passes/fingerprint.py).
     """
     number = scalar(value, like.dtype, "local_number")
     return Node(CONSTANT, (), {**number.attrs, "local": True}, number.type)
@@ -255,7 +261,7 @@ def local_number(value: float, like: Node) -> Node:
 def scalar_value(node: Node) -> Any:
     """Return the value of a constant with one element, or None for any other node.
 
-    The constant may be the operand of views and broadcasts.
+    The node may also be a view or a broadcast of such a constant.
     """
     while (kernel := node.op.kernel).is_view or kernel.is_broadcast:
         node = node.inputs[0]
@@ -265,13 +271,16 @@ def scalar_value(node: Node) -> Any:
 
 
 def is_one(node: Node) -> bool:
-    """Return True for a constant 1."""
+    """Return True for the constant 1, or a view or broadcast of it."""
     value = scalar_value(node)
     return value is not None and bool(value == 1)
 
 
 def unchanged_operand(node: Node) -> Node | None:
-    """Return the operand of an op that returns its values, or None if the type differs."""
+    """Return the operand of a node if the node is equal to it, else None.
+
+    It is called for ops such as cast and reshape. The node is equal if both types are equal.
+    """
     return node.inputs[0] if node.type == node.inputs[0].type else None
 
 
@@ -293,7 +302,10 @@ def widen(x: Array) -> Array:
 
 
 def narrow(x: Any, dtype: DType) -> Array:
-    """Round a result to its dtype; float64 becomes float32 first on its way to a 16-bit float."""
+    """Round an array to the dtype of a result.
+
+    If that is a 16-bit float, float64 is rounded to float32 first.
+    """
     array = np.asarray(x)
     if dtype in FLOATS_16_BIT and array.dtype == float64:
         array = array.astype(float32)
@@ -301,20 +313,20 @@ def narrow(x: Any, dtype: DType) -> Array:
 
 
 def accumulator(dtype: DType) -> DType:
-    """Return the dtype in which NumPy adds elements of this dtype."""
+    """Return the dtype in which NumPy sums elements of a dtype: 64 bits for integers and bools."""
     if is_float(dtype):
         return dtype
     return uint64 if dtype.kind == "u" else int64
 
 
 def as_shape(shape: Any) -> Shape:
-    """Return an int, or a sequence of ints, as a shape."""
+    """Return a shape as a tuple of ints. The argument is an int or a sequence of ints."""
     extents = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
     return tuple(int(n) for n in extents)
 
 
 def as_axis(where: str, axis: Any, ndim: int, of: Any) -> int:
-    """Return an axis as a non-negative number; `of` names the array in an error message."""
+    """Return an axis as a number >= 0. `of` describes the array in error messages."""
     try:
         index = operator.index(axis)
     except TypeError:

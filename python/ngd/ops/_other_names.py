@@ -76,4 +76,4 @@ OTHER_NAMES: Final[dict[str, str]] = UFUNCS | {
     "unsqueeze": "expand_dims",
     "view": "reshape",
 }
-"""The function of ngd.ops for a name of another library."""
+"""The name in ngd.ops of functions that other libraries call differently, by the other name."""

@@ -54,7 +54,10 @@ __all__ = ["adaptive_avg_pool", "adaptive_max_pool", "avg_pool", "max_pool"]
 def _sizes(
     n: int, count: int, kernel: int, stride: int, before: int, after: int, dilation: int
 ) -> tuple[Shape, Shape]:
-    """Count the elements of each window along one axis: in x, and in x with its padding."""
+    """Return the number of elements of each window along one axis, counted in two ways.
+
+    The first tuple counts the elements in x. The second one counts the elements in the padding too.
+    """
     num_inside, num_padded = [], []
     for window in range(count):
         start = window * stride - before
@@ -65,7 +68,7 @@ def _sizes(
 
 
 class Pool(Op):
-    """The base of pooling ops over [N, C, spatial...]."""
+    """The base of pooling ops over data [N, C, spatial...]."""
 
     # Attributes of a node: kernel, strides, padding, dilations, ceil.
     dtypes = FLOATS
@@ -84,7 +87,7 @@ class Pool(Op):
         dilation: PerAxis,
         ceil_mode: bool,
     ) -> dict[str, Any]:
-        """Return the attributes of a node from the arguments of the user."""
+        """Return the attributes of a node from the user's arguments: a number per spatial axis."""
         axes = spatial_axes(self.name, x)
         extents = per_axis(self.name, "kernel", kernel, axes, 1)
         steps = extents if stride is None else per_axis(self.name, "stride", stride, axes, 1)
@@ -126,7 +129,7 @@ class Pool(Op):
         return Type(dtype, (*x.shape[:2], *counts))
 
     def attribute_samples(self) -> Iterable[tuple[Shape, dict[str, Any]]]:
-        """Yield pairs of a shape and attributes, for samples."""
+        """Yield pairs of a shape of x and the attributes of a node, for test samples."""
         for shape, kernel, strides, padding, ceil in (
             ((2, 3, 6), (2,), (2,), (0, 0), False),
             ((1, 2, 7), (3,), (2,), (1, 1), True),
@@ -140,7 +143,10 @@ class Pool(Op):
 
 
 def _reaching(x: Array, counts: Shape, value: Any, attrs: dict[str, Any]) -> Array:
-    """Pad an array so that it contains all windows, including those beyond the padding."""
+    """Pad the spatial axes of x with `value`, so that all windows are inside the array.
+
+    With ceil, the last window may end beyond the padding, so the array gets more than the padding.
+    """
     margins: list[int] = []
     for n, count, kernel, stride, (before, after), dilation in zip(
         x.shape[2:],
@@ -391,7 +397,7 @@ class AvgPool(Pool):
 
 
 def divisors(spatial: Shape, counts: Shape, attrs: dict[str, Any], dtype: Any) -> Array:
-    """Return the number of elements of each window."""
+    """Return the number by which avg_pool divides the sum of each window."""
     sizes = [
         _sizes(n, *axis)[attrs["include_pad"]]
         for n, *axis in zip(
@@ -414,7 +420,10 @@ avg_pool: Final[AvgPool] = register(AvgPool())
 
 
 class AvgPoolGrad(Op):
-    """The adjoint of avg_pool: dy of a window is divided equally among its elements."""
+    """The adjoint of avg_pool.
+
+    The adjoint of a window is divided equally among the elements of the window.
+    """
 
     # Attributes of a node: spatial, the sizes of the spatial axes of x, and those of avg_pool.
     name = "avg_pool_grad"
@@ -438,7 +447,7 @@ class AvgPoolGrad(Op):
         return self.name, {k: v for k, v in attrs.items() if k != "spatial"}
 
     def cost(self, operands: Sequence[Type], results: Sequence[Type], **attrs: Any) -> Cost:
-        """Return the cost of avg_pool."""
+        """Return the same cost as that of avg_pool."""
         return avg_pool.cost(results, operands, **attrs)
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
@@ -466,7 +475,10 @@ avg_pool_grad: Final[AvgPoolGrad] = register(AvgPoolGrad())
 
 
 def _adaptive(where: str, x: Value, size: PerAxis | Sequence[int | None]) -> tuple[Node, Shape]:
-    """Return x as a node and the number of windows along each axis; None means one per element."""
+    """Return x as a node, and the number of windows along each spatial axis.
+
+    `size` is the user's argument. None in it means one window per element along this axis.
+    """
     node = as_node(x, where=where)
     axes = spatial_axes(where, node.type)
     requested = (size,) * axes if isinstance(size, (int, np.integer)) else tuple(size)
@@ -483,9 +495,10 @@ def _adaptive(where: str, x: Value, size: PerAxis | Sequence[int | None]) -> tup
 
 
 def _bounds(n: int, count: int) -> list[tuple[int, int]]:
-    """Return the bounds of `count` windows over n elements, as adaptive_avg_pool defines them.
+    """Return the first and the end index of each of `count` windows over n elements.
 
-    The sizes differ by at most one. The windows overlap if count does not divide n.
+    They are those of adaptive_avg_pool. The sizes of the windows differ by at most one. The windows
+    overlap if count does not divide n.
     """
     return [(i * n // count, -(-(i + 1) * n // count)) for i in range(count)]
 

@@ -23,13 +23,16 @@ def is_narrow(node: Node) -> bool:
 
 
 def with_float32_operands(node: Node) -> Node:
-    """Return the op of a node, applied to its operands with 16-bit floats cast to float32."""
+    """Return a node of the same op whose operands of 16-bit floats are cast to float32."""
     wide = (cast(x, float32) if x.dtype in FLOATS_16_BIT else x for x in node.inputs)
     return node.with_inputs(tuple(wide))
 
 
 def expansion(node: Node) -> tuple[Node, ...]:
-    """Return nodes of other ops that compute the same results."""
+    """Return nodes of other ops that compute the results of a node, in the same types.
+
+    16-bit floats are computed in float32, and only the results are rounded.
+    """
     if is_narrow(node):
         float32_results = with_float32_operands(node).results
         return tuple(cast(w, n.dtype) for w, n in zip(float32_results, node.results, strict=True))

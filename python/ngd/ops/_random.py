@@ -52,7 +52,7 @@ _HIGH: Final = np.uint64(32)
 
 
 def philox_4x32_10(counter: Array, key: tuple[int, int]) -> Array:
-    """Map counters uint32 [4, n] to random words uint32 [4, n]."""
+    """Map each of n counters of four 32-bit words to four random words. Both arrays are [4, n]."""
     c0, c1, c2, c3 = counter.astype(np.uint64)
     for round in range(10):
         k0, k1 = (np.uint64((k + round * w) & 0xFFFFFFFF) for k, w in zip(key, _WEYL, strict=True))
@@ -62,7 +62,7 @@ def philox_4x32_10(counter: Array, key: tuple[int, int]) -> Array:
 
 
 def random_words(seed: Array, count: int) -> Array:
-    """Return the first `count` words, uint32, for the seed tensor (seed, offset)."""
+    """Return the first `count` random words, as uint32, for the seed tensor [seed, offset]."""
     key, offset = (int(n) & 0xFFFFFFFFFFFFFFFF for n in seed)
     block = np.arange(-(-count // 4), dtype=np.uint64)
     counter = np.empty((4, block.size), np.uint32)
@@ -73,7 +73,10 @@ def random_words(seed: Array, count: int) -> Array:
 
 
 def random_uniforms(seed: Array, count: int, dtype: DType) -> Array:
-    """Return multiples of 2^-bits in [0, 1), where bits is the size of the dtype's significand."""
+    """Return `count` random floats in [0, 1).
+
+    They are multiples of 2^-bits, where bits is the size of the dtype's significand.
+    """
     if dtype == float64:
         low, high = random_words(seed, 2 * count).astype(np.uint64).reshape(-1, 2).T
         return ((high << _HIGH | low) >> np.uint64(11)) * 2.0**-53

@@ -40,7 +40,10 @@ __all__ = [
 ]
 
 LEAST: Final = 2.0**-54
-"""Half of the smallest step of float64's uniform numbers. It replaces 0, as log(0) is -inf."""
+"""Half of the smallest positive uniform number in float64.
+
+It replaces a draw of 0 before a logarithm, because log(0) is -inf.
+"""
 
 
 def _expect_float(where_: str, dtype: Any) -> Any:
@@ -53,7 +56,7 @@ def _expect_float(where_: str, dtype: Any) -> Any:
 
 
 def _expect_bounds(kind: DType, low: int, high: int) -> None:
-    """Raise unless the dtype is an integer type that holds all integers in [low, high)."""
+    """Raise an error unless the dtype is an integer type that has all integers in [low, high)."""
     if kind not in INTEGERS:
         raise DTypeError(
             f"randint: expected an integer dtype; got {kind}. Cast the result instead."
@@ -109,7 +112,7 @@ def randint(
     bits = words[..., 0] * scalar(2**32, uint64, "randint") + words[..., 1]
     if count < 2**64:
         bits = remainder(bits, scalar(count, uint64, "randint"))
-    if low < 0:  # The cast and the sum both wrap modulo 2 ** 64.
+    if low < 0:  # correct, since cast and sum wrap modulo 2 ** 64
         return cast(cast(bits, int64) + low, int_dtype)
     return cast(bits + scalar(low, uint64, "randint"), int_dtype)
 

@@ -49,7 +49,7 @@ __all__ = [
 
 PAD_MODES = ("constant", "edge", "reflect", "symmetric", "wrap")
 TORCH_MODES = {"replicate": "edge", "circular": "wrap"}
-"""The names of modes in torch.nn.functional.pad, with NumPy's names."""
+"""NumPy's name of each mode that torch.nn.functional.pad names differently."""
 
 
 @public
@@ -383,7 +383,7 @@ def triu(x: Value, k: int = 0) -> Node:
 
 
 def _widths_per_axis(x: Node, widths: Any) -> list[tuple[int, int]]:
-    """Return the numbers of elements to add before and after each axis."""
+    """Return pairs (before, after) per axis: the numbers of elements that `pad` adds."""
     try:
         sides = np.broadcast_to(np.asarray(widths), (x.ndim, 2))
         if sides.dtype.kind not in "iu" or (sides < 0).any():

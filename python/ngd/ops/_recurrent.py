@@ -26,17 +26,17 @@ __all__ = ["gru", "gru_cell", "lstm", "lstm_cell"]
 
 States = tuple[Node, ...]
 Step = Callable[[Node, States, Node, Node | None], States]
-"""A function that returns the next states.
+"""A function of one cell, which returns the next states.
 
-Its arguments are the contribution of the input to the gates, the states, the weight of the states,
-and its bias.
+Its arguments are the contribution of the input to the gates, the present states, the weight [gates
+* H, H] of the hidden state, and the bias of the hidden state or None.
 """
 
 
 def _operands(
     where: str, gates: int, sequence: bool, values: Sequence[Value | None]
 ) -> tuple[Node, States, Node, Node, Node | None, Node | None]:
-    """Return x, states, weights and biases as nodes, after a check of their shapes."""
+    """Return x, the states, weights and biases as nodes; ShapeError if their shapes do not fit."""
     if values[0] is None or any(weight is None for weight in values[-4:-2]):
         raise DTypeError(
             f"{where}: expected arrays for x and both weights; got None. Give all three."
@@ -65,7 +65,7 @@ def _operands(
 
 
 def _gates(x: Node, weight: Node, bias: Node | None) -> Node:
-    """Return the contribution x @ weight.T + bias to all gates."""
+    """Return x @ weight.T + bias, the contribution of x to all gates of a cell."""
     product = matmul(x, transpose(weight))
     return product if bias is None else product + bias
 
@@ -96,9 +96,9 @@ def _cell(where: str, gates: int, step: Step, *arguments: Value | None) -> State
 
 
 def _layer(where: str, gates: int, step: Step, reverse: bool, *arguments: Value | None) -> States:
-    """Return the outputs at all positions, and the last states.
+    """Return the outputs at all positions of a sequence, followed by the last states.
 
-    The contribution of the input to the gates is one matrix product for all positions.
+    The contributions of all inputs to the gates are one matrix product, before the loop.
     """
     x, states, of_input, of_state, input_bias, state_bias = _operands(where, gates, True, arguments)
 

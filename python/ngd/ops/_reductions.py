@@ -61,36 +61,42 @@ __all__ = [
 
 
 def reduced_shape(shape: Shape, axes: Shape, keepdims: bool) -> Shape:
-    """Return the shape after a reduction."""
+    """Return the shape of the result of a reduction."""
     if keepdims:
         return tuple(1 if i in axes else n for i, n in enumerate(shape))
     return tuple(n for i, n in enumerate(shape) if i not in axes)
 
 
 def restore(reduced: Node, x: Node, axes: Shape) -> Node:
-    """Return a reduction of x with its reduced axes restored, with size 1."""
+    """Reshape the result of a reduction of x, so that the reduced axes exist with size 1."""
     return reshape(reduced, reduced_shape(x.shape, axes, True))
 
 
 def broadcast_back(dy: Node, x: Node, axes: Shape) -> Node:
-    """Broadcast a value per result to the elements of x that the result was computed from."""
+    """Repeat one value per result of a reduction of x along the reduced axes.
+
+    The returned node has the shape of x.
+    """
     return broadcast_to(restore(dy, x, axes), x.shape)
 
 
 def extent(shape: Shape, axes: Shape) -> int:
-    """Return the number of elements that each result is computed from."""
+    """Return the number of elements that a reduction over the axes combines to one result."""
     return math.prod(shape[a] for a in axes)
 
 
 class Reduction(Op):
-    """The base of reductions: one result for all elements along the axes."""
+    """The base of reductions: an op whose result combines the elements along some axes."""
 
     # Attributes of a node: axes, keepdims.
     batching = "axes"
     numerics = Numerics(needs_float32_gradient=True)
     compute: ClassVar[Callable[..., Any]]
     has_identity: ClassVar[bool] = True
-    """True if a reduction of no elements has a result."""
+    """True if the reduction of no elements has a result, as the sum has: 0.
+
+    If it is False, an empty reduction raises a ShapeError.
+    """
     distinct: ClassVar[bool] = False
 
     def __call__(self, x: Value, axis: Axis = None, keepdims: bool = False) -> Node:
@@ -268,9 +274,10 @@ class Prod(Reduction):
 
 
 def _before(line: Node) -> Node:
-    """Return the product of all elements before each element along the last axis.
+    """Return, for each element, the product of all elements before it along the last axis.
 
-    The products are computed in log2(n) steps, with doubled distances (a parallel prefix product).
+    It is a parallel prefix product: in round k of log2(n), each element is multiplied by the
+    product that is 2 ** k positions before it.
     """
     size = line.shape[-1]
     product = _shifted(line, builtins.min(1, size))
@@ -282,7 +289,7 @@ def _before(line: Node) -> Node:
 
 
 def _shifted(line: Node, distance: int) -> Node:
-    """Shift the elements along the last axis by a distance, and fill the beginning with ones."""
+    """Shift the elements along the last axis to the end by `distance`, and fill with ones."""
     ones = full((*line.shape[:-1], distance), 1, line.dtype)
     return concat([ones, line[..., : line.shape[-1] - distance]], axis=-1)
 
@@ -377,10 +384,10 @@ min: Final[Min] = register(Min())
 
 
 class Truth(Reduction):
-    """The base of any and all: elements other than 0 are True."""
+    """The base of any and all. They treat elements other than 0 as True."""
 
     dtypes = (bool_,)
-    has_identity = False  # The kernel computes max or min. `__call__` handles empty reductions.
+    has_identity = False  # the kernel is max or min; `__call__` handles no elements
     of_none: ClassVar[bool]
 
     def __call__(self, x: Value, axis: Axis = None, keepdims: bool = False) -> Node:
@@ -453,7 +460,7 @@ all: Final[AllTrue] = register(AllTrue())
 
 
 class ArgExtremum(Op):
-    """The base of argmax and argmin: the index of an extremum, int64."""
+    """The base of argmax and argmin, which return the index of an extremum as int64."""
 
     # Attribute of a node: axis.
     batching = "axis"
@@ -554,7 +561,10 @@ argmin: Final[ArgMin] = register(ArgMin())
 
 
 def _shift(x: Node, axes: Shape) -> Node:
-    """Return the largest element, or 0 if it is infinite; exp(x - shift) does not overflow."""
+    """Return the largest element along the axes, or 0 if it is infinite.
+
+    It is subtracted before the exponential, so that exp(x - shift) does not overflow.
+    """
     largest = max(x, axes, keepdims=True)
     return stop_gradient(where(abs(largest) < math.inf, largest, 0))
 
@@ -601,7 +611,7 @@ class LogSumExp(Reduction):
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         (x,) = node.inputs
         axes = node.attrs["axes"]
-        powers = exp(x - _shift(x, axes))  # exp(x - node) is less exact if x has a large offset
+        powers = exp(x - _shift(x, axes))  # more exact than exp(x - node) for large x
         total = sum(powers, axes, keepdims=True)
         return (restore(dy, x, axes) * (powers / where(equal(total, 0), 1, total)),)
 
@@ -617,9 +627,10 @@ logsumexp: Final[LogSumExp] = register(LogSumExp())
 
 
 def centered(x: Node, axes: Shape) -> Node:
-    """Subtract the mean twice, because the first mean is rounded.
+    """Return x minus its mean along the axes.
 
-    The rounding error grows with the distance of x from zero.
+    The rounding error of the mean grows with the distance of x from zero. So the mean of the
+    difference is computed and subtracted too.
     """
     distance = x - mean(x, axes, keepdims=True)
     return distance - mean(distance, axes, keepdims=True)
@@ -683,7 +694,7 @@ var: Final[Var] = register(Var())
 
 
 class L2Norm(Reduction):
-    """The square root of the sum of squares. Its gradient is 0 where all elements are 0."""
+    """The square root of the sum of squares. The gradient is 0 where all elements are 0."""
 
     name = "l2_norm"
     public = False

@@ -31,12 +31,12 @@ from ._windows import PerAxis, per_axis
 __all__ = ["fold", "interpolate", "pixel_shuffle", "pixel_unshuffle", "resize", "unfold"]
 
 LINEAR: Final = {"linear": 1, "bilinear": 2, "trilinear": 3}
-"""The number of spatial axes of each linear mode."""
+"""The linear modes, with the number of spatial axes that each resizes."""
 MODES: Final = ("nearest", "nearest-exact", "area", *LINEAR, "bicubic")
 CUBIC: Final = -0.75
-"""The coefficient of the cubic kernel (Keys, IEEE Trans. ASSP 29, 1981, equation 15)."""
+"""The coefficient a of the cubic kernel (Keys, IEEE Trans. ASSP 29, 1981, equation 15)."""
 SMOOTH: Final = -0.5
-"""The coefficient of the cubic kernel with antialias."""
+"""The coefficient a of the cubic kernel if antialias is set."""
 DENSE: Final = 256
 """The largest size of an axis that is resized by a matrix product.
 
@@ -47,7 +47,7 @@ takes for n = 64, 35 and 43 ms for n = 128, and 199 and 283 ms for n = 256.
 
 
 def _cubic(x: Array, a: float) -> Array:
-    """Return Keys's cubic kernel at distances x."""
+    """Return Keys's cubic kernel with the coefficient a, at the distances x."""
     x = np.abs(x)
     near = ((a + 2) * x - (a + 3)) * x * x + 1
     far = ((x - 5) * x + 8) * x * a - 4 * a
@@ -56,20 +56,26 @@ def _cubic(x: Array, a: float) -> Array:
 
 
 def _triangle(x: Array, a: float) -> Array:
-    """Return the linear kernel at distances x; a is not used."""
+    """Return the linear kernel at the distances x. `a` exists because `_cubic` takes it."""
     values: Array = np.maximum(1 - np.abs(x), 0)
     return values
 
 
 def _coordinates(n: int, size: int, scale: float, align_corners: bool) -> Array:
-    """Return the coordinate in the input of each element of the output."""
+    """Return the coordinate in the input that corresponds to each element of the output.
+
+    n and size are the numbers of elements of the input and of the output.
+    """
     if align_corners:
         return np.arange(size) * ((n - 1) / (size - 1) if size > 1 else 0.0)
     return scale * (np.arange(size) + 0.5) - 0.5
 
 
 def _taps(coordinates: Array, n: int, cubic: bool) -> tuple[Array, Array]:
-    """Return the indices that each output reads, and their weights: [size, taps] each."""
+    """Return the indices of the input elements that each output element reads, and their weights.
+
+    Both arrays are [outputs, 2] for the linear kernel and [outputs, 4] for the cubic one.
+    """
     if not cubic:
         coordinates = np.maximum(coordinates, 0)
     first = np.floor(coordinates)
@@ -81,9 +87,9 @@ def _taps(coordinates: Array, n: int, cubic: bool) -> tuple[Array, Array]:
 
 
 def _smooth_weights(n: int, size: int, scale: float, cubic: bool) -> Array:
-    """Return the weights [n, size] of a resize with antialias.
+    """Return the matrix [n, size] of weights that resizes an axis of n elements with antialias.
 
-    When the size shrinks, the kernel spans the input elements of one output element.
+    If the size becomes smaller, the kernel is as wide as the input elements of one output element.
     """
     kernel: Callable[[Array, float], Array] = _cubic if cubic else _triangle
     spread = max(scale, 1.0)
@@ -99,9 +105,9 @@ def _smooth_weights(n: int, size: int, scale: float, cubic: bool) -> Array:
 
 
 def _along(x: Node, axis: int, size: int, scale: float, options: tuple[bool, bool, bool]) -> Node:
-    """Resize one axis with a linear or a cubic kernel.
+    """Resize one axis of x to `size` elements with a linear or a cubic kernel.
 
-    `options` is (cubic, align_corners, antialias).
+    `options` has three bools: cubic, align_corners and antialias.
     """
     cubic, align_corners, antialias = options
     n = x.shape[axis]
@@ -127,7 +133,7 @@ def _along(x: Node, axis: int, size: int, scale: float, options: tuple[bool, boo
 
 
 def _nearest(x: Node, axis: int, size: int, scale: float, exact: bool) -> Node:
-    """Resize one axis by the nearest element. Coordinates are float32, as in PyTorch."""
+    """Resize one axis by the nearest element. Coordinates are float32 numbers, as in PyTorch."""
     n = x.shape[axis]
     if size % n == 0 and scale == n / size:
         expanded = expand_dims(x, axis + 1)
@@ -249,7 +255,10 @@ def resize(
 def _sizes_and_scales(
     extents: Shape, size: PerAxis | None, scale_factor: float | Sequence[float] | None
 ) -> tuple[Shape, list[float]]:
-    """Return the sizes of the result, and the old elements per new element along each axis."""
+    """Return the size of the result along each axis, and the scale along each axis.
+
+    The scale is the number of input elements per output element.
+    """
     axes = len(extents)
     if (size is None) == (scale_factor is None):
         raise ValueError(
@@ -403,7 +412,10 @@ def pixel_unshuffle(x: Value, downscale_factor: int) -> Node:
 
 
 def _windows(where_: str, extents: Shape, options: Sequence[PerAxis]) -> list[Shape]:
-    """Return kernel, dilation, padding, stride and the number of windows, for two spatial axes."""
+    """Return kernel_size, dilation, padding, stride and the number of windows, each per axis.
+
+    There are two spatial axes, of the sizes `extents`. `options` has the user's values.
+    """
     kernel, dilation, padding, stride = (
         per_axis(where_, name, value, 2, lowest)
         for (name, lowest), value in zip(
@@ -461,7 +473,7 @@ def unfold(
     options = (kernel_size, dilation, padding, stride)
     kernel, dilations, zeros, strides, counts = _windows("unfold", node.shape[2:], options)
     node = pad(node, ((0, 0), (0, 0), *((p, p) for p in zeros)))
-    # Each spatial axis becomes two axes: the element in the window, and the window.
+    # Split each spatial axis into two: the index in the window, and the number of the window.
     for axis in (0, 1):
         elements = np.arange(kernel[axis])[:, None] * dilations[axis]
         indices = elements + np.arange(counts[axis]) * strides[axis]

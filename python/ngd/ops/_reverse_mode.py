@@ -29,11 +29,11 @@ from ._reductions import sum
 from ._shape import broadcast_to, reshape
 
 UNUSED: Final = ("error", "zero")
-"""The values of `unused`."""
+"""The allowed values of the argument `unused` of ngd.grad."""
 
 
 def gradients(loss: Node, wrt: Any, *, unused: str = "error") -> Any:
-    """Return the gradients of a loss; see ngd.grad in transforms/gradient.py."""
+    """Return the gradients of a loss node. This is ngd.grad for nodes (transforms/gradient.py)."""
     call, root = GRADIENT_CALL.get()
     targets, structure = flatten(wrt)
     if not isinstance(loss, Node):
@@ -70,15 +70,17 @@ def gradients(loss: Node, wrt: Any, *, unused: str = "error") -> Any:
 
 
 def _name(node: Node) -> str:
-    """Return the op, name, type and call site of a node, for an error message."""
+    """Describe a node for an error message: op, name if it has one, type and call site."""
     name = node.attrs.get("name")
     return f"{node.op.name}{f' {name!r}' if name else ''} {node.type} (made at {node.site})"
 
 
 def without_gradient(loss: Node, target: Node, adjoints: Mapping[Node, Node], path: str) -> str:
-    """Return the error message for a target that has no gradient, with the op that ends the path.
+    """Return the error message for a target that gets no gradient from a loss.
 
-    `path` is the position of the target in the argument of GRADIENT_CALL. It is empty for ngd.grad.
+    The message names the op at which the path from the target to the loss ends. GRADIENT_CALL has
+    the public call and the name of its argument. `path` is the position of the target in this
+    argument, and empty for ngd.grad.
     """
     call, argument = GRADIENT_CALL.get()
     end = end_of_path(loss, target, adjoints)
@@ -93,7 +95,12 @@ def without_gradient(loss: Node, target: Node, adjoints: Mapping[Node, Node], pa
 
 
 def end_of_path(loss: Node, target: Node, adjoints: Mapping[Node, Node]) -> Node | None:
-    """Return the first op between a target and the loss that gives the target no gradient."""
+    """Return the node that ends the path of gradients from a target to the loss, or None.
+
+    It is the first node that depends on the target through floats and gives it no gradient: none of
+    its results is a float, or its gradient rule returns none. If there is no such node, the loss
+    does not depend on the target.
+    """
     dependent, active = {target}, {target}
     for node in topological((loss,)):
         dependent_inputs = [i for i in node.inputs if i in dependent]
@@ -115,11 +122,11 @@ def end_of_path(loss: Node, target: Node, adjoints: Mapping[Node, Node]) -> Node
 def walk_back(
     seeds: Mapping[Node, Node], targets: Iterable[Node], past_targets: bool = True
 ) -> Mapping[Node, Node]:
-    """Return the adjoints of all active nodes between the roots in `seeds` and the targets.
+    """Return the adjoints of all active nodes between some roots and the targets.
 
     `seeds` has the adjoints of the roots. Each op with an active result is visited after all users
-    of its results, and gives adjoints to its active inputs. Without `past_targets`, the walk ends
-    at each target, even if that target depends on another one.
+    of its results, and gives adjoints to its active inputs. If `beyond` is false, the walk ends at
+    each target, even if that target depends on another one.
     """
     ends = () if past_targets else tuple(targets)
     order = topological(seeds, stop=ends)
@@ -139,7 +146,10 @@ def walk_back(
 
 
 def active_nodes(order: Iterable[Node], targets: Iterable[Node]) -> set[Node]:
-    """Return the targets and the float nodes that depend on them. `order` is topological."""
+    """Return the targets and the float nodes that depend on them.
+
+    `order` has the nodes of the graph in topological order.
+    """
     active = set(targets)
     for node in order:
         if any(operand in active for operand in node.inputs):
@@ -148,7 +158,10 @@ def active_nodes(order: Iterable[Node], targets: Iterable[Node]) -> set[Node]:
 
 
 def adjoint_of_results(node: Node, adjoints: Mapping[Node, Node]) -> Any:
-    """Return the adjoint of a node, a tuple for several results, or None if there is no adjoint."""
+    """Return the adjoint of the result of a node, or a tuple with one per result of several.
+
+    A result without an adjoint has None. If no result has an adjoint, return None.
+    """
     if not node.has_several_results:
         return adjoints.get(node)
     parts = tuple(adjoints.get(result) for result in node.results)
@@ -156,7 +169,7 @@ def adjoint_of_results(node: Node, adjoints: Mapping[Node, Node]) -> Any:
 
 
 def add_adjoint(adjoints: dict[Node, Node], operand: Node, part: Node, op: str) -> None:
-    """Add the contribution of one user of an operand to the adjoint of the operand."""
+    """Add `part` to the adjoint of an operand. It is the contribution of one op that reads it."""
     part = _unbroadcast(part, operand.shape)
     if operand.dtype in FLOATS_16_BIT and part.dtype == float32:
         part = cast(part, operand.dtype)
@@ -169,9 +182,10 @@ def add_adjoint(adjoints: dict[Node, Node], operand: Node, part: Node, op: str) 
 
 
 def _input_adjoints(node: Node, dy: Any, wanted: Sequence[bool]) -> Sequence[Node | None]:
-    """Return the adjoints of the inputs by the op's gradient rule.
+    """Return the adjoints of the inputs of a node, None for inputs without a gradient.
 
-    If the op has an expansion but no rule, its expansion is differentiated.
+    They come from the gradient rule of the op. If the op has no rule but an expansion, the
+    expansion is differentiated. `wanted` is True for inputs whose adjoint is used.
     """
     op = node.op
     if op.numerics.needs_float32_gradient and is_narrow(node):
@@ -180,7 +194,7 @@ def _input_adjoints(node: Node, dy: Any, wanted: Sequence[bool]) -> Sequence[Nod
         return op.grad_of(node, dy, wanted)
     seeds: dict[Node, Node] = {}
     for root, part in zip(expansion(node), dy if node.has_several_results else (dy,), strict=True):
-        if part is not None:  # Two results may be the same node of the expansion.
+        if part is not None:  # two results may be one node
             seeds[root] = add(seeds[root], part) if root in seeds else part
     adjoints = walk_back(seeds, node.inputs, past_targets=False)
     first_positions = {
@@ -190,16 +204,16 @@ def _input_adjoints(node: Node, dy: Any, wanted: Sequence[bool]) -> Sequence[Nod
 
 
 def _widened_adjoints(dy: Any) -> Any:
-    """Cast the adjoint of a result, or the adjoints of several results, to float32."""
+    """Cast an adjoint, or each adjoint in a tuple, to float32. None stays None."""
     if isinstance(dy, tuple):
         return tuple(None if part is None else cast(part, float32) for part in dy)
     return cast(dy, float32)
 
 
 def _unbroadcast(part: Node, shape: Shape) -> Node:
-    """Sum over the axes along which an operand of this shape was broadcast.
+    """Return an operand's adjoint in its shape: sum over the axes along which it was broadcast.
 
-    A rule may also return a scalar for all elements, which is broadcast.
+    `part` may also be a scalar, which is the adjoint of every element.
     """
     if part.shape == shape or not part.shape:
         return broadcast_to(part, shape)

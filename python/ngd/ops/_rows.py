@@ -17,10 +17,11 @@ from ._operands import INDICES, check_indices, describe_types, expect_dtype
 
 
 class RowNumber(Op):
-    """The row-major number of an element, from an index per axis, as numpy.ravel_multi_index.
+    """The row-major number of an element, from one index per axis, as numpy.ravel_multi_index.
 
-    Negative indices count from the end. `x[...]` and `x.at[...]` use this op, so an error about an
-    index out of range names the index of the caller and not a row number.
+    Negative indices count from the end. `x[...]` and `x.at[...]` use this op to combine several
+    index arrays. An error about an index out of range then names the user's index and its axis, and
+    not the computed row number.
     """
 
     # Attributes of a node: extents, the sizes of the axes; axes and caller, for error messages.

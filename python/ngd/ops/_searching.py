@@ -36,7 +36,7 @@ __all__ = [
 
 
 def expect_line(where_: str, name: str, x: Node) -> Node:
-    """Return x; ShapeError unless it has one axis."""
+    """Return x as it is; ShapeError unless it has exactly one axis."""
     if x.ndim != 1:
         raise ShapeError(
             f"{where_}: expected {name} of one axis; got {x.type}. Reshape it: x.reshape(-1)."
@@ -127,7 +127,7 @@ def isin(x: Value, values: Value, invert: bool = False) -> Node:
 
 
 def max_bit(n: int) -> int:
-    """Return the number of the highest bit that is set, and 0 for 0."""
+    """Return the position of the highest bit of n that is set, from 0. It is 0 for n = 0."""
     return n.bit_length() - 1 if n else 0
 
 
@@ -212,7 +212,11 @@ def bincount(x: Value, length: int, weights: Value | None = None) -> Node:
 
 
 def _edges(line: Node, bins: Any, span: tuple[float, float] | None) -> tuple[Node, Node]:
-    """Return the elements in the dtype in which they are compared, and the edges of the bins."""
+    """Return the elements and the edges of the bins, in a dtype in which they can be compared.
+
+    `bins` is the number of bins of equal width, or the edges. `span` is the range of the bins, or
+    None for the range of the elements.
+    """
     if not isinstance(bins, (int, np.integer)):
         return line, expect_line("histogram", "edges", as_node(bins, where="histogram"))
     wide, _ = as_compute_dtype("histogram", line)
@@ -224,7 +228,10 @@ def _edges(line: Node, bins: Any, span: tuple[float, float] | None) -> tuple[Nod
 
 
 def _sum_per_bin(line: Node, edges: Node, weights: Node) -> Node:
-    """Return the sum of the weights of the elements in each bin; the last bin has both edges."""
+    """Return the sum of the weights of the elements in each bin.
+
+    A bin contains its left edge, and the last bin also its right edge.
+    """
     count = edges.shape[0] - 1
     is_inside = logical_and(line >= edges[0], line <= edges[count])
     bins = clip(searchsorted(edges, line, "right") - 1, 0, count - 1)

@@ -35,33 +35,37 @@ from ._sorting import argsort
 __all__ = ["at", "getitem"]
 
 CAST: Final = 'Cast: x.astype("int64").'
-"""The advice in error messages for indices of another dtype."""
+"""The advice in error messages for indices of a dtype that is not an integer."""
 WHOLE: Final = builtins.slice(None)
 MASK: Final = (
     "expected an index of static size; got a mask, and how many elements it chooses is known only "
     "when the step runs. Choose by ngd.ops.where(mask, x, y), or change by x.at[mask].set(y)."
 )
-"""The error message for a mask that a step computes."""
+"""The error message for a mask whose values are computed in the step."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """An index that contains arrays, split into its basic part and its arrays."""
+    """An index that contains arrays, split into a basic part and its arrays.
+
+    The basic part is applied to x first. The arrays then index axes of its result.
+    """
 
     basic: tuple[Any, ...]
-    """Slices and None, with a whole axis for each array."""
+    """The basic part of the index: slices and None, and a slice of the whole axis per array."""
     axes: tuple[int, ...]
-    """The axis of the result of `basic` that each array indexes."""
+    """For each array, the axis that it indexes, in the result of the basic part."""
     arrays: tuple[Node | Array, ...]
-    """Integers. The elements of NumPy arrays are in [0, n)."""
+    """The arrays of integers. Elements that are known when the graph is built are in [0, n)."""
     indexed: tuple[int, ...]
-    """The axes of the array itself that the arrays index."""
+    """For each array, the axis of x that it indexes, for error messages."""
     shape: Shape
-    """The shape to which the arrays broadcast."""
+    """The shape to which the arrays are broadcast."""
     is_adjacent: bool
-    """True if the arrays are adjacent in the index.
+    """True if the arrays are neighbours in the index, as in x[:, i, j].
 
-    Then their axes replace the indexed axes in the result. Otherwise they come first.
+    Then the axes of the arrays replace the indexed axes in the result. Otherwise they come first,
+    as in NumPy.
     """
 
 
@@ -75,7 +79,10 @@ def is_index_array(item: Any) -> bool:
 
 
 def split_index(where_: str, x: Type, index: Any) -> Selection | None:
-    """Split an index that contains arrays; return None for an index without arrays."""
+    """Return an index as a Selection, or None if it contains no arrays.
+
+    ShapeError or DTypeError if the index does not fit x.
+    """
     items = index if isinstance(index, tuple) else (index,)
     if not any(map(is_index_array, items)):
         expect_no_nodes(where_, items)
@@ -94,7 +101,7 @@ def split_index(where_: str, x: Type, index: Any) -> Selection | None:
     arrays_by_axis: dict[int, Any] = {}  # arrays by the axis of the result of `basic`
     positions: list[int] = []  # the positions of the arrays in the index
     indexed: list[int] = []
-    axis = 0  # the next axis of x
+    axis = 0  # the axis of x that the next item indexes
     for position, item in enumerate(items):
         if item is Ellipsis:
             basic += [WHOLE] * missing
@@ -121,7 +128,7 @@ def split_index(where_: str, x: Type, index: Any) -> Selection | None:
 
 
 def expect_no_nodes(where_: str, items: Sequence[Any]) -> None:
-    """Raise DTypeError for a slice whose bounds a step computes."""
+    """Raise DTypeError for a slice that has a node as a bound. Bounds must be known."""
     for item in items:
         if isinstance(item, builtins.slice):
             bounds = (item.start, item.stop, item.step)
@@ -133,7 +140,11 @@ def expect_no_nodes(where_: str, items: Sequence[Any]) -> None:
 
 
 def as_arrays(where_: str, item: Any) -> Sequence[Any]:
-    """Return one part of an index, with arrays of integers for arrays, ints and masks."""
+    """Return one entry of an index in the form that `split_index` takes.
+
+    None, `...` and slices are unchanged. An int or an array becomes an array of integers. A mask
+    becomes one array of indices per axis of the mask.
+    """
     if item is None or item is Ellipsis or isinstance(item, builtins.slice):
         return (item,)
     if isinstance(item, Node):
@@ -160,16 +171,19 @@ def as_arrays(where_: str, item: Any) -> Sequence[Any]:
 
 @dataclass(frozen=True)
 class _MaskIndices:
-    """The indices along one axis at which a mask is true."""
+    """The indices along one axis of the True elements of a mask.
+
+    `extent` is the size of the mask along this axis.
+    """
 
     indices: Array
     extent: int
 
 
 def checked_indices(where_: str, item: Any, x: Type, axis: int) -> Node | Array:
-    """Return the indices along an axis.
+    """Return the index array `item` of an axis of x; ShapeError if an index is out of range.
 
-    Known indices are checked, and negative ones become non-negative.
+    Negative indices become non-negative. A node is returned unchanged: the step checks it.
     """
     n = x.shape[axis]
     if isinstance(item, _MaskIndices):
@@ -191,9 +205,10 @@ def checked_indices(where_: str, item: Any, x: Type, axis: int) -> Node | Array:
 
 
 class Rows:
-    """The result of the basic part of an index, as rows.
+    """The result of the basic part of an index, reshaped to rows.
 
-    The axes that arrays index are joined into one axis in front.
+    The axes that arrays index are joined to one axis in front. A row is the part of x at one index
+    of this axis.
     """
 
     def __init__(self, where_: str, x: Node, selection: Selection) -> None:
@@ -207,11 +222,14 @@ class Rows:
 
     @property
     def before(self) -> int:
-        """The number of axes of the result before the axes of the arrays."""
+        """The number of axes of the result x[index] in front of the axes of the index arrays."""
         return self.selection.axes[0] if self.selection.is_adjacent else 0
 
     def row_numbers(self) -> Node | Array:
-        """Return the row number of each element of the arrays. Indices of nodes are checked."""
+        """Return the row number that each element of the index arrays selects.
+
+        If an array is a node, the op that computes the row numbers checks its indices in the step.
+        """
         shape, arrays = self.selection.shape, self.selection.arrays
         if all(isinstance(a, np.ndarray) for a in arrays):
             known = np.zeros(shape, np.int64)
@@ -224,12 +242,12 @@ class Rows:
         )
 
     def restore(self, rows: Node) -> Node:
-        """Return rows in the shape of the result of the basic part."""
+        """Reshape changed rows back to the shape of the result of the basic part."""
         full = reshape(rows, (*self.extents, *self.row))
         return transpose(full, np.argsort(self.order).tolist())
 
     def gather(self) -> Node:
-        """Return the rows that the arrays select, in the shape of the result."""
+        """Return the rows that the arrays select, in the shape of x[index]."""
         selection = self.selection
         if len(selection.axes) == 1:
             attrs = {"axis": selection.axes[0], "caller": self.where}
@@ -244,7 +262,7 @@ class Rows:
         return transpose(selected, order)
 
     def value_rows(self, where_: str, values: Node) -> Node:
-        """Return values in the shape of the result as one row per element of the arrays."""
+        """Reshape values of the shape of x[index] to one row per element of the index arrays."""
         num_axes, before = len(self.selection.shape), self.before
         shape = (*self.row[:before], *self.selection.shape, *self.row[before:])
         values = broadcast_values(where_, values, shape)
@@ -300,7 +318,7 @@ def getitem(x: Value, index: Any) -> Node:
 
 
 def broadcast_values(where_: str, values: Node, shape: Shape) -> Node:
-    """Broadcast values to the shape of the part that they are for."""
+    """Broadcast values to the shape of x[index]; ShapeError if they do not fit."""
     try:
         return broadcast_to(values, shape)
     except ShapeError:
@@ -314,7 +332,7 @@ Combine = Callable[[Node, Node], Node]
 
 
 class Part:
-    """The part x[index] of an array. Its methods return a changed copy of x, as in JAX."""
+    """The part x[index] of an array. Its methods return a copy of x with the part changed."""
 
     def __init__(self, x: Node, index: Any) -> None:
         self.x, self.index = x, index
@@ -332,19 +350,25 @@ class Part:
         return self._changed("add", values, add)
 
     def multiply(self, values: Value) -> Node:
-        """Return x with the part multiplied by values, by both if an index occurs twice."""
+        """Return x with the part multiplied by values.
+
+        If an index occurs twice, the element is multiplied by both values.
+        """
         return self._changed("multiply", values, multiply)
 
     def min(self, values: Value) -> Node:
-        """Return x with each element of the part replaced by the minimum of it and its values."""
+        """Return x with each element of the part replaced by min(element, value)."""
         return self._changed("min", values, minimum)
 
     def max(self, values: Value) -> Node:
-        """Return x with each element of the part replaced by the maximum of it and its values."""
+        """Return x with each element of the part replaced by max(element, value)."""
         return self._changed("max", values, maximum)
 
     def _changed(self, name: str, values: Value, combine: Combine | None) -> Node:
-        """Return x with the part set to values, or combined with them."""
+        """Return x with the part set to values, or to combine(part, values) unless combine is None.
+
+        `name` is the name of the public method, for messages.
+        """
         where_, x = f"at[...].{name}", self.x
         operand = as_node(values, x, where_)
         can_cast = is_float(x.dtype) or np.can_cast(operand.dtype, x.dtype, "same_kind")
@@ -368,10 +392,10 @@ class Part:
         return Part(x, selection.basic)._placed(where_, changed, None)
 
     def _mask(self, where_: str, values: Node) -> Node | None:
-        """Return the index as a mask for `where`, or None if `where` cannot apply it.
+        """Return the index as a mask for `where`, or None if `where` cannot do the change.
 
-        `where` can apply a mask without other indices, if all selected elements get the same row of
-        values.
+        It can if the index is one mask, and the values have no axis for the selected elements, so
+        that all selected elements get the same values.
         """
         mask = self.index
         if isinstance(mask, tuple) and len(mask) == 1:
@@ -388,9 +412,9 @@ class Part:
         return None if is_known and values.ndim > self.x.ndim - node.ndim else node
 
     def _placed(self, where_: str, values: Node, combine: Combine | None) -> Node:
-        """Return x with a basic part set to values or combined with them.
+        """Return x with a basic part set to values, or to combine(part, values).
 
-        No element occurs twice in a basic part.
+        A basic index has slices and ints only, so it selects no element twice.
         """
         ranges, shape = basic_index(
             self.x.type, self.index if isinstance(self.index, tuple) else (self.index,)
@@ -453,11 +477,11 @@ def at(x: Value) -> At:
 
 
 def changed_rows(rows: Rows, values: Node, combine: Combine | None) -> Node:
-    """Return the rows, set to values or combined with them: one value per row number.
+    """Return the rows, in which the selected ones are set to values or combined with them.
 
-    If several values have the same row number, `combine` joins them, or the last value counts. For
-    this, the values are sorted by row number. In each run of equal row numbers, the last value is
-    used.
+    `values` has one row per row number. If several values have the same row number, `combine` joins
+    them, or the last value counts. For this, the values are sorted by row number, and the last
+    value of each run of equal row numbers is used.
     """
     row_numbers, count, num_values = rows.row_numbers(), rows.count, values.shape[0]
     if num_values == 0:
@@ -477,7 +501,7 @@ def changed_rows(rows: Rows, values: Node, combine: Combine | None) -> Node:
                 combined_runs(take(values, order), sorted_rows, combine),
                 arange(num_values),
             )
-    # The number of the value of each row, counted from 1; 0 for a row without a value.
+    # For each row, the position of its value plus 1, or 0 if the row has no value.
     source = scatter_add(where(is_last, order + 1, 0), sorted_rows, 0, count)
     has_value = reshape(source > 0, (count, *(1 for _ in rows.row)))
     new = take(values, maximum(source - 1, 0))
@@ -485,10 +509,10 @@ def changed_rows(rows: Rows, values: Node, combine: Combine | None) -> Node:
 
 
 def combined_runs(values: Node, sorted_rows: Node, combine: Combine) -> Node:
-    """Return each value combined with all earlier values of the same row; row numbers are sorted.
+    """Return each value combined with all earlier values of the same row number.
 
-    This is a prefix computation with doubled distances: after each of log2(n) iterations, an
-    element has the combination of twice as many values.
+    The row numbers are sorted, so these values are adjacent. It is a prefix computation: in each of
+    log2(n) rounds, an element is combined with the one at a distance that doubles.
     """
     num_values, distance = values.shape[0], 1
     while distance < num_values:

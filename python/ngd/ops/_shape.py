@@ -21,7 +21,7 @@ __all__ = ["broadcast_to", "expand_dims", "reshape", "squeeze", "stop_gradient",
 
 
 def regroup_axes(old: Shape, new: Shape) -> list[tuple[range, range]]:
-    """Return the smallest groups of neighbouring axes that a reshape turns into each other.
+    """Split the axes of a reshape into the smallest groups of neighbours that correspond.
 
     Each pair is a range of old axes and a range of new axes with the same number of elements. The
     list is empty if an axis has size 0 or 1.
@@ -206,15 +206,15 @@ transpose: Final[Transpose] = register(Transpose())
 
 
 def inverse(axes: Shape) -> Shape:
-    """Return the permutation of axes that undoes this one."""
+    """Return the permutation of axes that undoes the given permutation."""
     return tuple(sorted(range(len(axes)), key=axes.__getitem__))
 
 
 def transpose_cheaply(x: Node, axes: Shape) -> Node:
-    """Return transpose(x, axes), with as little copying as possible.
+    """Return transpose(x, axes), in a form that copies as little as possible.
 
-    The result is a reshape where only axes of size 1 move. A broadcast is applied after the
-    transposition, so that the smaller array is transposed. Two transpositions become one.
+    The form is a reshape if only axes of size 1 move. If x is a broadcast, its smaller operand is
+    transposed, and the result is broadcast. If x is a transposition, both become one.
     """
     if x.op is broadcast_to:
         (operand,) = x.inputs

@@ -48,9 +48,9 @@ class Slice(Op):
         array([1, 2])
     """
 
-    # Attributes of a node: along each axis, the result has `sizes` elements. The first one is at
-    # index `starts`, and their distance is `steps`. A reshape of the result removes the axes of
-    # ints and inserts the axes of None.
+    # Attributes of a node, with one number per axis: the slice has `sizes` elements, from index
+    # `starts` on, at a distance of `steps`. A slice keeps all axes: `x[index]` also reshapes the
+    # result, to remove the axes of ints and to insert axes for None.
     name = "slice"
     kernel = Kernel(is_copy=True, is_view=True)
     dtypes = ALL
@@ -81,10 +81,14 @@ class Slice(Op):
         return transpose_cheaply(self.node(node.inputs[0].inputs, attrs), axes)
 
     def offset(self, x: Type, *, starts: Shape, sizes: Shape, steps: Shape) -> int | None:
-        """Return the byte offset of the slice if its elements are contiguous, else None."""
+        """Return the byte offset of the slice in x, if the slice is contiguous, else None.
+
+        Contiguous means that the elements of the slice are adjacent in memory, in the order of the
+        slice.
+        """
         if 0 in sizes:
             return 0
-        # is_whole: the slice has all elements of the later axes.
+        # is_whole: the slice has all elements of the axes that the loop has visited.
         begin, stride, is_whole = 0, x.dtype.itemsize, True
         for n, start, size, step in reversed(list(zip(x.shape, starts, sizes, steps, strict=True))):
             if size > 1 and not (is_whole and step == 1):
@@ -113,7 +117,7 @@ class Slice(Op):
 
 
 def basic_index(x: Type, index: tuple[Any, ...]) -> tuple[list[range], Shape]:
-    """Return the indices that are read along each axis, and the shape of the result."""
+    """Return the range of indices that is read along each axis of x, and the result's shape."""
     consuming = builtins.sum(i is not None and i is not Ellipsis for i in index)
     if consuming > len(x.shape):
         raise ShapeError(
@@ -142,7 +146,7 @@ def basic_index(x: Type, index: tuple[Any, ...]) -> tuple[list[range], Shape]:
 
 
 def _one_index(x: Type, axis: int, item: Any) -> range:
-    """Return the range of the single index that an int selects along an axis."""
+    """Return the range of length 1 for an int as the index of an axis."""
     try:
         if isinstance(item, (bool, np.bool_, Node)):
             raise TypeError
@@ -161,7 +165,7 @@ def _one_index(x: Type, axis: int, item: Any) -> range:
 
 
 def as_slices(starts: Shape, sizes: Shape, steps: Shape) -> tuple[builtins.slice, ...]:
-    """Return the attributes of a slice node as a NumPy index."""
+    """Return the attributes of a slice node as a tuple of slices, for NumPy."""
     index = []
     for start, size, step in zip(starts, sizes, steps, strict=True):
         stop = start + size * step
@@ -175,7 +179,7 @@ slice: Final[Slice] = register(Slice())
 
 
 class PadSlice(Op):
-    """Zeros of a shape, with x written to the elements that a slice would read."""
+    """The adjoint of a slice: an array of zeros, with x at the elements that the slice reads."""
 
     name = "pad_slice"
     kernel = Kernel(is_copy=True)

@@ -54,18 +54,18 @@ __all__ = [
 ]
 
 LOSS_REDUCTIONS: Final = ("mean", "sum", "none")
-"""The reductions that all losses accept."""
+"""The allowed values of the argument `reduction` of the losses."""
 
 
 def _log_softmax(x: Array, axis: int) -> Array:
-    """Return the logarithm of softmax in NumPy, without overflow."""
+    """Return log(softmax(x)) along an axis, in NumPy, without overflow."""
     shifted: Array = x - np.max(x, axis=axis, keepdims=True)
     result: Array = shifted - np.log(np.sum(np.exp(shifted), axis=axis, keepdims=True))
     return result
 
 
 class AlongAxis(Op):
-    """The base of softmax and log_softmax. The axis needs at least one element."""
+    """The base of softmax and log_softmax, which need at least one element along the axis."""
 
     # Attribute of a node: axis.
     batching = "axis"
@@ -296,7 +296,11 @@ softmax_cross_entropy_grad: Final[SoftmaxCrossEntropyGrad] = register(SoftmaxCro
 
 
 def expect_labels(where_: str, name: str, x: Node, labels: Node) -> Node:
-    """Return integer labels; ShapeError unless their shape is that of x without the classes."""
+    """Return the labels as a node of integers, for logits x of shape [N, C, ...] or [C].
+
+    Raise a ShapeError if their shape is not that of x without the axis C. `name` is the name of x
+    in the message.
+    """
     label_node = as_indices(labels, where_, "labels")
     if not x.ndim or label_node.shape != (*x.shape[: x.ndim > 1], *x.shape[2:]):
         types = describe_types(x.type, label_node.type)
@@ -308,7 +312,11 @@ def expect_labels(where_: str, name: str, x: Node, labels: Node) -> Node:
 
 
 def class_weights(where_: str, weight: Value | None, wide: Node, labels: Node) -> Node:
-    """Return the weight of each label's class. The lookup raises for labels outside of [0, C)."""
+    """Return the weight of the class of each label: 1 if `weight` is None.
+
+    A label outside of [0, C) is an error of the step, where C is the size of the last axis of
+    `wide`.
+    """
     count = wide.shape[-1]
     if weight is None:
         factors = ones((count,), wide.dtype)
@@ -388,14 +396,21 @@ def cross_entropy(
 
 
 def reduce_weighted_loss(loss: Node, factors: Node, reduction: str, dtype: DType) -> Node:
-    """Reduce a loss. The mean divides by the sum of the factors."""
+    """Return a weighted loss reduced by "mean", "sum" or "none", cast to a dtype.
+
+    `factors` has the weight of each element, which is already part of `loss`. The mean divides by
+    their sum.
+    """
     if reduction == "mean":
         loss = sum(loss) / sum(factors)
     return cast(sum(loss) if reduction == "sum" else loss, dtype)
 
 
 def _soft_loss(logits: Node, probabilities: Node, weight: Value | None, smoothing: float) -> Node:
-    """Return the cross-entropy with probabilities as labels. The classes are the last axis."""
+    """Return the cross-entropy of each example, whose label is a probability per class.
+
+    The classes are the last axis.
+    """
     smoothed = probabilities * (1 - smoothing) + smoothing / logits.shape[-1]
     if weight is not None:
         smoothed = smoothed * _weights_of(weight, logits)
@@ -405,7 +420,10 @@ def _soft_loss(logits: Node, probabilities: Node, weight: Value | None, smoothin
 def _hard_loss(
     logits: Node, labels: Node, weight: Value | None, ignore_index: int, smoothing: float
 ) -> tuple[Node, Node]:
-    """Return the cross-entropy with integer labels, and the weight of each loss in the mean."""
+    """Return the cross-entropy of each example with an integer label, and its weight in the mean.
+
+    The classes are the last axis. Loss and weight are 0 where the label is `ignore_index`.
+    """
     is_counted = not_equal(labels, ignore_index)
     safe_labels = where(is_counted, labels, 0)
     loss = softmax_cross_entropy.node((logits, safe_labels), {"caller": "cross_entropy"})
@@ -421,19 +439,19 @@ def _hard_loss(
 
 
 def _classes_last(x: Node) -> Node:
-    """Move the classes from axis 1 to the last axis."""
+    """Move the axis of the classes from axis 1 to the end."""
     return transpose(x, (0, *range(2, x.ndim), 1)) if x.ndim > 2 else x
 
 
 def _weights_of(weight: Value, logits: Node) -> Node:
-    """Return the weights of all classes."""
+    """Return `weight` as a node with one number per class of the logits."""
     return class_weights("cross_entropy", weight, logits, arange(logits.shape[-1]))
 
 
 def loss_operands(where: str, prediction: Value, target: Value) -> tuple[DType, Node, Node]:
-    """Return the dtype of the loss, and both operands in the dtype that it is computed in.
+    """Return the dtype of a loss, and prediction and target in the dtype that it is computed in.
 
-    ShapeError if the operands differ in shape.
+    Raise a ShapeError if prediction and target have different shapes.
     """
     x, y = align(where, prediction, target)
     if x.shape != y.shape:
@@ -447,14 +465,14 @@ def loss_operands(where: str, prediction: Value, target: Value) -> tuple[DType, 
 
 
 def check_reduction(where: str, reduction: str, known: Sequence[str]) -> None:
-    """Raise ValueError for a reduction that is not among the known ones."""
+    """Raise ValueError if the argument `reduction` is not in `known`."""
     if reduction not in known:
         names = ", ".join(f'"{name}"' for name in known)
         raise ValueError(f"{where}: expected a reduction among {names}; got {reduction!r}")
 
 
 def reduce_loss(loss: Node, reduction: str, dtype: DType) -> Node:
-    """Return the mean or the sum of a loss, or the loss itself, cast to a dtype."""
+    """Return a loss reduced by "mean", "sum" or "none", cast to a dtype."""
     if reduction != "none":
         loss = (mean if reduction == "mean" else sum)(loss)
     return cast(loss, dtype)
@@ -562,7 +580,7 @@ def huber_loss(
         raise ValueError(f"huber_loss: expected delta > 0; got {delta}")
     dtype, x, y = loss_operands("huber_loss", prediction, target)
     distance = abs(x - y)
-    near = minimum(distance, delta)  # so that neither a square nor its gradient overflows
+    near = minimum(distance, delta)  # avoids a square that overflows
     return reduce_loss(near * (distance - 0.5 * near), reduction, dtype)
 
 

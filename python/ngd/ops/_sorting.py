@@ -111,7 +111,7 @@ top_k: Final[TopK] = register(TopK())
 
 
 def _sorted(where: str, x: Value, axis: int, descending: bool) -> tuple[Node, Node]:
-    """Return the sorted elements along an axis, and their indices."""
+    """Return the elements sorted along an axis, and the index of each one in x."""
     node = as_node(x, where=where)
     sorted_axis = as_axis(where, axis, node.ndim, node.type)
     return top_k(node, node.shape[sorted_axis], sorted_axis, largest=descending)

@@ -42,7 +42,7 @@ NEAR_TWO: Final = (
     1.2211977636940668e-07,
     -5.832930129320894e-08,
 )
-"""lgamma(2 + u) / (u * (1 + u)) as a polynomial in u, for abs(u) <= 1 / 2.
+"""The coefficients of a polynomial in u: lgamma(2 + u) / (u * (1 + u)) for abs(u) <= 1 / 2.
 
 It interpolates at 20 Chebyshev nodes; the relative error is below 2e-19.
 """
@@ -56,19 +56,25 @@ STIRLING: Final = (
     1 / 156,
     -3617 / 122400,
 )
-"""The coefficients B(2k) / (2k (2k - 1)) of the series of lgamma in 1 / x (NIST's DLMF, 5.11.1)."""
+"""The coefficients B(2k) / (2k (2k - 1)) of Stirling's series of lgamma in 1 / x.
+
+B(2k) are the Bernoulli numbers (NIST's DLMF, 5.11.1).
+"""
 STIRLING_SLOPE: Final = tuple(c * (2 * k + 1) for k, c in enumerate(STIRLING))
-"""The coefficients B(2k) / 2k of the series of digamma (DLMF, 5.11.2)."""
+"""The coefficients B(2k) / 2k of the series of digamma, its derivative (DLMF, 5.11.2)."""
 SHIFTS: Final = 8
-"""The number of times that the recurrence increases the argument by 1."""
+"""The maximum number of steps of the recurrence gamma(x + 1) = x gamma(x) in `Lgamma.near`."""
 LARGE: Final = SHIFTS + 2.5
-"""The smallest argument of the series. Its eighth term is 3e-17 of the result there."""
+"""The smallest x for which Stirling's series is used.
+
+For this x, its eighth and last term is 3e-17 of the result.
+"""
 
 
 def _lgamma(x: float) -> float:
     try:
         return math.lgamma(x)
-    except (ValueError, OverflowError):  # a pole, or beyond float64
+    except (ValueError, OverflowError):  # x is a pole, or the result is too large
         return math.inf
 
 
@@ -110,7 +116,7 @@ class Lgamma(CompositeUnary):
 
     @staticmethod
     def near(w: Node) -> Node:
-        """Return the value for 0 <= w < LARGE."""
+        """Return lgamma(w) for 0 <= w < LARGE, by a polynomial and the recurrence of gamma."""
         steps = clip(floor(w - 1.5), 0, SHIFTS)
         u = where(w < 0.5, w, where(w < 1.5, w - 1, w - (steps + 2)))
         product = where(w - 1.5 >= 1, w - 1, 1)
@@ -121,7 +127,7 @@ class Lgamma(CompositeUnary):
 
     @staticmethod
     def far(w: Node) -> Node:
-        """Return the value for w >= LARGE."""
+        """Return lgamma(w) for w >= LARGE, by Stirling's series."""
         series = polynomial(1 / square(w), STIRLING) / w
         return (w - 0.5) * (log(w) - 1) + (0.5 * math.log(2 * math.pi) - 0.5 + series)
 
@@ -133,9 +139,10 @@ lgamma: Final[Lgamma] = register(Lgamma())
 
 
 def _shifted(x: Node) -> tuple[Node, list[Node]]:
-    """Return x + n >= LARGE, and for each of the n shifts the earlier x + k, or inf.
+    """Raise x by 1 until it is at least LARGE. Return the result, and the values before each raise.
 
-    inf stands for a shift that is not needed: its term 1 / (x + k) in a sum is 0.
+    The list has a fixed length. It contains inf for each raise that was not needed, so that 1 / inf
+    adds 0 to a sum.
     """
     terms = []
     for _ in range(SHIFTS + 3):
@@ -162,7 +169,7 @@ def _trigamma_series(z: Node) -> Node:
 
 
 def _digamma(x: float) -> float:
-    """Return the reference value, with more shifts than the op and fewer terms of the series."""
+    """Return digamma(x) for the reference, with more shifts and fewer series terms than the op."""
     if x <= 0 and x == math.floor(x):
         return -math.inf if x == 0 else math.nan
     if x < 0:
@@ -222,10 +229,10 @@ digamma: Final[Digamma] = register(Digamma())
 
 
 def _erfinv(x: float) -> float:
-    """Return the reference value, from a quantile of the normal distribution."""
+    """Return erfinv(x) for the reference, from a quantile of the normal distribution."""
     if not -1 < x < 1:
         return math.copysign(math.inf, x) if x in (-1, 1) else math.nan
-    from statistics import NormalDist  # here, because it is slow to import
+    from statistics import NormalDist  # imported here, because it is slow
 
     value = NormalDist().inv_cdf((x + 1) / 2) / math.sqrt(2)
     if not -0.9 < x < 0.9:
@@ -235,7 +242,7 @@ def _erfinv(x: float) -> float:
 
 
 WINITZKI: Final = 0.147
-"""The constant of Winitzki's approximation."""
+"""The constant a of Winitzki's approximation of the inverse error function."""
 
 
 class Erfinv(CompositeUnary):

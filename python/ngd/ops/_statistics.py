@@ -39,9 +39,9 @@ __all__ = [
 ]
 
 Quantiles: TypeAlias = float | Sequence[float] | Array
-"""One or several numbers between 0 and 1, or percentages."""
+"""The argument q: one or several numbers in [0, 1], or percentages in [0, 100]."""
 METHODS: Final = ("linear", "lower", "higher", "nearest", "midpoint")
-"""The methods of quantiles between two elements."""
+"""The ways to choose a quantile that is between two elements, as in NumPy."""
 
 
 @public
@@ -81,7 +81,10 @@ def std(x: Value, axis: Axis = None, keepdims: bool = False, ddof: int = 0) -> N
 
 
 def lines_of(where_: str, x: Value, axis: Axis) -> tuple[Node, Shape]:
-    """Return x with the axes joined into one last axis, and these axes."""
+    """Return x with the given axes joined to one last axis, and these axes as a tuple.
+
+    A line is the part of x along the joined axis.
+    """
     node = as_node(x, where=where_)
     axes = normalize_axes(where_, axis, node.type)
     other_axes = [a for a in range(node.ndim) if a not in axes]
@@ -199,14 +202,14 @@ def _quantile(where_: str, x: Value, q: Any, axis: Axis, keepdims: bool, method:
         above = take(ordered, high, ordered.ndim - 1)
         weight = as_node(np.asarray(fraction, ordered.dtype))
         result = where(weight > 0, below + (above - below) * weight, below)
-    last = ordered[(..., n - 1, *(None for _ in range(q.ndim)))]  # NaN is sorted last
+    last = ordered[(..., n - 1, *(None for _ in range(q.ndim)))]  # a NaN, if the line has one
     result = where(equal(last, last), result, last)
     shape = (*q.shape, *reduced_shape(node.shape, axes, keepdims))
     return cast(quantiles_first(result, ordered.ndim - 1, shape), dtype)
 
 
 def expect_quantiles(where_: str, q: Any, method: str) -> None:
-    """Raise ValueError for an unknown method, or for a number outside of [0, 1]."""
+    """Raise ValueError for an unknown method, or for a quantile outside of [0, 1]."""
     if method not in METHODS:
         raise ValueError(f"{where_}: expected a method among {', '.join(METHODS)}; got {method!r}")
     if not ((q >= 0) & (q <= 1)).all():
@@ -217,7 +220,10 @@ def expect_quantiles(where_: str, q: Any, method: str) -> None:
 
 
 def sorted_lines(where_: str, x: Node, axis: Axis) -> tuple[Node, Shape]:
-    """Return x with the axes joined into one last axis, sorted with NaN last, and these axes."""
+    """Return x with the given axes joined to one last axis and sorted along it, NaN at the end.
+
+    Also return the axes as a tuple of non-negative numbers.
+    """
     lines, axes = lines_of(where_, x, axis)
     if lines.shape[-1] == 0:
         raise ShapeError(f"{where_}: expected at least one element along {axes}; got {x.type}")
@@ -225,7 +231,10 @@ def sorted_lines(where_: str, x: Node, axis: Axis) -> tuple[Node, Shape]:
 
 
 def quantiles_first(values: Node, num_kept: int, shape: Shape) -> Node:
-    """Move the axes of the quantiles in front of the first `num_kept` axes, and reshape."""
+    """Move the axes of the quantiles to the front, and reshape the result.
+
+    `values` has `num_kept` axes of x, followed by the axes of the quantiles.
+    """
     return reshape(transpose(values, [*range(num_kept, values.ndim), *range(num_kept)]), shape)
 
 
@@ -278,7 +287,7 @@ def count_nonzero(x: Value, axis: Axis = None, keepdims: bool = False) -> Node:
 
 
 def _weights_along(x: Node, weights: Node, axis: Axis) -> Node:
-    """Broadcast weights, one per element of an axis, to the shape of x."""
+    """Broadcast weights to the shape of x: one weight per index of one axis."""
     if axis is None or not isinstance(axis, (int, np.integer)) or weights.ndim != 1:
         raise ShapeError(
             f"average: expected weights of the shape of x, or of the length of one axis; got "

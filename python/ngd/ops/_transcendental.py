@@ -21,10 +21,13 @@ __all__ = ["cos", "erf", "exp", "expm1", "log", "log1p", "power", "rsqrt", "sin"
 
 
 def _power(a: Array, b: Array) -> Array:
-    """Return a ** b in NumPy. Integers to negative powers are truncated."""
+    """Return a ** b in NumPy.
+
+    An integer to a negative power is 1 / a ** abs(b) rounded towards zero: 0, 1 or -1.
+    """
     if is_float(b.dtype):
         return np.power(a, b)
-    unit = np.where(b % 2 == 0, np.abs(a), a)  # (-1)^b and 1^b
+    unit = np.where(b % 2 == 0, np.abs(a), a)  # a ** b for a = -1 or 1
     below_zero = np.where(np.abs(a) == 1, unit, a.dtype.type(0))
     return np.where(b < 0, below_zero, np.power(a, np.maximum(b, 0)))
 
@@ -61,7 +64,7 @@ class Power(Binary):
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         a, b = node.inputs
-        less_one = where(equal(b, 0), 1, b - 1)  # so that the slope of a ** 0 at a = 0 is 0
+        less_one = where(equal(b, 0), 1, b - 1)  # else 0 * 0 ** -1 at a = b = 0: NaN
         is_positive = a > 0
         logarithm = where(is_positive, log(where(is_positive, a, 1)), 0)
         return dy * b * power(a, less_one), dy * node * logarithm

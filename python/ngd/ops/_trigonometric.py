@@ -53,7 +53,7 @@ ATAN: Final = (
     -0.034545610104858494,
     0.016258132064979208,
 )
-"""(atan(t) / t - 1) / z as a polynomial in z = t * t, for abs(t) <= tan(pi / 8).
+"""The coefficients of a polynomial in z = t * t: (atan(t) / t - 1) / z for abs(t) <= tan(pi / 8).
 
 It interpolates at 12 Chebyshev nodes; the relative error of atan is below 2e-19.
 """
@@ -62,7 +62,7 @@ EIGHTH: Final = math.tan(math.pi / 8)
 THREE_EIGHTHS: Final = math.tan(3 * math.pi / 8)
 """tan(3 pi / 8)."""
 QUARTER_PI_LOW: Final = 3.061616997868383e-17
-"""pi / 4 minus its float64."""
+"""The rounding error of pi / 4 in float64: the exact value minus the float."""
 
 
 class Tan(CompositeUnary):
@@ -252,7 +252,10 @@ atan2: Final[Atan2] = register(Atan2())
 
 
 HALF_RANGE: Final = 1.0
-"""The largest magnitude for which sinh uses expm1. There (exp(x) - exp(-x)) / 2 would cancel."""
+"""The largest magnitude of x for which sinh uses expm1.
+
+For small x, exp(x) - exp(-x) would lose digits by cancellation.
+"""
 
 
 class Sinh(CompositeUnary):
@@ -324,7 +327,10 @@ class Cosh(CompositeUnary):
 cosh: Final[Cosh] = register(Cosh())
 
 LARGE: Final = 1e8
-"""From this magnitude on, sqrt(x ** 2 + 1) is abs(x) in float64, and x ** 2 may overflow."""
+"""The magnitude of x from which sqrt(x ** 2 + 1) equals abs(x) in float64.
+
+For larger x, x ** 2 may overflow, so it is not computed.
+"""
 
 
 class Asinh(CompositeUnary):
@@ -452,7 +458,10 @@ class Sinc(CompositeUnary):
     compute = np.sinc
     further = ((-0.05, 0.05), (4, 5))
     SERIES = (-1 / 3, 1 / 30, -1 / 840, 1 / 45360, -1 / 3991680)
-    """The coefficients of a polynomial in t ** 2. The derivative of sin(t) / t is t times it."""
+    """The coefficients of a polynomial p in t ** 2.
+
+    The derivative of sin(t) / t is t * p(t ** 2) for small t.
+    """
 
     def expand(self, x: Node) -> Node:
         angle = x * math.pi
@@ -461,7 +470,7 @@ class Sinc(CompositeUnary):
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         angle = node.inputs[0] * math.pi
-        is_near = abs(angle) < 0.25  # the difference below would cancel there
+        is_near = abs(angle) < 0.25  # `far` loses digits by cancellation
         safe = where(is_near, 1, angle)
         small = where(is_near, angle, 0)
         far = (cos(safe) - sin(safe) / safe) / safe

@@ -19,34 +19,39 @@ from ..dtypes import Array, Shape, Type
 from ..errors import ShapeError
 
 PerAxis: TypeAlias = int | Sequence[int]
-"""One number for all spatial axes, or one number per axis."""
+"""An argument per spatial axis: one number for all of them, or a number each."""
 
 Padding: TypeAlias = int | str | Sequence[int] | Sequence[Sequence[int]]
-"""The zeros on both sides: a PerAxis, pairs (before, after), "valid" (none) or "same"."""
+"""The zeros before and after each spatial axis, as a user gives them.
+
+A PerAxis for both sides, pairs (before, after), "valid" for no zeros, or "same" for ceil(n /
+stride) windows.
+"""
 
 SPATIAL: Final = (1, 2, 3)
-"""The numbers of spatial axes that kernels support."""
+"""The allowed numbers of spatial axes, for which kernels exist."""
 
 
 def channels_first_order(ndim: int) -> Shape:
-    """Return the order of axes that moves the channels from the last axis to axis 1."""
+    """Return the permutation from [N, spatial..., C] to [N, C, spatial...] for `ndim` axes."""
     return (0, ndim - 1, *range(1, ndim - 1))
 
 
 def channels_last_order(ndim: int) -> Shape:
-    """Return the order of axes that moves the channels from axis 1 to the last axis."""
+    """Return the permutation from [N, C, spatial...] to [N, spatial..., C] for `ndim` axes."""
     return (0, *range(2, ndim), 1)
 
 
 def permute_shape(shape: Shape, axes: Shape) -> Shape:
-    """Return the shape with its axes in this order."""
+    """Return the extents of `shape` in the order of `axes`."""
     return tuple(shape[axis] for axis in axes)
 
 
 def per_axis(where: str, what: str, number: Any, axes: int, lowest: int) -> Shape:
-    """Return one number per spatial axis from one number, or from one number per axis.
+    """Return the user's number for each spatial axis: one number for all of them, or one each.
 
-    ShapeError for other numbers, or for a number less than `lowest`.
+    Raise a ShapeError for anything else, or for a number less than `lowest`. `what` names the
+    argument in the message.
     """
     is_sequence = isinstance(number, (Sequence, np.ndarray)) and not isinstance(number, str)
     values = tuple(number) if is_sequence else (number,) * axes
@@ -72,9 +77,10 @@ def spatial_axes(where: str, x: Type) -> int:
 def paddings(
     where: str, padding: Padding, x: Shape, kernel: Shape, strides: Shape, dilations: Shape
 ) -> Shape:
-    """Return the numbers of zeros before and after each axis, in turn, from the user's padding.
+    """Return the zeros before and after each axis as (before, after, before, after, ...).
 
-    "same" makes ceil(x / stride) windows; the odd one of the zeros is put after the axis.
+    With padding "same" there are ceil(n / stride) windows along an axis of n elements. If the
+    number of zeros is odd, there is one more after the axis than before it.
     """
     axes = len(kernel)
     if isinstance(padding, str):
@@ -95,7 +101,7 @@ def paddings(
 
 
 def window_extent(kernel: int, dilation: int) -> int:
-    """Return the number of elements from the first to the last element of a window."""
+    """Return the extent of a window with dilation, from its first to its last element."""
     return (kernel - 1) * dilation + 1
 
 
@@ -113,9 +119,10 @@ def window_counts(
     dilations: Shape,
     ceil_mode: bool = False,
 ) -> Shape:
-    """Return the number of windows along each axis.
+    """Return the number of windows along each spatial axis.
 
-    With `ceil_mode`, the last window may end beyond the padding, but it does not start there.
+    If `beyond` is true (ceil_mode), the last window may end beyond the padding, but it does not
+    start there.
     """
     counts = []
     for n, k, stride, (before, after), dilation in zip(
@@ -137,24 +144,27 @@ def window_counts(
 
 
 def pad_spatial(x: Array, padding: Shape, value: Any = 0) -> Array:
-    """Pad the spatial axes with a value."""
+    """Pad the spatial axes of x with a value. `padding` is (before, after, before, after, ...)."""
     return np.pad(x, ((0, 0), (0, 0), *sides(padding)), constant_values=value)
 
 
 def offsets(kernel: Shape) -> Iterator[Shape]:
-    """Return the index of each element in a window, in row-major order."""
+    """Yield the position of each element in a window, as an index per axis, in row-major order."""
     return iter(np.ndindex(*kernel))
 
 
 def spatial_index(index: Iterable[Any]) -> tuple[Any, ...]:
-    """Return an index of [N, C, spatial...] from one for the spatial axes."""
+    """Return an index of [N, C, spatial...] that takes all of N and C, and `index` after them."""
     return (slice(None), slice(None), *index)
 
 
 def elements_at_offset(
     offset: Shape, counts: Shape, strides: Shape, dilations: Shape
 ) -> tuple[Any, ...]:
-    """Return the index of the elements of a padded array that all windows read at one offset."""
+    """Return the index of the elements that all windows read at one offset in the window.
+
+    It indexes a padded array [N, C, spatial...] and gives one element per window.
+    """
     starts = [o * dilation for o, dilation in zip(offset, dilations, strict=True)]
     return spatial_index(
         slice(first, first + (count - 1) * stride + 1, stride)

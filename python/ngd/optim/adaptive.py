@@ -14,7 +14,10 @@ from .options import Check, at_least, flag, fraction, pair
 
 
 def moments(g: Node, state: State) -> tuple[Node, Node]:
-    """Return Adam's moments, the averages of the gradient and its square. They become state."""
+    """Return Adam's moments: the moving averages of the gradient and of its square.
+
+    They are also set as the next values of the optimizer state.
+    """
     first, second = state["betas"]
     m = first * state.now("first_moment") + (1 - first) * g
     v = second * state.now("second_moment") + (1 - second) * (g * g)
@@ -22,7 +25,7 @@ def moments(g: Node, state: State) -> tuple[Node, Node]:
 
 
 def corrections(state: State) -> tuple[Node, Node]:
-    """Return the bias corrections 1 - beta^t of both moments, in float64."""
+    """Return the bias corrections 1 - beta^t of the first and the second moment, in float64."""
     first, second = state["betas"]
     return 1.0 - first**state.step, 1.0 - second**state.step
 
@@ -94,7 +97,7 @@ class Adam(Optimizer):
         )
 
     def rule(self, w: Node, g: Node, state: State) -> Node:
-        """Return the variable after a step of Adam."""
+        """Return the next value of a variable, by one step of Adam."""
         return w - adam_step(decay_gradient(w, g, state), state)
 
 
@@ -149,7 +152,7 @@ class AdamW(Adam):
         )
 
     def rule(self, w: Node, g: Node, state: State) -> Node:
-        """Return the variable after weight decay and a step of Adam."""
+        """Return the next value of a variable, by weight decay and one step of Adam."""
         return decay_weight(w, state) - adam_step(g, state)
 
 
@@ -219,7 +222,7 @@ class RMSprop(Optimizer):
         )
 
     def rule(self, w: Node, g: Node, state: State) -> Node:
-        """Return the variable after a step of RMSprop."""
+        """Return the next value of a variable, by one step of RMSprop."""
         alpha = state["alpha"]
         g = decay_gradient(w, g, state)
         v = state.keep("square", alpha * state.now("square") + (1 - alpha) * (g * g))
@@ -292,7 +295,7 @@ class Adagrad(Optimizer):
         )
 
     def rule(self, w: Node, g: Node, state: State) -> Node:
-        """Return the variable after a step of Adagrad."""
+        """Return the next value of a variable, by one step of Adagrad."""
         g = decay_gradient(w, g, state)
         s = state.keep("square", state.now("square", state["initial_accumulator_value"]) + g * g)
         rate = state.lr / (1.0 + (state.step - 1.0) * state["lr_decay"])

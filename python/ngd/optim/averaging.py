@@ -47,11 +47,14 @@ class ExponentialMovingAverage:
         self.decay, self.warm_up = fraction(where, "decay", decay), flag(where, "warm_up", warm_up)
         self.name = name
         self.averages: dict[Variable, Variable] = {}
-        """The average of each variable."""
+        """For each variable, the variable that has its average."""
         self._names = UniqueNames()
         self.state = LiveState(name)
-        """The averages and the step counter by name, for checkpoints. `updates` makes the averages.
-        Values that are loaded before that are pending until then."""
+        """The averages and the step counter by name, for checkpoints.
+
+        The first call of `updates` makes the variables of the averages. Values that are loaded
+        before that are kept until then.
+        """
         self._step = self.state.variable(f"{name}.step", lambda: 0)
 
     def updates(self, next: Mapping[Variable, Node], of: Any = None) -> dict[Variable, Node]:

@@ -78,7 +78,7 @@ class LARS(Optimizer):
         )
 
     def rule(self, w: Node, g: Node, state: State) -> Node:
-        """Return the variable after a step of LARS."""
+        """Return the next value of a variable, by one step of LARS."""
         lr = state.scalar(state.lr)
         if state["adapt"]:
             weights, gradient = norm(w), norm(g)
@@ -147,7 +147,7 @@ class LAMB(Optimizer):
         )
 
     def rule(self, w: Node, g: Node, state: State) -> Node:
-        """Return the variable after a step of LAMB."""
+        """Return the next value of a variable, by one step of LAMB."""
         m, v = moments(g, state)
         first, second = corrections(state)
         size = ops.sqrt(v / state.scalar(second)) + state["eps"]

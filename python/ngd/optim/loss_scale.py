@@ -16,13 +16,13 @@ from ..graph.variable import Variable
 from .options import count, number
 
 SMALLEST: Final = 1.0
-LARGEST: Final = 2.0**127  # the largest power of two in float32
+LARGEST: Final = 2.0**127  # the largest power of two that is finite in float32
 
 
 def all_finite(gradients: Any, group: Any = None) -> Node:
-    """Return a bool scalar that is True if all elements of a structure of nodes are finite.
+    """Return a bool scalar: True if all elements of all nodes in a structure are finite.
 
-    With a group, it is True if they are finite on all ranks of the group.
+    With a group, the elements on all ranks of the group must be finite.
     """
     leaves = trees.leaves_of(gradients)
     num_not_finite = [ops.sum(ops.cast(~(ops.abs(g) < math.inf), float32)) for g in leaves]
@@ -88,10 +88,10 @@ class LossScale:
         self.growth_interval = count(where, "growth_interval", growth_interval)
         self.group, self.name = group, name
         self.state = LiveState(name)
-        """The scale and the number of updates since it changed, by name, for checkpoints."""
+        """The variables `scale` and `good_steps` by name, for checkpoints."""
         self.scale = self.state.variable(f"{name}.scale", lambda: np.float32(init_scale))
         self.good_steps = self.state.variable(f"{name}.good_steps", lambda: np.int64(0))
-        """The number of updates since the scale changed or an update was skipped."""
+        """The number of updates since the scale last changed or an update was last skipped."""
 
     def scaled(self, loss: Node) -> Node:
         """Return the loss times the scale, which is the loss to differentiate.

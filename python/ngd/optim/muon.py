@@ -19,11 +19,14 @@ ADJUSTMENTS: Final = {
     "original": lambda rows, columns: max(1.0, rows / columns) ** 0.5,
     "match_rms_adamw": lambda rows, columns: 0.2 * max(rows, columns) ** 0.5,
 }
-"""The factor of the learning rate of a matrix, by name (Jordan, 2024; Liu et al., 2025)."""
+"""The factor of the learning rate, from the rows and columns of a matrix.
+
+The keys are the values of the option adjust_lr_fn (Jordan, 2024; Liu et al., 2025).
+"""
 
 
 def adjustment_name(where: str, name: str, value: Any) -> str:
-    """Check the option adjust_lr_fn, and return it."""
+    """Return the option adjust_lr_fn; raise ValueError if it is not a key of ADJUSTMENTS."""
     if value not in ADJUSTMENTS:
         known = " or ".join(f'"{key}"' for key in ADJUSTMENTS)
         raise ValueError(f"{where}: {name}: expected {known}; got {value!r}")
@@ -123,7 +126,7 @@ class Muon(Optimizer):
         )
 
     def rule(self, w: Node, g: Node, state: State) -> Node:
-        """Return the variable after a step of Muon."""
+        """Return the next value of a variable, by one step of Muon."""
         if w.ndim < 2:
             raise ValueError(f"muon: expected parameters of two axes or more; got {w!r}")
         momentum = state["momentum"]

@@ -100,17 +100,17 @@ class ParameterGroup:
 
 
 def update_where(old: Variable, value: Node, where: Node | None) -> Node:
-    """Return the next value of a variable. If `where` is false, it is the old value."""
+    """Return `value` as the next value of a variable, or its old value if `where` is false."""
     return value if where is None else ops.where(where, value, old)
 
 
 def decay_gradient(w: Node, g: Node, state: State) -> Node:
-    """Return the gradient plus weight_decay * w, the gradient of an L2 penalty."""
+    """Return g + weight_decay * w: the gradient with that of an L2 penalty on the weight w."""
     return g + state["weight_decay"] * w if state["weight_decay"] else g
 
 
 def decay_weight(w: Node, state: State) -> Node:
-    """Return the weight after decoupled weight decay: w - lr * weight_decay * w."""
+    """Return the weight w after decoupled weight decay: w - lr * weight_decay * w."""
     if not state["weight_decay"]:
         return w
     return w * state.scalar(1.0 - state.lr * state["weight_decay"])
@@ -154,11 +154,11 @@ class State:
         self._where = where
         self.dtype = of.dtype if of.dtype == float64 else float32
         self.lr = lr * options["lr_factor"]
-        """The learning rate, in float64."""
+        """The learning rate of this variable, in float64."""
         self.step = step
-        """The number of this update, from 1, in float64."""
+        """The number of this update, counted from 1, in float64."""
         self.next: dict[Variable, Node] = {}
-        """The updates of the state."""
+        """The next value of each state variable that the rule has set."""
 
     def __getitem__(self, option: str) -> Any:
         return self.options[option]
@@ -228,10 +228,13 @@ class Optimizer:
     """
 
     checks: ClassVar[Mapping[str, Check]] = {}
-    """Checks of the options of a subclass, by name."""
+    """A check for each option of a subclass, by the name of the option; see `Check`."""
 
     def __new__(cls, *args: Any, **options: Any) -> Any:
-        """Check the options here, because __init__ of a subclass may pass on any keyword."""
+        """Check that the call has no unknown keyword, and no parameters of a model.
+
+        This is not done in __init__, because that of a subclass may pass any keyword on.
+        """
         check_call(public_name(cls), cls, args, options)
         return super().__new__(cls)
 
@@ -257,16 +260,20 @@ class Optimizer:
                 raise unknown_option(f"{where}: groups", option, [*self.options])
             group.options = checked(f"{where}: groups", checks, group.options)
         self.state = LiveState(self.name, *([loss_scale.state] if loss_scale else []))
-        """The optimizer state by name, for checkpoints. `minimize` and `apply` make the variables.
-        Values that are loaded before that are pending until then."""
+        """The optimizer state by name, for checkpoints.
+
+        The first call of `minimize` or `apply` makes the variables that belong to parameters.
+        Values that are loaded before that are kept until then.
+        """
         self._accumulators: dict[Variable, Variable] = {}
         self._names = UniqueNames()
         self._has_weights: bool | None = None
-        """True if the micro-batches have weights; None before the first one."""
+        """True if micro-batches have weights, False if they have none, None before the first
+        one."""
         self.step = self.state_variable("step", (), np.dtype(np.int64))
         """The number of updates so far."""
         self.lr: Node | Callable[[Node], Node]
-        """The learning rate. It is a variable if it was given as a number."""
+        """The learning rate. It is a variable if the constructor got a number."""
         if isinstance(lr, Node) and lr.shape != ():
             raise ValueError(
                 f"{where}: lr: expected a scalar; got {lr!r} (made at {lr.site}). Reduce it to one "
@@ -429,11 +436,12 @@ class Optimizer:
     def _gradients(
         self, where: str, loss: Node, parameters: Any, weight: Any, group: Any
     ) -> list[Node]:
-        """Differentiate this rank's term of the weighted mean, weight * loss / sum of all weights.
+        """Return the gradients of this rank's term of the mean over the ranks, for all parameters.
 
-        The loss is also multiplied by the loss scale. The weight is applied to the loss and not to
-        its gradient: if the loss depends on a collective, as with synchronized batch normalization,
-        the gradient has contributions of the losses of other ranks.
+        The term is weight * loss / sum of all weights, times the loss scale. Without a weight it is
+        the loss times the loss scale. The weight is applied to the loss and not to the gradient: if
+        the loss depends on a collective, as with synchronized batch normalization, the gradient has
+        contributions of the losses of other ranks.
         """
         call = f"{self.name}: {where}"
 
@@ -460,7 +468,7 @@ class Optimizer:
         return [ops.where(own_weight == 0, 0, g) for g in gradients]
 
     def _expect_weights(self, where: str, weight: Any) -> None:
-        """Raise ValueError if some micro-batches have weights and others have none."""
+        """Raise ValueError unless all micro-batches have a weight, or none has one."""
         has_weight = weight is not None
         if self._has_weights is None:
             self._has_weights = has_weight
@@ -503,7 +511,10 @@ class Optimizer:
         return updates
 
     def _accumulator(self, of: Variable) -> Variable:
-        """Return the variable with the sum of the gradients of a parameter on this rank."""
+        """Return the variable that sums the gradients of the micro-batches for a parameter.
+
+        Each rank has its own sum.
+        """
         if of not in self._accumulators:
             dtype = of.dtype if of.dtype == float64 else float32
             name = f"{self.name}.{self._names.names[of]}.accumulated"
@@ -512,7 +523,10 @@ class Optimizer:
         return self._accumulators[of]
 
     def _variables(self, where: str, parameters: Any) -> list[Any]:
-        """Return the parameters of a call as a list, after checks of their types and names."""
+        """Return the parameters of a call as a list of variables.
+
+        Raise an error if one is not a variable, occurs twice, or has the name of another one.
+        """
         leaves, structure = trees.flatten(parameters)
         for leaf, path in zip(leaves, structure.paths("parameters"), strict=True):
             if not isinstance(leaf, Variable):
@@ -531,7 +545,7 @@ class Optimizer:
 
 
 def check_common(where: str, groups: Any, loss_scale: Any, name: Any) -> None:
-    """Check the types of the options that all optimizers have in common."""
+    """Check the types of the arguments groups, loss_scale and name, which all optimizers have."""
     if not isinstance(groups, (list, tuple)) or not all(
         isinstance(group, ParameterGroup) for group in groups
     ):

@@ -21,11 +21,11 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 PARAMETERS: Final = ("params", "parameters", "variables", "model")
-"""Keywords by which users of other libraries pass the parameters of a model."""
+"""The keywords by which optimizers of other libraries take the parameters of a model."""
 
 
 def unknown_option(where: str, name: str, known: Sequence[str]) -> TypeError:
-    """Return the error for a keyword that a call does not take."""
+    """Return the error for a keyword `name` of a call that takes only the `known` ones."""
     text = f"{where}: expected options among {', '.join(known)}; got {name!r}."
     meant = nearest(name, known)
     if meant is not None:
@@ -42,7 +42,7 @@ PARAMETERS_GO: Final = (
 
 @functools.cache
 def options_of(kind: type) -> tuple[str, ...]:
-    """Return the keywords of a constructor, including those that it passes on to its base."""
+    """Return the keywords of a constructor, and those that it passes on to its base class."""
     names: dict[str, None] = {}
     for base in kind.__mro__[:-1]:
         if "__init__" not in vars(base):
@@ -62,7 +62,10 @@ def public_name(kind: type) -> str:
 
 
 def check_call(where: str, kind: type, args: tuple[Any, ...], options: Mapping[str, Any]) -> None:
-    """Raise TypeError if an optimizer is constructed with parameters or an unknown keyword."""
+    """Raise TypeError for a constructor call whose first argument is parameters of a model.
+
+    Also raise it for a keyword that the optimizer class `kind` does not have.
+    """
     if args and is_parameters(args[0]):
         raise TypeError(
             f"{where}: expected a learning rate first; got {describe(args[0])}. {PARAMETERS_GO}"
@@ -74,14 +77,14 @@ def check_call(where: str, kind: type, args: tuple[Any, ...], options: Mapping[s
 
 
 def is_parameters(value: Any) -> bool:
-    """Return True if a value is like the parameters of a model, and not a learning rate."""
+    """Return True if a value looks like the parameters of a model, and not like a learning rate."""
     if isinstance(value, Variable):
         return value.shape != ()
     return isinstance(value, Iterable) and not isinstance(value, (str, bytes, Node, np.ndarray))
 
 
 def describe(value: Any) -> str:
-    """Return a short text for a value in a message."""
+    """Describe a value in a few words, for an error message."""
     if isinstance(value, (Mapping, list, tuple, set)):
         return f"a {type(value).__name__} of {len(value)}"
     if isinstance(value, (Node, Iterable)) and not isinstance(value, (str, bytes)):
@@ -90,7 +93,7 @@ def describe(value: Any) -> str:
 
 
 def number(where: str, name: str, value: Any, *, least: float = -math.inf) -> float:
-    """Check an option that is a finite number, and return it."""
+    """Return an option that must be a finite number; raise an error for other values."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (Real, np.number)):
         raise TypeError(
             f"{where}: {name}: expected a number; got {describe(value)}. Convert it by float()."
@@ -106,12 +109,12 @@ def number(where: str, name: str, value: Any, *, least: float = -math.inf) -> fl
 
 
 def at_least(least: float) -> Callable[[str, str, Any], float]:
-    """Return a check of an option that is a finite number with a lower bound."""
+    """Return a check for options that must be finite numbers >= `least`."""
     return functools.partial(number, least=least)
 
 
 def positive(where: str, name: str, value: Any) -> float:
-    """Check an option that is a number > 0 or infinity, and return it."""
+    """Return an option that must be a number > 0 or infinity; raise an error for other values."""
     is_infinite = isinstance(value, (float, np.floating)) and value == math.inf
     result = math.inf if is_infinite else number(where, name, value)
     if result <= 0:
@@ -120,7 +123,7 @@ def positive(where: str, name: str, value: Any) -> float:
 
 
 def fraction(where: str, name: str, value: Any) -> float:
-    """Check an option that is a decay, a number in [0, 1), and return it."""
+    """Return an option that must be a number in [0, 1); raise an error for other values."""
     result = number(where, name, value)
     if not 0 <= result < 1:
         raise ValueError(f"{where}: {name}: expected a number in [0, 1); got {value}")
@@ -128,7 +131,7 @@ def fraction(where: str, name: str, value: Any) -> float:
 
 
 def pair(where: str, name: str, value: Any) -> tuple[float, float]:
-    """Check an option that is a pair of decays, and return it."""
+    """Return an option that must be two numbers in [0, 1); raise an error for other values."""
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise TypeError(
             f"{where}: {name}: expected a pair of numbers; got {describe(value)}. Write (0.9, "
@@ -139,14 +142,14 @@ def pair(where: str, name: str, value: Any) -> tuple[float, float]:
 
 
 def flag(where: str, name: str, value: Any) -> bool:
-    """Check an option that is True or False, and return it."""
+    """Return an option that must be True or False; raise an error for other values."""
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{where}: {name}: expected True or False; got {describe(value)}")
     return bool(value)
 
 
 def count(where: str, name: str, value: Any) -> int:
-    """Check an option that is an integer >= 1, and return it."""
+    """Return an option that must be an integer >= 1; raise an error for other values."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
         raise TypeError(
             f"{where}: {name}: expected a whole number; got {describe(value)}. Convert it: "
@@ -158,12 +161,18 @@ def count(where: str, name: str, value: Any) -> int:
 
 
 Check: TypeAlias = Callable[[str, str, Any], Any]
-"""A function of the public call, the name and the value of an option. It returns the checked value
-or raises an error."""
+"""A function that checks the value of an option.
+
+Its arguments are the public call and the name of the option, for messages, and the value. It
+returns the value, possibly converted to a Python number, or raises an error.
+"""
 
 
 def checked(where: str, checks: Mapping[str, Check], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options with checked values, which are Python numbers where a check converts."""
+    """Return the options with their values as the checks return them.
+
+    An option that `checks` does not have is returned as it is.
+    """
     return {
         name: checks[name](where, name, value) if name in checks else value
         for name, value in options.items()
@@ -171,7 +180,7 @@ def checked(where: str, checks: Mapping[str, Check], options: Mapping[str, Any])
 
 
 def add_names(where: str, variables: Iterable[Variable], names: UniqueNames) -> None:
-    """Give unique names to variables; raise ValueError for two variables with one name."""
+    """Add the names of variables to `names`; raise ValueError if two variables have one name."""
     try:
         names.add(variables)
     except DuplicateNameError as error:

@@ -19,16 +19,19 @@ from ..graph.variable import constant as constant_node
 from .options import describe, number, positive
 
 Schedule: TypeAlias = Callable[[Node], Node]
-"""A function from the number of updates so far to the learning rate; both are float64 scalars."""
+"""A function that returns the learning rate.
+
+Its argument is the number of updates so far. Both are nodes: float64 scalars.
+"""
 
 
 def expect_rate(where: str, name: str, lr: Any) -> float:
-    """Check a learning rate of a schedule, and return it."""
+    """Return a learning rate as a float; raise an error unless it is a finite number >= 0."""
     return number(where, name, lr, least=0)
 
 
 def expect_steps(where: str, steps: Any) -> float:
-    """Check that a number of steps is positive, and return it."""
+    """Return a number of steps as a float; raise an error unless it is > 0."""
     if number(where, "steps", steps) <= 0:
         raise ValueError(
             f"{where}: expected a number of steps > 0; got {steps}. Give at least one step."

@@ -3,7 +3,8 @@
 
 A *collective* in this file is a node that communicates: a collective op, or a loop or branch with
 one in its body. All ranks have to start the collectives of a step in the same order.
-`collectives_in_order` finds this order from the structure of the graph, and `order_collectives` stores it (`Op.order`).
+`collectives_in_order` finds this order from the structure of the graph, and
+`order_collectives` stores it (`Op.order`).
 Later `split_collectives` replaces each collective op by two nodes. The *start* passes the operand
 to the communicator. The *wait* returns when the result is complete. Between the two the collective
 is *pending*, and other instructions run.

@@ -8,27 +8,30 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 CALLBACKS: Final = "callbacks"
-"""The key of the callbacks' states in the position of a checkpoint."""
+"""The key in the position of a checkpoint under which the callbacks' states are saved."""
 HOOKS: Final = ("on_step", "on_epoch")
-"""The methods of a callback that the trainer calls."""
+"""The names of the methods of a callback that the trainer calls."""
 
 Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 
 def empty_hook(method: Hook) -> Hook:
-    """Mark a method of the base class that does nothing, so that the trainer does not call it."""
+    """Mark a method of the base class Callback as empty.
+
+    The trainer does not call a method with this mark. A method that overrides it has no mark.
+    """
     method.is_empty_hook = True  # type: ignore[attr-defined]
     return method
 
 
 def has_hook(callback: Any, hook: str) -> bool:
-    """Return True if a callback has a method of this name that is not an empty hook."""
+    """Return True if a callback has its own method of this name, so that the trainer calls it."""
     method = getattr(callback, hook, None)
     return callable(method) and not getattr(method, "is_empty_hook", False)
 
 
 def check_callbacks(callbacks: Any) -> list[Any]:
-    """Raise TypeError for an argument `callbacks` of a wrong type; return the callbacks."""
+    """Return the callbacks as a list; raise TypeError for a list or an item of the wrong type."""
     if not isinstance(callbacks, Sequence):
         raise TypeError(
             f"train.Trainer: callbacks: expected a list; got {type(callbacks).__name__}. Write "
@@ -47,7 +50,10 @@ def check_callbacks(callbacks: Any) -> list[Any]:
 
 
 def stateful(callbacks: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the callbacks that have a state, with their keys: the class name and a number."""
+    """Yield (key, callback) for each callback that has the methods `state` and `load_state`.
+
+    The key is the name of the class and a number, such as "EarlyStopping.0".
+    """
     counts: Counter[str] = Counter()
     for callback in callbacks:
         methods = (getattr(callback, name, None) for name in ("state", "load_state"))
@@ -58,12 +64,16 @@ def stateful(callbacks: Sequence[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def callback_states(callbacks: Sequence[Any]) -> dict[str, Any]:
-    """Return the states of the callbacks that have a state, by key."""
+    """Return the result of `state()` of each callback that has it, by the keys of `stateful`."""
     return {name: callback.state() for name, callback in stateful(callbacks)}
 
 
 def load_callbacks(callbacks: Sequence[Any], position: Any) -> None:
-    """Load the states of callbacks from the position of a checkpoint, if it has them."""
+    """Pass the saved states to the callbacks.
+
+    `position` is the position of a checkpoint. Callbacks without a saved state are left as they
+    are.
+    """
     states = position.get(CALLBACKS, {}) if isinstance(position, Mapping) else {}
     for name, callback in stateful(callbacks):
         if name in states:

@@ -183,7 +183,10 @@ class EarlyStopping(Callback):
         return self.num_epochs_without_improvement >= self.patience
 
     def _is_better(self, value: float) -> bool:
-        """Return True if a result improves on `best` by more than `min_delta`."""
+        """Return True if a result is better than the best one so far by more than `min_delta`.
+
+        Any result is better than none, except NaN.
+        """
         if self.best is None:
             return not math.isnan(value)
         change = value - self.best if self.mode == "max" else self.best - value

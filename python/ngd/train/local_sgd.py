@@ -40,14 +40,19 @@ logger = logging.getLogger("ngd")
 
 FLOATS: Final = (float64, float32, float16, bfloat16)
 WIRES: Final = tuple(np.dtype(each) for each in (float32, bfloat16, int8))
-"""The dtypes in which outer gradients may be sent."""
+"""The values of the argument `wire`: the dtypes in which ranks send outer gradients."""
 MIN_MAGNITUDE: Final = 1e-30
-"""With int8, a row whose largest magnitude is below this number is sent as zeros."""
+"""The smallest magnitude that is sent with wire=int8.
+
+A row of the outer gradient whose elements are all smaller is sent as zeros.
+"""
 MAX_WORLDS: Final = 16
-"""The maximum number of worlds that try one outer step. If all of them fail, the cause is not the
-loss of a rank."""
+"""The maximum number of attempts at one outer step, each in a new world of an elastic job.
+
+If all of them fail, the cause is not the loss of a rank, and the error is raised.
+"""
 NO_ROUND: Final = -1
-"""The round of a rank that has not exchanged its state with other ranks yet."""
+"""The value of the round counter until a rank has exchanged its state with the other ranks."""
 
 
 class DiLoCo:
@@ -158,7 +163,7 @@ class DiLoCo:
         self._world: Group | None = None
         self._executable: Any = None
         self._num_inner = 0
-        self.outer.apply({v: v for v in self._start})  # makes the variables of its state
+        self.outer.apply({v: v for v in self._start})  # makes the outer optimizer's variables
         self._outer_step(weight=0.0)
 
     @property
@@ -216,7 +221,10 @@ class DiLoCo:
         return True
 
     def _check_leaves(self, argument: str, tree: Any) -> tuple[list[Any], list[str]]:
-        """Return the leaves of an argument and their names; raise TypeError for a wrong leaf."""
+        """Return the leaves of an argument of the constructor, and their names.
+
+        Raise TypeError for a leaf of a wrong type. `argument` is "parameters" or "carried".
+        """
         is_parameters = argument == "parameters"
         leaves, structure = trees.flatten(tree, None if is_parameters else is_state)
         for leaf, path in zip(leaves, structure.paths(argument), strict=True):
@@ -241,10 +249,10 @@ class DiLoCo:
     def _outer_step(self, weight: float) -> None:
         """Make an outer step with the ranks of the world at this time.
 
-        The weight of this rank is 1 if it has made the inner steps of the round, and 0 otherwise.
-        In a new world, the ranks that missed rounds first receive the state of a rank that has made
-        all of them. If the step fails because a rank is lost, and the job is elastic, this rank
-        joins the next world and tries again.
+        `weight` is the weight of this rank in the mean: 1 if it has made the inner steps of the
+        round, and 0 otherwise. In a new world, the ranks that missed rounds first receive the state
+        of a rank that has made all of them. If the step fails because a rank is lost, and the job
+        is elastic, this rank joins the next world and tries again.
         """
         for num_left in reversed(range(MAX_WORLDS)):
             try:
@@ -264,7 +272,11 @@ class DiLoCo:
                 self._leave()
 
     def _ranks(self) -> Group:
-        """Return the ranks of the next outer step. If new members wait, join a new world."""
+        """Return the group that makes the next outer step.
+
+        It is the group of the constructor, or else the world. If new members of an elastic job
+        wait, this rank leaves the world and joins a new one with them.
+        """
         if self._group is not None:
             return self._group
         world = init()
@@ -278,7 +290,7 @@ class DiLoCo:
         return world
 
     def _leave(self) -> None:
-        """Leave the world, so that `init` joins the next one."""
+        """Leave the world, so that the next call of `init` joins a new one."""
         self._world = self._executable = None
         shutdown()
 
@@ -318,10 +330,10 @@ class DiLoCo:
         return has_begun, is_behind
 
     def _compile(self, ranks: Group) -> Any:
-        """Compile the outer step for some ranks.
+        """Return the compiled outer step for some ranks.
 
-        The step takes the weight of this rank. If the parameters are arrays, it also takes them and
-        returns their new values. If they are variables, it updates them.
+        It takes the weight of this rank in the mean. If the parameters are arrays, it also takes
+        them and returns their new values. If they are variables, it updates them.
         """
         weight = placeholder("weight", ())
         current = self._leaves
@@ -344,7 +356,7 @@ class DiLoCo:
         return compile([weight], [], updates, group=ranks)
 
     def _run(self, weight: float) -> None:
-        """Run the compiled outer step with the weight of this rank."""
+        """Run the compiled outer step. `weight` is the weight of this rank in the mean."""
         arrays = (
             []
             if self._on_graph
@@ -407,12 +419,12 @@ class LocalSGD(DiLoCo):
 
 
 def value_of(leaf: Any) -> Any:
-    """Return the array of a variable, or an array itself."""
+    """Return the value of a variable as an array, or an array as it is."""
     return leaf.numpy() if isinstance(leaf, Variable) else leaf
 
 
 def set_value(leaf: Any, value: Any) -> None:
-    """Replace the value of a variable or the elements of an array."""
+    """Assign a value to a variable, or copy it to an array."""
     if isinstance(leaf, Variable):
         leaf.assign(value)
     else:
@@ -420,20 +432,26 @@ def set_value(leaf: Any, value: Any) -> None:
 
 
 def is_state(tree: Any) -> bool:
-    """Return True for a live state, which is one leaf because its variables may be made later."""
+    """Return True for a LiveState, such as `optimizer.state`.
+
+    It is treated as one leaf, because its variables may be made later.
+    """
     return isinstance(tree, LiveState)
 
 
 def state_values(state: LiveState) -> tuple[dict[str, Any], bool]:
-    """Return the values of a state by name, including pending ones, and its `is_complete`."""
+    """Return the values of a LiveState by name, and its attribute `is_complete`.
+
+    The values include pending ones: they were loaded for variables that are not made yet.
+    """
     values = {name: v.numpy() for name, v in state.variables.items()}
     return values | state.pending, state.is_complete
 
 
 def broadcast_state(state: LiveState, root: int, ranks: Group) -> tuple[dict[str, Any], bool]:
-    """Return the values of the state of rank `root` by name, and its `is_complete`. Collective.
+    """Return the values of a LiveState of rank `root` by name, and its `is_complete`. Collective.
 
-    The variables need not exist on the other ranks. So the names, dtypes and shapes are sent first,
+    Its variables need not exist on the other ranks. So the names, dtypes and shapes are sent first,
     as JSON, and then the values.
     """
     values, is_complete = state_values(state)
@@ -452,7 +470,10 @@ def broadcast_state(state: LiveState, root: int, ranks: Group) -> tuple[dict[str
 
 
 def outer_weight_of(leaf: Any) -> Any:
-    """Return the value of a variable or array as an outer weight, with at least float32."""
+    """Return the value of a variable or array as the first outer weight.
+
+    16-bit floats become float32.
+    """
     return widen_to_float32(value_of(leaf))
 
 
@@ -462,7 +483,11 @@ def widen_to_float32(value: Any) -> Any:
 
 
 def sum_over_ranks(term: Node, wire: Any, ranks: Group) -> Node:
-    """Return the sum over the ranks of their terms of a mean, sent as `wire`; see DiLoCo, Notes."""
+    """Return the sum of the ranks' terms of a mean.
+
+    `wire` is the dtype in which the terms are sent. With bfloat16 and int8 they are rounded first;
+    see the Notes of DiLoCo.
+    """
     if wire == float32:
         return ops.all_reduce(term, op="sum", group=ranks)
     if wire == bfloat16:
@@ -477,8 +502,12 @@ def sum_over_ranks(term: Node, wire: Any, ranks: Group) -> Node:
 
 
 def encode_int8(x: Node) -> tuple[Node, Node]:
-    """Return int8 rows and one float32 scale per row, whose product approximates an array."""
+    """Return an array as rows of int8 and one float32 scale per row.
+
+    The product of a row and its scale approximates the row of the array. An array of one axis is
+    one row.
+    """
     rows = ops.reshape(ops.cast(x, float32), (x.shape[0] if x.ndim > 1 else 1, -1))
     largest = ops.max(abs(rows), 1, keepdims=True)
-    scales = ops.where(largest < MIN_MAGNITUDE, 1.0, largest / 127.0)  # NaN if the row has a NaN
+    scales = ops.where(largest < MIN_MAGNITUDE, 1.0, largest / 127.0)  # a NaN makes it NaN
     return ops.cast(ops.round(rows / scales), int8), scales

@@ -71,7 +71,7 @@ class StopSignals:
         self._handlers.close()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        """Record a signal, as its handler."""
+        """Store the number of a signal. This is the handler of the signals."""
         self.noted = number
 
     def asked(self) -> signal.Signals | None:

@@ -36,10 +36,10 @@ from .callback_hooks import CALLBACKS, callback_states, check_callbacks, has_hoo
 from .stop_signals import StopSignals
 
 NUM_REPORTED_LOSSES: Final = 50
-"""The loss in the report is the mean over this number of last steps."""
+"""The number of last steps over which the loss in the report is averaged."""
 
 LOG: Final = "log.jsonl"
-"""The name of the file with one line of JSON per step, in the folder `log` of a Trainer."""
+"""The name of the log file in the folder `log` of a Trainer: one line of JSON per step."""
 
 
 def evaluate(metric: Callable[..., Any], loader: Any, *, group: Any = None) -> list[float]:
@@ -82,7 +82,7 @@ def evaluate(metric: Callable[..., Any], loader: Any, *, group: Any = None) -> l
             f"{type(metric).__name__} and {type(loader).__name__}. Write "
             "train.evaluate(metric, loader)."
         )
-    # Restart the epoch: an earlier evaluation may have raised an exception.
+    # Restart the epoch: an evaluation that raised an exception may have left it half done.
     loader.sampler.done -= loader.sampler.step
     sums: Any = 0.0
     count = 0
@@ -95,7 +95,7 @@ def evaluate(metric: Callable[..., Any], loader: Any, *, group: Any = None) -> l
 
 
 def scalars_in(result: Any) -> np.ndarray[Any, Any]:
-    """Return the scalars in the result of a metric: one scalar, or a sequence of scalars."""
+    """Return the scalars that a metric has returned, one or a sequence, as an array."""
     try:
         return np.array([float(value) for value in items_of(result)])
     except (TypeError, ValueError):
@@ -107,7 +107,10 @@ def scalars_in(result: Any) -> np.ndarray[Any, Any]:
 
 
 def _check_schedule(epochs: int, every: int | None, save: Any, needs_save: bool) -> None:
-    """Check the length of a training, and the interval between checkpoints."""
+    """Check the arguments epochs and every of Trainer; ValueError for values out of range.
+
+    `every` is the number of steps between two checkpoints.
+    """
     if epochs < 0:
         raise ValueError(f"train.Trainer: epochs: expected 0 or more; got {epochs}.")
     if every is not None and every < 1:
@@ -255,12 +258,12 @@ class Trainer:
 
     @property
     def done(self) -> int:
-        """The number of steps, in all runs."""
+        """The number of steps so far, in this run and in earlier runs of the training."""
         return int(self.loader.sampler.done)
 
     @property
     def epoch(self) -> int:
-        """The number of finished epochs, in all runs."""
+        """The number of finished epochs, in this run and in earlier runs of the training."""
         return int(self.loader.sampler.epoch)
 
     def stop(self) -> None:
@@ -348,7 +351,7 @@ class Trainer:
         return self.stopped is not None or self.has_stopped_early
 
     def _run_epoch(self, number: int, log: Log) -> None:
-        """Run the remaining steps of an epoch, or the steps until the training is stopped."""
+        """Run the remaining steps of an epoch. Return earlier if the training is stopped."""
         with progress_bar(self.loader, f"epoch {number}", self.is_first and self.progress) as bar:
             for batch in bar:
                 size = self.loader.sampler.size
@@ -379,7 +382,11 @@ class Trainer:
                         return
 
     def _call(self, hook: str, value: Any) -> None:
-        """Call a method of all callbacks. If one returns True, the training must stop."""
+        """Call the method `hook` of all callbacks that have it, with this trainer and a value.
+
+        If one returns True, this sets `_must_stop`. `_agree_on_stop` then ends the training on all
+        ranks.
+        """
         for callback in self.callbacks:
             if not has_hook(callback, hook):
                 continue
@@ -393,7 +400,11 @@ class Trainer:
             self._must_stop = self._must_stop or bool(result)
 
     def _agree_on_stop(self) -> None:
-        """Set `stopped` and `has_stopped_early` on all ranks if any rank must stop. Collective."""
+        """Set `stopped` and `has_stopped_early` to the same values on all ranks. Collective.
+
+        `stopped` is a signal that any rank has received, or None. `has_stopped_early` is True if
+        `_must_stop` is True on any rank.
+        """
         noted = np.array([self._signals.noted, self._must_stop], np.int64)
         number, must_stop = all_reduce(noted, op="max")
         self.stopped = signal.Signals(number) if number else None
@@ -427,7 +438,7 @@ class Trainer:
         if self.save_to is None:
             return
         for state in self._states if self.losses else []:
-            state.expect_complete()  # raises if a restored value was not used by a step
+            state.expect_complete()  # ValueError if a restored value was not used
         for name, variable in checkpoint.collect_variables("save", **self._saved())[0].items():
             if name not in self._not_finite and not is_finite(variable):
                 raise NotFiniteError(
@@ -442,17 +453,23 @@ class Trainer:
         checkpoint.save(self.save_to, **self._saved(), position=position)
 
     def _averaged(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which the buffers of the model have the mean of all ranks."""
+        """Return a context in which the buffers of the model have their mean over all ranks.
+
+        Without a model, it does nothing.
+        """
         return contextlib.nullcontext() if self.model is None else self.model.averaged_buffers()
 
     def _saved(self) -> dict[str, Any]:
-        """Return the arguments `variables` and `private` of checkpoint.save."""
+        """Return the arguments `variables` and `private` of checkpoint.save, in a dict.
+
+        `private` has the buffers of the model, which may differ between ranks.
+        """
         private = {} if self.model is None else self.model.buffers()
         return {"variables": self.variables, "private": private}
 
 
 def items_of(result: Any) -> Sequence[Any]:
-    """Return the items of a sequence or array, or a list with the single result of a function."""
+    """Return a sequence or array as it is, and a single value as a list with this value."""
     shape: Any = getattr(result, "shape", None)
     is_sequence = isinstance(result, (list, tuple)) or shape
     return result if is_sequence else [result]
@@ -476,7 +493,10 @@ def is_finite(value: Any) -> bool:
 
 
 def progress_bar(loader: Any, name: str, is_shown: bool) -> Any:
-    """Return a context manager of the loader, with a progress bar if it is shown."""
+    """Return a context manager that gives the loader, with a progress bar if `is_shown` is true.
+
+    The progress bar needs the package tqdm. Without it, there is no bar.
+    """
     if is_shown:
         with contextlib.suppress(ImportError):
             from tqdm import tqdm
@@ -486,7 +506,7 @@ def progress_bar(loader: Any, name: str, is_shown: bool) -> Any:
 
 
 def step_of(line: str) -> float:
-    """Return the step of a line of the log, or infinity if the line is not complete."""
+    """Return the number of the step of a line of the log, or inf if the line is damaged."""
     try:
         return int(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
@@ -494,9 +514,10 @@ def step_of(line: str) -> float:
 
 
 class Log:
-    """A log of numbers per step, as JSON lines and for TensorBoard, if there is a folder.
+    """A log of the losses and results: a file of JSON lines, and files for TensorBoard.
 
-    Lines of an earlier run after its step `done` are removed, because those steps run again.
+    Without a folder nothing is written. Lines of an earlier run after step `done` are removed,
+    because those steps run again.
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None, done: int) -> None:
@@ -517,7 +538,7 @@ class Log:
             self.board = SummaryWriter(str(folder), purge_step=done + 1)
 
     def write(self, step: int, epoch: int, numbers: Mapping[str, float]) -> None:
-        """Write the numbers of a step."""
+        """Write the numbers of a step, by name."""
         if self.lines is not None:
             self.lines.write(json.dumps({"step": step, "epoch": epoch, **numbers}) + "\n")
         if self.board is not None:

@@ -64,7 +64,10 @@ def custom_gradient(f: Callable[..., Any]) -> Function:
 def call_with_gradient(
     where: str, f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Any:
-    """Call a function on nodes, and attach to its results the gradient function that it returns."""
+    """Call f on nodes. It returns (result, gradient function).
+
+    Return the result, with the gradient function attached to its nodes as their gradient rule.
+    """
     since = newest()
     leaves, structure = flatten(([*args], kwargs))
     inner_leaves = [after(node) if (node := tensor(x)) is not None else x for x in leaves]
@@ -85,9 +88,10 @@ def call_with_gradient(
 def expect_closed(
     where: str, results: Sequence[Node], operands: Sequence[Node], since: int
 ) -> None:
-    """Raise GradientError if a function reads floating values that are not its arguments.
+    """Raise GradientError if a function reads floats that are not its arguments.
 
-    `since` separates the nodes: nodes with a smaller id existed before the call.
+    Such floats would get no gradient. `since` is a node number: nodes with a smaller one existed
+    before the call of the function.
     """
     visited = set(operands)
     stack = list(results)
@@ -112,14 +116,21 @@ def expect_closed(
 
 
 def tensor(leaf: Any) -> Node | None:
-    """Return a leaf as a node, or None if a trace fixes it: an int, a bool or a text."""
+    """Return an array or a float in an argument as a node.
+
+    Return None for an int, a bool or a text, which stays a constant of the trace.
+    """
     if isinstance(leaf, Node):
         return leaf
     return constant(leaf) if is_array(leaf) or type(leaf) is float else None
 
 
 class UserGradient:
-    """The gradient rule of `custom_gradient`. `args` are the arguments, with nodes for arrays."""
+    """The gradient rule of `custom_gradient`, which calls the user's gradient function.
+
+    `results` is the structure of the function's results. `args` are its arguments, with nodes for
+    arrays.
+    """
 
     def __init__(
         self, where: str, gradient: Callable[[Any], Any], results: Structure, args: Sequence[Any]
@@ -131,7 +142,10 @@ class UserGradient:
     def __call__(
         self, results: Sequence[Node], operands: Sequence[Node], dy: Sequence[Node | None]
     ) -> Sequence[Node | None]:
-        """Return the adjoints of results and operands, by the user's gradient function."""
+        """Return an adjoint per result and per operand.
+
+        Those of the results are None. Those of the operands come from the user's gradient function.
+        """
         cotangents = [
             zeros(y.shape, y.dtype) if part is None else part
             for y, part in zip(results, dy, strict=True)
@@ -153,7 +167,10 @@ class UserGradient:
         return [*(None for _ in results), *of_operands]
 
     def adjoint(self, value: Any, of: Node) -> Node | None:
-        """Return an adjoint in the type of its operand; None for None."""
+        """Return an adjoint of the user as a node of the type of the operand `of`.
+
+        None stays None: the operand gets no gradient.
+        """
         if value is None:
             return None
         return as_vector_like(f"{self.where}: gradient", value, of)

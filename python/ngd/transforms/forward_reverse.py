@@ -71,7 +71,10 @@ def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
 def result_and_pullback(
     f: Callable[..., Any], args: Sequence[Any], has_aux: bool
 ) -> tuple[Any, Any, Callable[[Any], Any]]:
-    """Return the result of a function on nodes, aux, and a function from cotangents to adjoints."""
+    """Call f on nodes. Return its result, its auxiliary output, and a function.
+
+    The function takes cotangents of the result and returns the adjoints of the arguments.
+    """
     primals = Primals("vjp", args, tuple(range(len(args))))
     returned, aux = with_aux("vjp", f(*primals.args), has_aux)
     results, structure = as_nodes("vjp", returned)
@@ -86,7 +89,7 @@ def result_and_pullback(
 
 @cached_transformation
 def forward_of(f: Callable[..., Any], has_aux: bool) -> Function:
-    """Return the step that computes the result of a function, and aux."""
+    """Return a compiled function of the primals, which returns the result of f and its aux."""
 
     def forward(primals: Any) -> Any:
         return with_aux("vjp", f(*primals), has_aux)
@@ -96,7 +99,10 @@ def forward_of(f: Callable[..., Any], has_aux: bool) -> Function:
 
 @cached_transformation
 def backward_of(f: Callable[..., Any], has_aux: bool) -> Function:
-    """Return the step that computes the vector-Jacobian product of a function."""
+    """Return a compiled function of primals and cotangents.
+
+    It returns the vector-Jacobian product of f.
+    """
 
     def backward(primals: Any, cotangents: Any) -> Any:
         return result_and_pullback(f, primals, has_aux)[2](cotangents)
@@ -147,7 +153,10 @@ def jvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) 
 
 @cached_transformation
 def forward_mode(f: Callable[..., Any]) -> Function:
-    """Return the step that computes a function and its derivative in the direction of tangents."""
+    """Return a compiled function of primals and tangents.
+
+    It returns the result of f, and its derivative in the direction of the tangents.
+    """
 
     def forward(args: Any, tangents: Any) -> Any:
         primals = Primals("jvp", args, tuple(range(len(args))))

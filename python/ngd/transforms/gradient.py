@@ -32,14 +32,17 @@ from ..ops._reverse_mode import UNUSED, gradients, walk_back
 from ..trees import Structure, flatten
 
 MAX_CACHED: Final = 512
-"""The maximum number of cached functions per transformation, with their compiled steps."""
+"""The maximum number of results that `remembered` caches for each transformation."""
 
 Maker = TypeVar("Maker", bound=Callable[..., Any])
 Key = TypeVar("Key")
 
 
 def cached_transformation(make: Maker) -> Maker:
-    """Cache a transformation of functions: equal arguments return the same function and traces."""
+    """Cache a transformation such as `grad`: for equal arguments, it returns the same function.
+
+    So the compiled steps of this function are reused.
+    """
     cached_make = functools.lru_cache(MAX_CACHED)(make)
 
     @functools.wraps(make)
@@ -55,10 +58,10 @@ def cached_transformation(make: Maker) -> Maker:
 
 
 class Primals:
-    """The leaves of the arguments to differentiate by, each as a separate node.
+    """The values to differentiate by: the leaves of some arguments, each as a separate node.
 
-    `args` are all arguments with these nodes. `nodes`, `paths` and `structure` are the nodes, their
-    names in messages, and the structure of the arguments to differentiate by.
+    `args` are all arguments of the function, with these nodes. `nodes` are the nodes, and `paths`
+    their names in messages. `structure` is the structure of the arguments to differentiate by.
     """
 
     def __init__(self, where: str, args: Sequence[Any], argnums: int | Sequence[int]) -> None:
@@ -81,11 +84,11 @@ class Primals:
             self.args[n] = rebuilt if isinstance(argnums, int) else rebuilt[index]
 
     def pull(self, results: Sequence[Node], dy: Sequence[Node | None]) -> list[Node | None]:
-        """Return the adjoints of the primals from the adjoints of some results."""
+        """Return the adjoint of each primal, or None, from the adjoints `dy` of some results."""
         return pull_back(results, dy, self.nodes)
 
     def rebuild_adjoints(self, parts: Iterable[Node | None]) -> Any:
-        """Return adjoints in the structure of the arguments, with zeros for None."""
+        """Return adjoints in the structure of the arguments. None becomes zeros."""
         pairs = zip(self.nodes, parts, strict=True)
         return self.structure.rebuild(
             zeros(x.shape, x.dtype) if part is None else part for x, part in pairs
@@ -95,7 +98,10 @@ class Primals:
 def pull_back(
     results: Sequence[Node], dy: Sequence[Node | None], targets: Sequence[Node]
 ) -> list[Node | None]:
-    """Return the adjoints of targets from the adjoints of results. A result may occur twice."""
+    """Return the adjoint of each target, or None, from the adjoints `dy` of some results.
+
+    A node may occur twice among the results. Its adjoints are then added.
+    """
     seeds: dict[Node, Node] = {}
     for result, part in zip(results, dy, strict=True):
         if part is not None and is_float(result.dtype):
@@ -105,7 +111,7 @@ def pull_back(
 
 
 def expect_float(where: str, path: str, leaf: Any) -> Node:
-    """Return a leaf as a floating node, or raise GradientError."""
+    """Return a leaf as a node of floats; raise GradientError if it has none."""
     node = leaf if isinstance(leaf, Node) else None
     if node is None and not isinstance(leaf, (bool, int, str, bytes, type(None))):
         node = constant(leaf)
@@ -119,13 +125,16 @@ def expect_float(where: str, path: str, leaf: Any) -> Node:
 
 
 def as_nodes(where: str, tree: Any) -> tuple[list[Node], Structure]:
-    """Return the leaves of a result as nodes, and its structure."""
+    """Return the leaves of a function's result as nodes, and the structure of the result."""
     leaves, structure = flatten(tree)
     return [as_node(leaf, where=f"{where}: the result") for leaf in leaves], structure
 
 
 def as_vector_like(where: str, value: Any, like: Node) -> Node | None:
-    """Return a tangent or adjoint in the type of its value, or None if that is not floating."""
+    """Return a tangent or adjoint as a node of the type of `like`, the node that it belongs to.
+
+    Return None if `like` is not floating. Raise GradientError if the shapes differ.
+    """
     if not is_float(like.dtype):
         return None
     node = cast(as_node(value, like, where), like.dtype)
@@ -138,7 +147,10 @@ def as_vector_like(where: str, value: Any, like: Node) -> Node | None:
 
 
 def with_aux(where: str, returned: Any, has_aux: bool) -> tuple[Any, Any]:
-    """Return the result of a function and its auxiliary output, or None."""
+    """Return (result, auxiliary output) from the value that a function returned.
+
+    The auxiliary output is None if `has_aux` is False. If it is True, the value must be a pair.
+    """
     if not has_aux:
         return returned, None
     if not isinstance(returned, tuple) or len(returned) != 2:
@@ -209,7 +221,7 @@ def gradient_of(
     *,
     unused: str = "error",
 ) -> Function:
-    """Return the function that computes the gradient of `f`, for `grad`."""
+    """Return the function that computes the gradient of `f`. `ngd.grad` returns it."""
     expect_unused("grad", unused)
 
     def gradient(*args: Any, **kwargs: Any) -> Any:
@@ -221,13 +233,16 @@ def gradient_of(
 
 
 def expect_unused(where: str, unused: str) -> None:
-    """Raise ValueError for an unknown value of the option `unused`."""
+    """Raise ValueError unless the option `unused` is "error" or "zero"."""
     if unused not in UNUSED:
         raise ValueError(f'{where}: expected unused "error" or "zero"; got {unused!r}')
 
 
 class Differentiation(NamedTuple):
-    """The computation of the value and the gradient of a function on nodes."""
+    """A function that computes the value and the gradient of `f` on nodes.
+
+    The fields are the options of ngd.grad, and `where`, the public call, for messages.
+    """
 
     where: str
     f: Callable[..., Any]
@@ -236,7 +251,7 @@ class Differentiation(NamedTuple):
     unused: str
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Node, Any, Any]:
-        """Return the value, aux and the gradient for some arguments."""
+        """Return the value of f, its auxiliary output, and the gradient, for some arguments."""
         where = self.where
         primals = Primals(where, args, self.argnums)
         returned, aux = with_aux(where, self.f(*primals.args, **kwargs), self.has_aux)
@@ -343,9 +358,9 @@ def grad(
 
 
 def function_like(f: Callable[..., Any], call: Callable[..., Any], where: str) -> Function:
-    """Return a Function with the signature of `f` that calls `call`.
+    """Return a Function that has the signature of `f` and calls `call` with its arguments.
 
-    It passes arguments by position if `f` can take them by position, and adds default values.
+    Arguments are passed by position if `f` can take them by position. Default values are added.
     """
     signature = signature_of(f)
 
@@ -361,7 +376,10 @@ def function_like(f: Callable[..., Any], call: Callable[..., Any], where: str) -
 
 
 def step_of(f: Callable[..., Any], python: Callable[..., Any]) -> Function:
-    """Return a Function for `python`, which calls `f`. It has the options of a compiled `f`."""
+    """Return a Function that compiles `python`, which calls `f`.
+
+    If `f` is a Function, the new one has its options, such as device and group.
+    """
     if isinstance(f, Function):
         return Function(python, False, f.device, f.group, f.precision, f.shard, of=f)
     return Function(python, of=f)

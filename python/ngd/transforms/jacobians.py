@@ -65,7 +65,10 @@ def jacobian(f: Callable[..., Any], argnums: int | tuple[int, ...] = 0) -> Funct
 
 
 def rows(primals: Primals, y: Node) -> Any:
-    """Return the derivatives of all elements of a node, in the structure of the arguments."""
+    """Return the derivatives of all elements of y, in the structure of the primals.
+
+    A loop computes one row of the Jacobian per element of y.
+    """
     count, depends, outer_loops = y.type.count, [False for _ in primals.nodes], loops()
 
     def row(carry: Any, index: Node) -> tuple[Any, list[Node]]:

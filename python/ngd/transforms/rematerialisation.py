@@ -66,8 +66,9 @@ def remat(f: Callable[..., Any]) -> Function:
 def read_from_outside(results: Sequence[Node], since: int) -> list[Node]:
     """Return the nodes that a function reads: nodes from before its call, and leaves.
 
-    `since` separates the nodes: nodes with a smaller id existed before the call. A node is left out
-    if the function reads it only through other nodes of the list.
+    Leaves are placeholders and variables. `since` is a node number: nodes with a smaller one
+    existed before the call. A node is left out if the function reads it only through other nodes of
+    the list.
     """
     read: dict[Node, None] = {}
     for node in chain(results, chain.from_iterable(n.inputs for n in topological(results))):
@@ -79,12 +80,12 @@ def read_from_outside(results: Sequence[Node], since: int) -> list[Node]:
 
 
 def wait_for_all(operands: Sequence[Node], adjoints: Sequence[Node | None]) -> list[Node | None]:
-    """Return the adjoints of the operands; those of non-leaves wait for all other adjoints.
+    """Return the adjoints of the operands, some of which wait for all other adjoints.
 
-    The backward pass continues with the adjoints of operands that are not leaves. It does not need
-    the gradients of weights, which could be computed at the end of the step. Until then they would
-    keep the recomputed values in memory. With this order, the recomputed values of one function are
-    free before the function in front of it recomputes its values.
+    These are the adjoints of operands that are not leaves: the backward pass continues with them.
+    It does not need the gradients of weights, which could be computed at the end of the step. Until
+    then they would keep the recomputed values in memory. With this order, the recomputed values of
+    one function are free before the function in front of it recomputes its values.
     """
     known = [adjoint for adjoint in adjoints if adjoint is not None]
     ordered = []
@@ -102,14 +103,17 @@ def wait_for_all(operands: Sequence[Node], adjoints: Sequence[Node | None]) -> l
 class Recomputation:
     """The gradient rule of `remat`: recompute the results, and differentiate the recomputation.
 
-    The rule finds the computation between operands and results in the graph, which may be a copy of
-    the original graph: the body of a loop. In a body, values that the loop computes only once are
-    inputs, so a result may depend on an input that is not among the operands. Then nothing is
-    recomputed: the rule passes the adjoints on to the results themselves.
+    The rule finds the computation from the operands to the results in the graph. The graph may be a
+    copy, as the body of a loop is. Values that the loop computes only once are inputs of the body,
+    so a result may depend on an input that is not among the operands. Then nothing is recomputed:
+    the rule returns the adjoints as those of the results.
     """
 
     follows_graph = True
-    """The rule reads only the nodes that it is called with (ops/batching/user_functions.py)."""
+    """A mark for vmap: the rule reads only the nodes that it is called with.
+
+    See ops/batching/user_functions.py.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -117,7 +121,11 @@ class Recomputation:
     def __call__(
         self, results: Sequence[Node], operands: Sequence[Node], dy: Sequence[Node | None]
     ) -> Sequence[Node | None]:
-        """Return the adjoints of the values that are read from outside."""
+        """Return the adjoints of the results and of the operands.
+
+        Those of the results are None, unless nothing is recomputed. The operands are the values
+        that the function reads from outside.
+        """
         inner = topological(results, stop=operands)
         if any(isinstance(node.op, Leaf) and node.op is not CONSTANT for node in inner):
             return [*dy, *(None for _ in operands)]

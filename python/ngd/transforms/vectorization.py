@@ -29,7 +29,7 @@ from ..trees import Structure, flatten, split
 from .gradient import cached_transformation, step_of
 
 Axes: TypeAlias = Any
-"""An int, None, or a tree of these."""
+"""The arguments in_axes and out_axes: an int, None, or a tree of ints and None."""
 
 
 BY_POSITION: Final = (
@@ -94,7 +94,10 @@ def vmap(f: Callable[..., Any], in_axes: Axes = 0, out_axes: Axes = 0) -> Functi
 
 
 def axes_tree(where: str, axes: Axes) -> tuple[tuple[int | None, ...], Structure]:
-    """Check a tree of axes, and return its leaves and its structure."""
+    """Return the leaves and the structure of in_axes or out_axes, a tree of ints and None.
+
+    Raise TypeError if a leaf is neither.
+    """
     leaves, structure = flatten(axes)
     for leaf, path in zip(leaves, structure.paths(), strict=True):
         is_axis = isinstance(leaf, (int, np.integer)) and not isinstance(leaf, bool)
@@ -111,7 +114,10 @@ def vectorize(
     out_leaves: Sequence[int | None],
     out_structure: Structure,
 ) -> Function:
-    """Return the mapped function. The axes are in the form that `axes_tree` returns."""
+    """Return the mapped function of f.
+
+    The axes are given as `axes_tree` returns them, so that equal calls are cached.
+    """
     in_axes, out_axes = in_structure.rebuild(in_leaves), out_structure.rebuild(out_leaves)
     signature = signature_of(f)
 
@@ -126,7 +132,7 @@ def vectorize(
 
 @dataclass(frozen=True)
 class Argument:
-    """One leaf of the arguments: its path, its value, and the axis to map over."""
+    """A leaf of the arguments: its path, its value, and the axis to map over or None."""
 
     path: str
     value: Any
@@ -134,7 +140,7 @@ class Argument:
 
     @property
     def size(self) -> int:
-        """The size of the mapped axis."""
+        """The number of elements along the mapped axis of the value."""
         size: int = self.value.shape[self.axis]
         return size
 
@@ -160,7 +166,7 @@ class Vectorization:
         self.size = common_size([x for x in self.arguments if x.axis is not None])
 
     def call(self, out_axes: Axes) -> Any:
-        """Trace the function, and return its results with the mapped axis."""
+        """Trace the function, and return its results with the mapped axis as in `out_axes`."""
         batching = Batching(self.size, newest())
         values = []
         for argument in self.arguments:
@@ -185,7 +191,7 @@ class Vectorization:
 
 
 def argument_axes(bound: inspect.BoundArguments, in_axes: Axes) -> list[int | None]:
-    """Return the axis of each leaf of the arguments."""
+    """Return the axis to map over, or None, for each leaf of the arguments."""
     where, (kind, entries) = "vmap: in_axes", split(in_axes)
     if kind not in (None, tuple, list):
         raise TypeError(
@@ -207,7 +213,10 @@ def argument_axes(bound: inspect.BoundArguments, in_axes: Axes) -> list[int | No
 
 
 def each_argument(bound: inspect.BoundArguments) -> Iterator[tuple[str, Any, int | None]]:
-    """Yield the path, value and position of each argument. Keyword-only ones have no position."""
+    """Yield the path, the value and the position of each argument.
+
+    The position of a keyword-only argument is None.
+    """
     numbers = {name: number for number, name in enumerate(bound.signature.parameters)}
     for name, value in bound.arguments.items():
         kind, number = bound.signature.parameters[name].kind, numbers[name]
@@ -218,12 +227,15 @@ def each_argument(bound: inspect.BoundArguments) -> Iterator[tuple[str, Any, int
 
 
 def most_positional(bound: inspect.BoundArguments) -> int:
-    """Return the number of parameters that can take an argument by position."""
+    """Return the number of parameters of f that can take an argument by position."""
     return sum(p.kind in BY_POSITION for p in bound.signature.parameters.values())
 
 
 def leaf_axes(where: str, axes: Axes, tree: Any) -> list[int | None]:
-    """Return the axis of each leaf of a tree. An entry of `axes` applies to all leaves below it."""
+    """Return an axis or None for each leaf of a tree.
+
+    `axes` is a tree too, which may end above the leaves: an entry applies to all leaves below it.
+    """
     kind, entries = split(axes)
     if kind is None:
         return [axes] * flatten(tree)[1].count
@@ -241,7 +253,10 @@ def leaf_axes(where: str, axes: Axes, tree: Any) -> list[int | None]:
 
 
 def read_argument(path: str, leaf: Any, axis: int | None) -> Argument:
-    """Return a leaf with a node for an array and a non-negative axis. Others have no axis."""
+    """Return a leaf of the arguments as an Argument, with a node for an array.
+
+    The axis becomes a number >= 0. Leaves that are not arrays have no axis.
+    """
     is_number = isinstance(leaf, Node) and leaf.op is PLACEHOLDER and leaf.attrs.get("weak")
     if is_number or not (isinstance(leaf, Node) or is_array(leaf)):
         return Argument(path, leaf, None)
@@ -257,7 +272,7 @@ def read_argument(path: str, leaf: Any, axis: int | None) -> Argument:
 
 
 def common_size(arguments: Sequence[Argument]) -> int:
-    """Return the size that all mapped axes have; raise ShapeError if they differ."""
+    """Return the size of all mapped axes; ShapeError if sizes differ or no axis is mapped."""
     if not arguments:
         raise ShapeError(
             "vmap: expected an array to map over; got none. Give in_axes an axis of an array."
@@ -273,7 +288,7 @@ def common_size(arguments: Sequence[Argument]) -> int:
 
 
 def expect_no_updates(tree: Any) -> None:
-    """Raise TypeError if the results of a mapped function have next values of variables."""
+    """Raise TypeError if a mapped function returned updates: a dict with variables as keys."""
     _, parts = split(tree)
     if any(isinstance(key, Variable) for key in parts):
         raise TypeError(
@@ -285,14 +300,17 @@ def expect_no_updates(tree: Any) -> None:
 
 
 def read_result(leaf: Any) -> Any:
-    """Return a node for an array or a number, and other leaves unchanged."""
+    """Return an array or a number in the result as a node, and any other leaf unchanged."""
     if isinstance(leaf, (bool, int, float)) or is_array(leaf):
         return as_node(leaf, where="vmap: the result")
     return leaf
 
 
 def put_axis(batching: Batching, result: Batched, axis: int | None, path: str) -> Node:
-    """Move the mapped axis of a result from axis 0 to its position in `out_axes`."""
+    """Move the mapped axis of a result from axis 0 to `axis`, its entry in out_axes.
+
+    If `axis` is None, return a result that is not mapped as it is; ShapeError for a mapped one.
+    """
     if axis is None:
         if result.is_mapped:
             raise ShapeError(

@@ -17,9 +17,10 @@ from .rewrite import Batched, Batching, Results, batches
 
 
 def rows_of_examples(batching: Batching, node: Node, indices: Node, extent: int) -> Node:
-    """Return indices into the axis that joins the batch axis and an axis of this extent.
+    """Return the row numbers for one array of indices per example.
 
-    As without a batch axis, an index outside of its own axis is an error when the step runs.
+    They index the axis that joins the batch axis and an axis of size `extent` of each example. An
+    index outside of [0, extent) is an error when the step runs, as without vmap.
     """
     caller = node.attrs.get("caller") or node.op.name
     if not node.attrs.get("negative", True):
@@ -35,7 +36,11 @@ def rows_of_examples(batching: Batching, node: Node, indices: Node, extent: int)
 
 @batches(Take)
 def batch_take(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Take along the next axis, or, with mapped indices, from the joined rows of all examples."""
+    """Take elements along the axis of `take`, which is one further back in mapped operands.
+
+    If the array and the indices are both mapped, the rows of all examples are joined, and each
+    example takes its own rows.
+    """
     (x, indices), axis = operands, node.attrs["axis"]
     if not indices.is_mapped:
         return node.op.node((x.node, indices.node), {**node.attrs, "axis": axis + 1})
@@ -56,7 +61,11 @@ def batch_take(batching: Batching, node: Node, operands: Sequence[Batched]) -> R
 
 @batches(ScatterAdd)
 def batch_scatter_add(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Add along the next axis, or, with mapped indices, to the joined rows of all examples."""
+    """Add updates along the axis of `scatter_add`, which is one further back in mapped operands.
+
+    If the indices are mapped, the rows of all examples are joined, and each example adds to its own
+    rows.
+    """
     (updates, indices), axis, size = operands, node.attrs["axis"], node.attrs["size"]
     if not indices.is_mapped:
         return node.op.node((updates.node, indices.node), {**node.attrs, "axis": axis + 1})

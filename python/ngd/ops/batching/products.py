@@ -17,7 +17,11 @@ from .rewrite import Batched, Batching, Results, align_batch_axis, batches
 
 @batches(MatMul)
 def batch_matmul(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Multiply one tall matrix by a shared matrix, or one pair of matrices per example."""
+    """Multiply the matrices of all examples.
+
+    If b is one matrix that is not mapped, the rows of all examples form one matrix. Otherwise the
+    matmul has the batch axis as one more leading axis.
+    """
     a, b = operands
     if not b.is_mapped and b.node.ndim == 2 and not node.attrs["transpose_a"]:
         rows = reshape(a.node, (-1, a.node.shape[-1])) if a.node.type.count else a.node
@@ -28,7 +32,10 @@ def batch_matmul(batching: Batching, node: Node, operands: Sequence[Batched]) ->
 
 @batches(Attend, AttendGrad)
 def batch_attention(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Treat the batch axis as one more leading axis. Masks broadcast."""
+    """Apply the op with the batch axis as one more leading axis of all operands.
+
+    Masks that are not mapped broadcast.
+    """
     ndim = node.inputs[0].ndim
     num_masks = len(operands) - (3 if isinstance(node.op, Attend) else 7)
     split = len(operands) - num_masks
@@ -39,13 +46,13 @@ def batch_attention(batching: Batching, node: Node, operands: Sequence[Batched])
 
 
 def fold(x: Node) -> Node:
-    """Join the batch axis and the next axis."""
+    """Join the batch axis and the next axis: [batch, n, ...] to [batch * n, ...]."""
     batch, n, *shape = x.shape
     return reshape(x, (batch * n, *shape))
 
 
 def fold_into_channels(x: Node) -> Node:
-    """Join the batch axis of [batch, N, C, spatial...] with the channels: [N, batch C, ...]."""
+    """Join the batch axis with the channels: [batch, N, C, ...] to [N, batch * C, ...]."""
     batch, n, channels, *spatial = x.shape
     transposed = transpose(x, (1, 0, *range(2, x.ndim)))
     return reshape(transposed, (n, batch * channels, *spatial))
@@ -53,7 +60,7 @@ def fold_into_channels(x: Node) -> Node:
 
 @batches(Pool, AvgPoolGrad)
 def batch_pool(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Join the batch axis with the axis N."""
+    """Join the batch axis with the axis N, because windows do not depend on the sample."""
     pooled = node.op.node((fold(operands[0].node),), node.attrs)
     return [
         reshape(new, (batching.size, *old.shape))
@@ -63,7 +70,11 @@ def batch_pool(batching: Batching, node: Node, operands: Sequence[Batched]) -> R
 
 @batches(Conv, ConvDataGrad)
 def batch_convolution(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Join the batch axis with N. If weights are mapped, each example is a group of channels."""
+    """Convolve all examples at once.
+
+    If only the data is mapped, the batch axis is joined with the axis N of the data. If the weights
+    are mapped, each example becomes a group of channels with its own weights.
+    """
     data, weight = operands
     if not weight.is_mapped:
         result = node.op.node((fold(data.node), weight.node), node.attrs)
@@ -77,12 +88,12 @@ def batch_convolution(batching: Batching, node: Node, operands: Sequence[Batched
 
 @batches(ConvWeightGrad)
 def batch_weight_grad(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Treat each example as a group of channels."""
+    """Compute the gradients of the weights of all examples: each example is a group of channels."""
     new_operands = [fold_into_channels(batching.with_batch_axis(x)) for x in operands]
     result = node.op.node(new_operands, in_groups(batching, node))
     return reshape(result, (batching.size, *node.shape))
 
 
 def in_groups(batching: Batching, node: Node) -> dict[str, Any]:
-    """Return the attributes of a convolution in which each example has groups of its own."""
+    """Return the attributes of a convolution with the groups of all examples."""
     return {**node.attrs, "groups": node.attrs["groups"] * batching.size}

@@ -13,7 +13,11 @@ from .rewrite import Batched, Batching, Results, batches, expand
 
 @batches(Draw, RandomBits)
 def batch_draw(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Draw for all examples from one seed, or for each example from its own seed."""
+    """Draw numbers for all examples.
+
+    If the seed is mapped, each example draws by its own seed. Otherwise one draw has the numbers of
+    all examples.
+    """
     (seed,) = operands
     if seed.is_mapped:
         return one_by_one(batching, node, operands)
@@ -23,7 +27,11 @@ def batch_draw(batching: Batching, node: Node, operands: Sequence[Batched]) -> R
 
 @batches(Dropout)
 def batch_dropout(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Choose the elements to drop for each example, or once for all if the seed is captured."""
+    """Drop elements of all examples.
+
+    If the mapped function makes the seed, each example drops its own elements. If the function
+    captures the seed, all examples drop the same ones, as without vmap.
+    """
     x, seed = operands
     if seed.is_mapped:
         return one_by_one(batching, node, operands)

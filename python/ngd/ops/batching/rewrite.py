@@ -31,28 +31,37 @@ from ..control.bodies import body_input
 
 @dataclass(frozen=True, slots=True)
 class Batched:
-    """The new node of a traced node. `is_mapped` is True if its axis 0 is the batch axis."""
+    """The new node that replaces a traced node.
+
+    `is_mapped` is True if axis 0 of the new node is the batch axis. If it is False, all examples
+    share the value.
+    """
 
     node: Node
     is_mapped: bool = True
 
 
 Results: TypeAlias = Node | Sequence[Node | Batched]
-"""The return value of a rule: a mapped node, the first of several, or one entry per result."""
-BatchingRule: TypeAlias = Callable[["Batching", Node, Sequence[Batched]], Results]
-"""A batching rule. Its arguments are the Batching, the traced node and its new operands.
+"""The return value of a batching rule, for the results of one op.
 
-At least one of the operands is mapped.
+It is a node, or a sequence with one entry per result. A node that is not in a `Batched` is mapped.
+A single node of an op with several results stands for all of them.
+"""
+BatchingRule: TypeAlias = Callable[["Batching", Node, Sequence[Batched]], Results]
+"""A function that returns the new results of a traced node; see `Results`.
+
+Its arguments are the Batching, the traced node and the new nodes of its operands. At least one
+operand is mapped, unless the node draws random numbers.
 """
 
 RULES: Final[dict[type[Op], BatchingRule]] = {}
-"""The batching rules by the class of the op."""
+"""The batching rule for each class of ops that has one."""
 
 AnyRule = TypeVar("AnyRule", bound=BatchingRule)
 
 
 def batches(*kinds: type[Op]) -> Callable[[AnyRule], AnyRule]:
-    """Register the batching rule of some classes of ops."""
+    """Register the decorated function as the batching rule of some classes of ops."""
 
     def enter(rule: AnyRule) -> AnyRule:
         RULES.update(dict.fromkeys(kinds, rule))
@@ -62,18 +71,21 @@ def batches(*kinds: type[Op]) -> Callable[[AnyRule], AnyRule]:
 
 
 class Batching:
-    """A rewrite of a traced graph to operands with a leading batch axis.
+    """A rewrite of a traced graph to operands with a leading batch axis of `size` examples.
 
-    `since` is a node number: nodes of the mapped function have this id or a greater one. The body
-    of a loop or a branch has a Batching of its own, whose `outer` is the Batching of the graph
-    around it.
+    `since` is a node number: nodes of the mapped function have this number or a greater one. The
+    body of a loop or a branch has a Batching of its own, whose `outer` is the Batching of the graph
+    around the body.
     """
 
     def __init__(self, size: int, since: int, outer: Batching | None = None) -> None:
         self.size, self.since, self.outer = size, since, outer
         self.new: dict[Node, Batched] = {}
         self.fresh: dict[Node, bool] | None = None
-        """For each input of a body, True if the mapped function makes the seed in it."""
+        """For each input of a body, True if it is a seed that the mapped function makes.
+
+        It is None in the Batching of the outermost graph.
+        """
 
     def find(self, node: Node) -> Batched:
         """Return the new node of a traced node, or the node itself if it did not change."""
@@ -83,7 +95,7 @@ class Batching:
         return self.outer.find(node) if self.outer is not None else Batched(node, False)
 
     def rewrite(self, roots: Sequence[Node]) -> list[Batched]:
-        """Return the new nodes of some traced nodes."""
+        """Rewrite `roots`, some traced nodes, and all that they depend on. Return the new roots."""
         with at_site("") as move_to, keep_float32(False):
             for node in topological(roots):
                 if node.id < self.since or self.find(node).node is not node:
@@ -94,7 +106,7 @@ class Batching:
         return [self.find(root) for root in roots]
 
     def add(self, node: Node) -> None:
-        """Add the new nodes for one application of an op."""
+        """Make the new nodes for the results of one traced node, and store them in `new`."""
         operands = [self.find(x) for x in node.inputs]
         new_inputs = tuple(x.node for x in operands)
         if any(x.is_mapped for x in operands) or self.draws(node):
@@ -110,9 +122,10 @@ class Batching:
         self.new.update(zip(node.results, results, strict=True))
 
     def draws(self, node: Node) -> bool:
-        """Return True if the node draws random numbers by a seed that the function makes.
+        """Return True if a node draws random numbers by a seed that the mapped function makes.
 
-        Each example then gets its own numbers, even if the node depends on no mapped input.
+        Each example then gets its own numbers, even if the node depends on no mapped input. A loop
+        or a branch draws if its body does.
         """
         if isinstance(node.op, (Draw, Dropout, RandomBits)):
             return self.is_fresh(node.inputs[-1])
@@ -123,7 +136,11 @@ class Batching:
         return False
 
     def is_fresh(self, seed: Node) -> bool:
-        """Return True if the mapped function makes this seed, False if it captures it."""
+        """Return True if the mapped function makes this seed.
+
+        False means that the function reads a seed that was made outside of it. All examples then
+        share the numbers.
+        """
         if self.fresh is None:
             return seed.id >= self.since if self.outer is None else self.outer.is_fresh(seed)
         if seed in self.fresh:
@@ -133,14 +150,20 @@ class Batching:
         return any(self.is_fresh(x) for x in seed.inputs)
 
     def body(self, graph: Graph, node: Node) -> Batching:
-        """Return a Batching for a body of a traced node; its inputs have no new nodes yet."""
+        """Return a Batching for `graph`, a body of the traced node.
+
+        The caller sets the new nodes of the inputs of the body.
+        """
         batching = Batching(self.size, -1, self)
         operands = node.inputs[len(node.inputs) - len(graph.inputs) :]
         batching.fresh = {p: self.is_fresh(x) for p, x in zip(graph.inputs, operands, strict=True)}
         return batching
 
     def body_on_inputs(self, graph: Graph, node: Node, mapped: Sequence[bool]) -> Batching:
-        """Return a Batching for a body, with new inputs, some of which are mapped."""
+        """Return a Batching for a body of a traced node, with the new nodes of the body's inputs.
+
+        `mapped` is True for the inputs that get the batch axis. The other ones are kept.
+        """
         batching = self.body(graph, node)
         for traced, is_mapped in zip(graph.inputs, mapped, strict=True):
             new = body_input(self.batched_type(traced)) if is_mapped else traced
@@ -152,16 +175,16 @@ class Batching:
         return self.batched_type_of(node.type)
 
     def batched_type_of(self, one: Type) -> Type:
-        """Return a type with the batch axis in front."""
+        """Return the given type with the batch axis in front."""
         return Type(one.dtype, (self.size, *one.shape))
 
     def with_batch_axis(self, x: Batched) -> Node:
-        """Return the node with a batch axis. An operand that is not mapped is repeated."""
+        """Return the node with the batch axis in front. A node that is not mapped is repeated."""
         return x.node if x.is_mapped else broadcast_to(x.node, (self.size, *x.node.shape))
 
 
 def rule_of(node: Node) -> BatchingRule:
-    """Return the batching rule of a node's op."""
+    """Return the batching rule of a node's op; CompileError if it has none."""
     for kind in type(node.op).__mro__:
         if kind in RULES:
             return RULES[kind]
@@ -176,7 +199,10 @@ def rule_of(node: Node) -> BatchingRule:
 
 
 def apply_declaration(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Apply the op to operands that all have the batch axis, by `Op.batching`."""
+    """Apply an op to operands that all have the batch axis, as its attribute `batching` declares.
+
+    The attribute `axis` or `axes` of the node, if `batching` names it, is moved by one.
+    """
     attrs = dict(node.attrs)
     if node.op.batching == "axis":
         attrs["axis"] += 1
@@ -186,19 +212,19 @@ def apply_declaration(batching: Batching, node: Node, operands: Sequence[Batched
 
 
 def after_batch_axis(axes: Sequence[int]) -> Shape:
-    """Return the numbers of these axes in an array with one more axis in front."""
+    """Return the axes as they are numbered in an array with one more axis in front."""
     return tuple(axis + 1 for axis in axes)
 
 
 def expand(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Batch the expansion of an op that has no rule."""
+    """Rewrite the expansion of an op instead of the op, which has no batching rule."""
     return batching.rewrite(expansion(node))
 
 
 def align_batch_axis(x: Batched, ndim: int) -> Node:
-    """Insert axes of extent 1 after the batch axis, so that `ndim` axes follow it.
+    """Return the node with axes of size 1 after the batch axis, so that `ndim` axes follow it.
 
-    A node that is not mapped broadcasts as it is.
+    A node that is not mapped is returned unchanged: it broadcasts along the batch axis.
     """
     if not x.is_mapped or x.node.ndim > ndim:
         return x.node

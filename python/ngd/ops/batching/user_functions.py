@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batching rules of user functions: gradient rules and Python functions."""
+"""Batching rules of functions of the user: custom gradient rules, and Python calls in a step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ from .rewrite import Batched, Batching, Results, batches
 
 @batches(WithGradient)
 def batch_with_gradient(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Apply the gradient rule of the user to each example."""
+    """Keep the user's gradient rule, and apply it to each example.
+
+    A rule with `follows_graph` reads only its arguments, so it can take the new nodes. Any other
+    rule is wrapped in a BatchedRule.
+    """
     count, rule = node.attrs["count"], node.attrs["rule"]
     if getattr(rule, "follows_graph", False):
         results = node.op.node([x.node for x in operands], node.attrs).results
@@ -33,10 +37,10 @@ def batch_with_gradient(batching: Batching, node: Node, operands: Sequence[Batch
 
 
 class BatchedRule:
-    """The gradient rule of a mapped with_gradient node.
+    """The gradient rule of a with_gradient node whose operands have the batch axis.
 
     A rule of `custom_gradient` may read any node of the traced function. Therefore it is called
-    with the traced nodes, and the adjoints that it returns are rewritten.
+    with the traced nodes, and the adjoints that it returns are rewritten for the batch.
     """
 
     def __init__(self, batching: Batching, node: Node, rule: Rule) -> None:
@@ -45,7 +49,10 @@ class BatchedRule:
     def __call__(
         self, results: Sequence[Node], operands: Sequence[Node], dy: Sequence[Node | None]
     ) -> Sequence[Node | None]:
-        """Return the adjoints of the results, then those of the operands."""
+        """Return the adjoints of the results, then those of the operands, for all examples.
+
+        `dy` has the adjoints of the node's results, with the batch axis.
+        """
         node, batching = self.node, Batching(self.batching.size, self.batching.since, self.batching)
         seeds: list[Node | None] = []
         for result, part in zip(node.results, dy, strict=True):
@@ -63,7 +70,11 @@ class BatchedRule:
         ]
 
     def adjoint(self, part: Batched | None, operand: Node) -> Node | None:
-        """Return the adjoint of an operand, summed over the examples if it is not mapped."""
+        """Return the adjoint of an operand, or None if the rule returned none.
+
+        If the operand is not mapped, all examples share it, and its adjoint is the sum over the
+        examples.
+        """
         if part is None or self.batching.find(operand).is_mapped:
             return None if part is None else self.batching.with_batch_axis(part)
         return sum(part.node, 0) if part.is_mapped else multiply(part.node, self.batching.size)
@@ -74,7 +85,7 @@ class BatchedRule:
 
 @batches(CallHost)
 def batch_call_host(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Call the Python function once per example. Its gradient is also called once per example."""
+    """Call the Python function, and its gradient if it has one, once per example."""
     function: HostFunction = node.attrs["function"]
     is_mapped = [x.is_mapped for x in operands]
     nodes = tuple(x.node for x in operands)
@@ -90,7 +101,10 @@ def batch_call_host(batching: Batching, node: Node, operands: Sequence[Batched])
 def once_per_example(
     function: Callable[..., Any], results: Sequence[Type], is_mapped: Sequence[bool], size: int
 ) -> Callable[..., Any]:
-    """Return a function that calls another one once per example, and stacks the results."""
+    """Return a function that calls `function` once per example, and stacks the results.
+
+    `is_mapped` is True for the arguments of which each example gets its own slice.
+    """
 
     def examples(*arrays: Array) -> Any:
         stacks = [np.empty((size, *result.shape), result.dtype) for result in results]
@@ -108,9 +122,9 @@ def once_per_example(
 def gradient_per_example(
     function: HostFunction, one: Callable[..., Any], is_mapped: Sequence[bool], size: int
 ) -> Callable[..., Any]:
-    """Return the gradient of all examples, from the gradient of one example.
+    """Return a gradient function for all examples, which calls `one`, that of one example.
 
-    An operand that is not mapped gets the sum over the examples.
+    An operand that is not mapped is shared by the examples, and gets the sum of their adjoints.
     """
     floats = [i for i, operand in enumerate(function.inputs) if is_float(operand.dtype)]
     types = [function.inputs[i] for i in floats]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of collectives in a graph: reductions, ranks, and shapes of operands and results.
 
-`infer` of each collective calls them. comm/checks.py has the checks of collectives on arrays, and
-names the code that compares the calls of the ranks.
+The method `infer` of each collective calls them. comm/checks.py has the checks of collectives on
+arrays, and names the code that compares the calls of different ranks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ def expect_reduction(where: str, op: str, x: Type) -> None:
 
 
 def expect_root(where: str, root: int, group: Ranks | None, x: Type) -> Type:
-    """Return the operand's type; ValueError if the root is not a rank of the group."""
+    """Return x, the type of the operand and of the result.
+
+    Raise a ValueError if the root is not a rank of the group, or is negative if the group is None.
+    """
     if root < 0 or (group is not None and root >= group.size):
         wanted = ">= 0" if group is None else f"in [0, {group.size})"
         raise ValueError(
@@ -35,7 +38,10 @@ def expect_root(where: str, root: int, group: Ranks | None, x: Type) -> Type:
 
 
 def expect_other(where: str, other: int, group: Ranks | None, x: Type) -> Type:
-    """Return the operand's type; ValueError unless `other` is another rank of the group."""
+    """Return x, the type of the operand and of the result.
+
+    Raise a ValueError if `other` is not a rank of the group, or is this rank.
+    """
     expect_root(where, other, group, x)
     if group is not None and other == group.rank:
         raise ValueError(
@@ -46,13 +52,17 @@ def expect_other(where: str, other: int, group: Ranks | None, x: Type) -> Type:
 
 
 def expect_rows(where: str, x: Type) -> None:
-    """Raise ShapeError for a scalar."""
+    """Raise ShapeError for a scalar, because it has no axis 0 and so no rows."""
     if not x.shape:
         raise ShapeError(f"{where}: expected at least one axis; got {x}")
 
 
 def of_equal_blocks(kind: Kind, x: Type, size: int) -> Type:
-    """Return the type of the result of a collective on blocks of equal size."""
+    """Return the type of the result of a collective whose ranks have blocks of equal size.
+
+    `kind` is the entry of the collective in comm/kinds.py, x the type of the operand, and `size`
+    the number of ranks.
+    """
     expect_rows(kind.name, x)
     if kind.operand == "blocks" and x.shape[0] % size:
         raise ShapeError(f"{kind.name}: expected rows for {size} equal blocks; got {x}. Pad x.")
@@ -60,10 +70,10 @@ def of_equal_blocks(kind: Kind, x: Type, size: int) -> Type:
 
 
 def expect_counts(where: str, counts: Sequence[int], size: int, rows: int, what: str) -> None:
-    """Raise ShapeError if the numbers of rows do not fit the ranks or the operand.
+    """Raise ShapeError unless `counts` has a number of rows per rank, and `rows` is as they say.
 
-    `what` is "all" if the operand has the rows of all ranks. Otherwise it is the number of the rank
-    whose rows the operand has.
+    `rows` is the number of rows of the operand. If `what` is "all", it must be the sum of the
+    counts. Otherwise `what` is a rank, and it must be the count of this rank.
     """
     row_counts = tuple(counts)
     if len(row_counts) != size or any(n < 0 for n in row_counts) or rows < 0:
@@ -78,10 +88,10 @@ def expect_counts(where: str, counts: Sequence[int], size: int, rows: int, what:
 
 
 def as_counts(counts: Sequence[int]) -> tuple[int, ...]:
-    """Return numbers of rows as a tuple of ints, the value of an attribute."""
+    """Return the user's numbers of rows per rank as a tuple of ints."""
     return tuple(as_int(n, "counts", f"number {i}", 64) for i, n in enumerate(counts))
 
 
 def with_rows(x: Type, rows: int) -> Type:
-    """Return the type with another number of rows."""
+    """Return a type like x, whose axis 0 has `rows` elements."""
     return Type(x.dtype, (rows, *x.shape[1:]))

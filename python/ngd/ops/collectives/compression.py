@@ -91,7 +91,7 @@ def sparse_all_reduce(
 
 
 def _check(x: Node, residual: Node, ratio: float, op: str) -> None:
-    """Raise an error if the arguments of sparse_all_reduce do not fit."""
+    """Raise an error if the arguments of sparse_all_reduce are wrong or do not fit each other."""
     expect_dtype("sparse_all_reduce", (x.type, residual.type), (float32, float64))
     if x.shape != residual.shape:
         raise ShapeError(

@@ -46,7 +46,7 @@ __all__ = [
 
 
 def row_elements(x: Type) -> int:
-    """Return the number of elements of a row."""
+    """Return the number of elements of a row, the part of x at one index of axis 0."""
     return Type(x.dtype, x.shape[1:]).count
 
 
@@ -58,7 +58,10 @@ def move_axis(x: Node, source: int, destination: int) -> Node:
 
 
 def blocks_of(where: str, x: Node, axis: int, size: int) -> Node:
-    """Split an axis into equal blocks along a new first axis: (size, ..., n / size, ...)."""
+    """Split an axis of x into `size` equal blocks, and make the blocks the first axis.
+
+    [..., n, ...] becomes [size, ..., n / size, ...].
+    """
     n = x.shape[axis]
     if n % size:
         raise ShapeError(
@@ -69,7 +72,7 @@ def blocks_of(where: str, x: Node, axis: int, size: int) -> Node:
 
 
 def concat_blocks(blocks: Node, axis: int) -> Node:
-    """Concatenate the blocks along the first axis along `axis` of the remaining axes."""
+    """Concatenate blocks[0], blocks[1], ... along an axis, as the inverse of `blocks_of`."""
     size, *rest = blocks.shape
     shape = (*rest[:axis], size * rest[axis], *rest[axis + 1 :])
     return reshape(move_axis(blocks, 0, axis), shape)
@@ -181,7 +184,10 @@ class ReduceScatter(Collective):
 
 
 def block_counts(x: Type, attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sizes, in elements, of an operand's blocks, one block per rank."""
+    """Return the sizes of the blocks of an operand, for the communicator, in elements.
+
+    The result has `count` for equal blocks, or `counts` with one size per rank.
+    """
     if attrs.get("counts") is None:
         return {"count": x.count // attrs["group"].size}
     return {"counts": tuple(n * row_elements(x) for n in attrs["counts"])}

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The group of a collective in the graph: the group that the caller passes, or the world.
 
-A collective without a group runs over the world if it needs the number of ranks for the shape of
-its result. If the world is not joined when the graph is built, the op has the launcher's rank and
-number of ranks, and ngd.compile joins the world.
+A collective whose result shape depends on the number of ranks needs a group: without one it takes
+the world. If ngd.init has not joined the world when the graph is built, the op takes the rank and
+the number of ranks from the launcher, in a LaunchedWorld. ngd.compile then joins the world and
+replaces them.
 """
 
 from __future__ import annotations
@@ -26,25 +27,31 @@ _last_joined: weakref.ref[Group] | None = None
 
 @dataclass(frozen=True)
 class LaunchedWorld:
-    """The world before it is joined: the rank and the number of ranks from the launcher."""
+    """The world of a graph that was built before ngd.init has joined the world.
+
+    It has only the rank and the number of ranks that the launcher gave to this process.
+    """
 
     rank: int
     size: int
 
 
 Ranks: TypeAlias = Group | LaunchedWorld
-"""The group of an op: a Group, or the world before it is joined."""
+"""The attribute `group` of a collective: a Group, or a LaunchedWorld until the world is joined."""
 ONE_RANK: Final = LaunchedWorld(0, 1)
-"""A world of one rank."""
+"""A world of one rank, in which the NumPy references compute."""
 
 
 def joined_world() -> Group | None:
-    """Return the world of the last graph that was built, or None if it no longer exists."""
+    """Return the world that the last graph with collectives took or joined.
+
+    Return None if no graph has done so, or if this world no longer exists.
+    """
     return _last_joined() if _last_joined is not None else None
 
 
 def world_ranks() -> Ranks:
-    """Return the world, or the launcher's numbers if the world is not joined."""
+    """Return the world, or a LaunchedWorld if the world is not joined yet."""
     global _last_joined
     group = open_world()
     if group is None:
@@ -54,9 +61,10 @@ def world_ranks() -> Ranks:
 
 
 def settle_world(graph: Graph) -> None:
-    """Replace the launcher's numbers in the collectives of a graph by the world.
+    """Replace each LaunchedWorld in the collectives of a graph by the world.
 
-    It joins the world if there is such a collective.
+    If there is one, this joins the world. CompileError if the world has another size than the
+    launcher has given, or this rank another number.
     """
     global _last_joined
     nodes = [node for node in all_nodes(graph) if is_launched(node.attrs.get("group"))]
@@ -73,16 +81,16 @@ def settle_world(graph: Graph) -> None:
                 f"world of {group.size} ranks as rank {group.rank}. Build the graph after "
                 "ngd.init()."
             )
-        node.attrs["group"] = group  # in place, because other nodes refer to this node
+        node.attrs["group"] = group  # in place, as other nodes have this node as input
 
 
 def is_launched(group: Any) -> bool:
-    """Return True for the world before it is joined."""
+    """Return True for a LaunchedWorld, which exists before ngd.init has joined the world."""
     return isinstance(group, LaunchedWorld)
 
 
 def all_nodes(graph: Graph) -> Iterator[Node]:
-    """Yield the nodes of a graph and of the graphs that its ops run."""
+    """Yield the nodes of a graph, and of the bodies of its loops and branches."""
     for node in graph.nodes:
         yield node
         for body in bodies_of(node):
@@ -90,7 +98,7 @@ def all_nodes(graph: Graph) -> Iterator[Node]:
 
 
 def expect_member(call: str, group: Ranks) -> Ranks:
-    """Return a group; raise NotMemberError if this rank is not a member of it."""
+    """Return the group; raise NotMemberError if this process is not one of its ranks."""
     if group.rank < 0:
         raise NotMemberError(
             f"{call}: group: expected a group that includes this rank; got {group!r}, of which "
@@ -100,17 +108,21 @@ def expect_member(call: str, group: Ranks) -> Ranks:
 
 
 def ranks_of(call: str, group: Ranks | None) -> Ranks:
-    """Return the group that is passed, or the world."""
+    """Return the group that the user passes, or the world for None."""
     return world_ranks() if group is None else expect_member(call, group)
 
 
 def with_group(call: str, attrs: Mapping[str, Any], group: Ranks | None) -> dict[str, Any]:
-    """Return the attributes of a node, with the group if there is one."""
+    """Return attributes of a node that also have the group, unless it is None."""
     return dict(attrs) if group is None else {**attrs, "group": expect_member(call, group)}
 
 
 def is_equal_on_all_ranks(inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
-    """Return True if a value that is equal on all ranks of the group is equal on all ranks."""
+    """Return True if the result of a collective is equal on all ranks of the world.
+
+    The caller has checked that it is equal on all ranks of the group. This holds for the world too
+    if the group is the world, or if the inputs are equal on all ranks.
+    """
     group = attrs.get("group")
     of_world = group is None or is_launched(group) or group is joined_world()
     return of_world or all(x.uniform for x in inputs)

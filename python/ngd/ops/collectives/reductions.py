@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reductions in the graph. exchanges.py has exchanges of rows, point_to_point.py messages.
+"""The collectives that reduce, and broadcast. Others are in exchanges.py and point_to_point.py.
 
 Each collective takes `group=`, an ngd.Group. Without it all_reduce, broadcast, reduce, send and
-recv run over the ranks of the executable (ngd.compile's group=, by default the world). The others
-need the number of ranks for the shape of their result. They mean the world. If it is not joined
-when the graph is built, they take the launcher's numbers, and ngd.compile joins the world.
+recv run over the group of the executable (ngd.compile's group=, by default the world). All other
+collectives need the number of ranks for the shape of their result, so they run over the world. If
+it is not joined when the graph is built, they take the launcher's numbers, and ngd.compile joins
+the world.
 
 A rank that gets no result has zeros instead, as all ranks except the root of `reduce`. So each
 collective is a linear map of all ranks' operands to all ranks' results. Its gradient is the
 transpose, which is a collective too (docs/adr/0003-gradient-of-all-reduce.md).
 
-The references compute the result of one rank. An evaluator with a group calls the group instead.
+The NumPy references compute the result in a world of one rank. If a graph is evaluated in NumPy
+with a group, the evaluator calls the collective of the group instead.
 """
 
 from __future__ import annotations
@@ -56,7 +58,11 @@ __all__ = ["all_reduce", "broadcast", "own_rank", "reduce"]
 SUM: Final = "sum"
 MEAN: Final = "mean"
 COMBINED: Final = ("sum", "min", "max", "prod")
-"""The reductions for which the reduction of partial results is the reduction of all elements."""
+"""The reductions that may be computed in parts.
+
+For them, the reduction of the results of the parts is the reduction of all elements. This does not
+hold for the mean.
+"""
 
 
 class Collective(Op):
@@ -65,7 +71,7 @@ class Collective(Op):
     # Attribute of a node: group (a Ranks). It is missing if the group is that of the executable.
     comm = Comm(is_collective=True)
     kind: ClassVar[Kind]
-    """The row of the op in the table of kinds, with its name and properties."""
+    """The entry of this collective in the table comm/kinds.py, with its name and properties."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -78,19 +84,27 @@ class Collective(Op):
         return self.kind.has_equal_results and is_equal_on_all_ranks(inputs, attrs)
 
     def submission(self, x: Type, **attrs: Any) -> dict[str, Any]:
-        """Return the arguments of the communicator that do not follow from the operand.
+        """Return the arguments of the communicator that come from the attributes of a node.
 
-        These are root, reduce_op, algorithm and tag, and counts in elements. See
-        src/cpp/comm/collective.hpp.
+        These are root, reduce_op, algorithm, tag, and counts in elements
+        (src/cpp/comm/collective.hpp). The other arguments follow from the operand.
         """
         return {k: v for k, v in attrs.items() if k != "group"}
 
     def offset_in_result(self, x: Type, **attrs: Any) -> int | None:
-        """Return the element of the result where this rank's operand may be stored, or None."""
+        """Return the index of the first element of the result at which the operand may be stored.
+
+        Memory of this rank's operand and of the result can then be shared. None means that it
+        cannot.
+        """
         return None
 
     def offset_in_operand(self, x: Type, **attrs: Any) -> int | None:
-        """Return the element of the operand where this rank's result may be stored, or None."""
+        """Return the index of the first element of the operand at which the result may be stored.
+
+        Memory of the operand and of this rank's result can then be shared. None means that it
+        cannot.
+        """
         return None
 
     def reference(self, x: Array, **attrs: Any) -> Array:
@@ -98,13 +112,17 @@ class Collective(Op):
 
 
 def no_gradient(node: Node) -> GradientError:
-    """Return the error for the gradient of a reduction that is not linear."""
+    """Return the GradientError for a reduction that is not linear, such as max."""
     kind = node.attrs["reduce_op"]
     return GradientError(f'{node.op.name}(op="{kind}") has no gradient (used at {node.site})')
 
 
 _TOTALS: Final[weakref.WeakValueDictionary[Any, Node]] = weakref.WeakValueDictionary()
-"""The sum of the ranks' weights, in a common unit, by weight, algorithm and group."""
+"""The nodes with the sum over the ranks of a weight, for `AllReduce._weighted_mean`.
+
+The keys are the number of the weight's node, the algorithm and the group. Several means with the
+same weight then share one collective.
+"""
 
 
 class AllReduce(Collective):
@@ -185,7 +203,10 @@ class AllReduce(Collective):
     def _rounded(
         self, x: Node, weight: Value | None, compression: str, attrs: Mapping[str, Any]
     ) -> Node:
-        """Return the reduction of x, cast to bfloat16, as float32."""
+        """Return the reduction of x as float32, computed on x rounded to bfloat16.
+
+        The ranks then send half of the bytes.
+        """
         if compression != "bf16":
             raise ValueError(
                 f"all_reduce: compression: expected 'bf16' or None; got {compression!r}"
@@ -204,9 +225,10 @@ class AllReduce(Collective):
     def _weighted_mean(self, x: Node, weight: Node, attrs: Mapping[str, Any]) -> Node:
         """Return the mean of x over all ranks, with one weight per rank.
 
-        Only the ratios of the weights count. So they are divided by a unit, a power of two that is
-        equal on all ranks, and no bit of them changes. In this unit the sum of the weights is in
-        [1/4, 1/2). So no weight overflows the dtype, and neither does a sum of weighted x.
+        The mean depends only on the ratios of the weights. So they are divided by a unit, a power
+        of two that is equal on all ranks. This changes no bit of their significands. In this unit
+        the sum of the weights is in [1/4, 1/2). So no weight overflows the dtype, and neither does
+        a sum of weighted x.
         """
         if weight.shape or not is_float(x.dtype):
             error = ShapeError if weight.shape else DTypeError
@@ -218,7 +240,7 @@ class AllReduce(Collective):
         dtype = compute_dtype(x.dtype)  # sums of 16-bit floats are float32
         sums, largest = ({**attrs, "reduce_op": op} for op in ("sum", "max"))
         key = (weight.id, attrs["algorithm"], attrs.get("group"))
-        total = _TOTALS.get(key)  # One collective sums the weights for all means with this weight.
+        total = _TOTALS.get(key)  # Means with the same weight share one sum.
         if total is None:
             wide = cast(weight, float64)
             unit = stop_gradient(power_of_two(self.node((abs(wide),), largest)))
@@ -258,16 +280,19 @@ class AllReduce(Collective):
 
 
 def power_of_two(x: Node) -> Node:
-    """Return the largest power of two that is at most x, or a neighbour of it; 1 for x = 0.
+    """Return the largest power of two that is at most x, a float64 >= 0. For x = 0 return 1.
 
-    x is a float64 >= 0.
+    The logarithm is rounded, so the result may also be the next smaller or larger power of two.
     """
     exponent = floor(log(where(equal(x, 0), 1, x)) / math.log(2))
     return power(scalar(2.0, float64, "power_of_two"), minimum(exponent, 1023.0))
 
 
 def reductions_to_test() -> list[tuple[dict[str, Any], DType | None]]:
-    """Return the attributes of each reduction, and a dtype if it does not accept all numbers."""
+    """Return pairs of the attribute `reduce_op`, in a dict, and a dtype, for test samples.
+
+    The dtype is None for a reduction that accepts all dtypes of numbers.
+    """
     any_dtype: list[tuple[str, DType | None]] = [(op, None) for op in ("sum", "min", "max", "prod")]
     one_dtype: list[tuple[str, DType | None]] = [
         ("mean", float32),

@@ -27,42 +27,51 @@ from .._creation import zeros
 from ..collectives.reductions import Collective
 
 SMALL: Final = 64
-"""The maximum number of elements of a constant that is moved into the bodies that read it."""
+"""The maximum size, in elements, of a constant that `simplify` moves into bodies."""
 
 
 Evaluate: TypeAlias = Callable[[Graph, Sequence[Array]], list[Array]]
-"""A function that computes the outputs of a graph without variables."""
+"""A function that computes the outputs of a graph without variables, in NumPy.
+
+Its arguments are the graph and the values of the graph's inputs.
+"""
 
 
 class Control(Op):
-    """The base of loops and branches: ops that run graphs, with several results of any dtypes."""
+    """The base of loops and branches: ops that run graphs (bodies) and have several results."""
 
     public = False
     dtypes = ()
 
     def is_uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
-        """Return True if the operands and the outputs of the bodies are equal on all ranks."""
+        """Return True if all operands, and all outputs of the bodies, are equal on all ranks."""
         bodies = (value.graph for value in attrs.values() if isinstance(value, Body))
         outputs = chain.from_iterable(graph.outputs for graph in bodies)
         return all(node.uniform for node in chain(inputs, outputs))
 
     def with_order(self, order: Order) -> Control:
-        """Return a copy of the op that has its position in the order of collectives."""
+        """Return a copy of the op with the attribute `order` set.
+
+        It is the op's position in the order of the collectives of a step, which the compiler
+        computes.
+        """
         op = type(self)()
         op.order = order
         return op
 
     def first_shared_positions(self, node: Node) -> tuple[int, int]:
-        """Return the positions from which operands and body inputs correspond one to one.
+        """Return the first operand and the first body input from which both correspond one to one.
 
-        The first one is a position among the operands, the second one among the body inputs.
+        These are two positions. The later operands are passed unchanged to the later inputs of the
+        body.
         """
         raise NotImplementedError(self.name)
 
     def simplify(self, node: Node) -> Node | None:
-        """Move small constants into the bodies, where kernels can use their values.
+        """Move small constants from the operands into the bodies, so that kernels use their values.
 
-        Until then constants are operands, because a gradient may be taken with respect to them.
+        When a loop or branch is built, constants are operands, because a gradient may be taken with
+        respect to them.
         """
         outside, inside = self.first_shared_positions(node)
         constants = {
@@ -81,7 +90,7 @@ class Control(Op):
         return self.node(operands, {**node.attrs, **bodies})
 
     def expect_agreement(self, node: Node) -> None:
-        """Raise CompileError if the ranks may run different collectives in the bodies of a node."""
+        """Raise CompileError if ranks may run different collectives in the bodies of this node."""
         for body in bodies_of(node):
             expect_agreement(body)
 
@@ -89,11 +98,11 @@ class Control(Op):
         return self.grad_of(node, dy, [True for _ in node.inputs])
 
     def run(self, evaluate: Evaluate, *inputs: Any, **attrs: Any) -> tuple[Array, ...]:
-        """Return the results, computed in NumPy. `evaluate` computes the bodies."""
+        """Return the results, computed in NumPy. `evaluate` computes the outputs of a body."""
         raise NotImplementedError(self.name)
 
     def expect(self, operands: Sequence[Type], wanted: Sequence[Type]) -> None:
-        """Raise ShapeError if operands do not have the types that the bodies were traced for."""
+        """Raise ShapeError unless operands have the types with which the body was traced."""
         if list(operands) != list(wanted):
             expected, got = (", ".join(map(str, types)) for types in (wanted, operands))
             raise ShapeError(
@@ -102,15 +111,16 @@ class Control(Op):
 
 
 def body_input(type: Type, uniform: bool = True) -> Node:
-    """Return a new input of a body. `uniform` is the assumption that it is equal on all ranks."""
+    """Return a new input of a body. `uniform` is True if its value is equal on all ranks."""
     return Node(PLACEHOLDER, (), {"name": "inside", "uniform": uniform}, type)
 
 
 def with_constants(body: Graph, constants: Mapping[int, Node]) -> Body:
-    """Return a body in which some inputs, given by their positions, are constants.
+    """Return a body in which some inputs are replaced by constants.
 
-    Each input gets its own constant node. Two constants may be equal on one rank only. If they
-    shared a node, ops that read them, such as collectives, would be merged on this rank only.
+    `constants` has the constant for the position of an input. Each input gets its own constant
+    node. Two constants may be equal on one rank only. If they shared a node, ops that read them,
+    such as collectives, would be merged on this rank only.
     """
     constant_nodes = {
         body.inputs[i]: Node(CONSTANT, (), constant.attrs, constant.type)
@@ -124,15 +134,19 @@ def with_constants(body: Graph, constants: Mapping[int, Node]) -> Body:
 
 
 def with_uniform_inputs(body: Graph, uniform: Sequence[bool]) -> Graph:
-    """Return a body whose inputs are marked as equal on all ranks, or not."""
+    """Return a copy of a body with new marks on its inputs.
+
+    `uniform` has one bool per input: True marks it as equal on all ranks, False as different.
+    """
     inputs = {p: body_input(p.type, equal) for p, equal in zip(body.inputs, uniform, strict=True)}
     return body.rewrite(lambda node, operands: inputs.get(node, node).with_inputs(operands))
 
 
 def expect_agreement(graph: Graph) -> None:
-    """Raise CompileError for a collective in a branch that ranks are not proved to take together.
+    """Raise CompileError if ranks may run different collectives in a loop or branch of the graph.
 
-    Some ranks would wait in the collective, and the others would compute the other branch.
+    If a predicate may differ between ranks and only one branch has a collective, some ranks would
+    wait in the collective, while the other ranks compute the other branch.
     """
     for node in graph.nodes:
         if isinstance(node.op, Control) and communicates(node):
@@ -142,12 +156,12 @@ def expect_agreement(graph: Graph) -> None:
 def close_over(
     outputs: Sequence[Node], inputs: Sequence[Node], since: int | None = None
 ) -> tuple[tuple[Node, ...], list[tuple[Node, Node]]]:
-    """Make a body that computes some outputs, and capture the values that it reads from outside.
+    """Make the outputs of a body from nodes that may also depend on nodes outside of the body.
 
     The body computes the nodes that depend on the inputs. It also computes nodes that are newer
     than the node number `since`, except those that are known before the step runs. All other nodes
-    are captured. Returns the outputs, which depend on body inputs only, and pairs of a captured
-    node and its body input.
+    that it reads are captured: a new body input replaces each of them. Return the outputs, which
+    depend on body inputs only, and pairs of a captured node and its body input.
     """
     order = topological(outputs)
     computed = nodes_computed_inside(order, inputs, since)
@@ -159,7 +173,7 @@ def close_over(
 def nodes_computed_inside(
     order: Sequence[Node], inputs: Sequence[Node], since: int | None
 ) -> set[Node]:
-    """Return the inputs of a body and the nodes that it computes; see `close_over`."""
+    """Return the inputs of a body and the nodes that the body computes; see `close_over`."""
     computed = set(inputs)
     for node in order:
         is_newer = since is not None and node.id > since
@@ -169,7 +183,11 @@ def nodes_computed_inside(
 
 
 def is_known_before_run(node: Node) -> bool:
-    """Return True if a node is an operand of the graph, or depends on the group only."""
+    """Return True if the value of a node is known before the step runs.
+
+    The node is a placeholder or a variable, or its value depends only on the group, as the number
+    of ranks does.
+    """
     is_operand = isinstance(node.op, Leaf) and node.op is not CONSTANT
     return is_operand or node.op.comm.has_group_value
 
@@ -216,7 +234,10 @@ def read_captured(
 
 
 def sum_of(like: Node, parts: Sequence[Node | None]) -> Node:
-    """Return the sum of the nodes that are not None, or zeros of the type of `like`."""
+    """Return the sum of the nodes in `parts` that are not None.
+
+    If all are None, return zeros of the type of `like`.
+    """
     terms = [part for part in parts if part is not None]
     total = terms[0] if terms else zeros(like.shape, like.dtype)
     for part in terms[1:]:
@@ -225,11 +246,11 @@ def sum_of(like: Node, parts: Sequence[Node | None]) -> Node:
 
 
 def add_to(sums: dict[Node, Node], key: Node, part: Node) -> None:
-    """Add a term to the sum of a node."""
+    """Add a term to sums[key], or store the term there if it is the first one."""
     sums[key] = add(sums[key], part) if key in sums else part
 
 
 def sample_of(node: Node) -> Sample:
-    """Return a node's op and operands as a sample, for tests."""
+    """Return a test sample that has the attributes of a node and the types of its operands."""
     operands = (Operand(x.shape, dtype=x.dtype) for x in node.inputs)
     return Sample(tuple(operands), node.attrs)

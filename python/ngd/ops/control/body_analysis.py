@@ -19,10 +19,11 @@ from .._shape import reshape
 
 
 def inputs_with_adjoints(body: Graph, carries: int, wanted: Sequence[bool]) -> dict[Node, None]:
-    """Return the inputs of a loop's body that need adjoints.
+    """Return the inputs of a loop's body that need adjoints, as the keys of a dict.
 
-    These are the wanted inputs, and carried values whose next value depends on such an input: the
-    adjoint of a carried value flows from iteration to iteration.
+    These are the inputs that are wanted, and the carried values whose next value depends on an
+    input that needs an adjoint: the adjoint of a carried value flows from iteration to iteration.
+    `carries` is the number of carried values, which are the first inputs.
     """
     inputs = body.inputs
     with_adjoint: dict[Node, None] = {
@@ -41,21 +42,25 @@ def inputs_with_adjoints(body: Graph, carries: int, wanted: Sequence[bool]) -> d
 
 
 def worth_keeping(outputs: Sequence[Node], inputs: Sequence[Node]) -> list[Node]:
-    """Return the results of heavy ops that a gradient may read, without the body's outputs."""
+    """Return the results of heavy ops that the loop stores for its gradient; see `heavy_ends`.
+
+    Results that are outputs of the body are left out, because the loop stores them anyway.
+    """
     stored_anyway = set(outputs)
     return [node for node in heavy_ends(outputs, inputs) if node not in stored_anyway]
 
 
 def heavy_ends(outputs: Sequence[Node], inputs: Sequence[Node]) -> list[Node]:
-    """Return the results of the heavy ops of a body, after additions that the same kernel computes.
+    """Return the results of the heavy ops of a body, which take most of the time of an iteration.
 
     The kernel of a heavy op also adds a bias or a residual if the addition is the only reader of
-    the op's result. Then the sum is returned instead. The choice does not depend on shapes, which
-    may differ between ranks: a value that is not stored is computed again, including its
-    collectives.
+    the op's result. Then the sum is returned instead of the op's result. The choice does not depend
+    on shapes, which may differ between ranks: a value that is not stored is computed again,
+    including its collectives.
 
-    A body with a user-defined gradient stores nothing. Its rule refers to nodes of the body, and a
-    second gradient needs the nodes that they are computed from.
+    A body with a user-defined gradient stores nothing, so the list is empty. The rule of this
+    gradient refers to nodes of the body, and a second gradient needs the nodes that they are
+    computed from.
     """
     order = topological(outputs)
     if has_rule(order):
@@ -90,16 +95,18 @@ def has_rule(nodes: Iterable[Node]) -> bool:
 
 
 # The gradient of a weight that all iterations read is a sum over the iterations. If the body only
-# multiplies by the weight, each term is a matrix product AᵀB of the rows of one iteration. The loop
-# then stacks these rows, unless a stack of them exists, and one product is computed after the loop.
-# The decision does not depend on shapes, which may differ between ranks.
+# multiplies by the weight, each term of the sum is a matrix product AᵀB. A and B have the rows of
+# one iteration. The loop of the gradient then stacks A and B, unless a stack exists. One
+# product of the stacks is computed after the loop. The decision does not depend on shapes, which
+# may differ between ranks.
 
 
 def products_of(adjoint: Node) -> list[Node]:
-    """Return the products AᵀB whose sum is an adjoint, or nothing if it has other terms.
+    """Return the matrix products AᵀB whose sum is an adjoint.
 
-    Products with a factor that an inner loop has stacked are rejected. A user nests loops to store
-    less than all iterations of both, and such a product has many rows already.
+    The list is empty if the adjoint is not such a sum. It is also empty if an inner loop has
+    stacked a factor. A user nests loops to store less than all iterations of both, and such a
+    product has many rows already.
     """
     if adjoint.op is add:
         parts = [products_of(x) if x.type == adjoint.type else [] for x in adjoint.inputs]
@@ -111,21 +118,21 @@ def products_of(adjoint: Node) -> list[Node]:
 
 
 def factors_of(product: Node) -> tuple[Node, Node]:
-    """Return A and B of a product AᵀB."""
+    """Return the nodes A and B of a product AᵀB that `products_of` has returned."""
     factors = product.op.gradient_factors(product)
     assert factors is not None
     return factors
 
 
 def before_reshapes(node: Node) -> Node:
-    """Return the operand of a chain of reshapes."""
+    """Return x for a node that is x after any number of reshapes."""
     while node.op is reshape:
         node = node.inputs[0]
     return node
 
 
 def replace_nodes(outputs: Sequence[Node], replacements: Mapping[Node, Node]) -> list[Node]:
-    """Return outputs in which some of the nodes that they depend on are replaced."""
+    """Return new outputs, computed from `replacements` instead of the nodes that are its keys."""
 
     def change(node: Node, operands: tuple[Node, ...]) -> Node | tuple[Node, ...]:
         rebuilt = node.with_inputs(operands)

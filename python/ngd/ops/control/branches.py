@@ -37,9 +37,9 @@ __all__ = ["cond"]
 
 
 class Cond(Control):
-    """A choice between two branches, which have the same inputs and types of results.
+    """A choice between two branches, which have the same inputs and the same types of results.
 
-    Operands: a bool scalar, and the values that a branch reads.
+    Operands: a bool scalar, the predicate; and the values that a branch reads.
     """
 
     # Attributes of a node: on_true, on_false.
@@ -59,7 +59,7 @@ class Cond(Control):
         return self.name, {}
 
     def cost(self, operands: Sequence[Type], results: Sequence[Type], **attrs: Any) -> Cost:
-        """Return the cost of the branch with more operations."""
+        """Return the cost of the more expensive branch: the one with more operations."""
         branches: Sequence[Cost] = attrs["bodies"]
         return max(branches, key=lambda cost: (cost.flops, cost.bytes))
 
@@ -67,11 +67,14 @@ class Cond(Control):
         return 1, 0
 
     def scratch_bytes(self, **attrs: Any) -> int:
-        """Return the bytes of one buffer per result, for results that are not read."""
+        """Return the size in bytes of a buffer for each result of a branch, together.
+
+        A branch writes a result to this buffer if the step does not read the result.
+        """
         return sum(align_up(node.type.bytes) for node in attrs["on_true"].graph.outputs)
 
     def expect_agreement(self, node: Node) -> None:
-        """Raise CompileError if a branch has a collective and ranks may differ in the predicate."""
+        """Raise CompileError if a branch has a collective and the predicate may differ by rank."""
         predicate, equal = node.inputs[0], [x.uniform for x in node.inputs[1:]]
         bodies = [with_uniform_inputs(body, equal) for body in bodies_of(node)]
         for inner in chain.from_iterable(body.nodes for body in bodies):
@@ -101,7 +104,7 @@ class Cond(Control):
     def grad_of(
         self, node: Node, dy: Sequence[Node | None], wanted: Sequence[bool]
     ) -> Sequence[Node | None]:
-        """Return the adjoints: a `cond` between the gradients of the branches."""
+        """Return the adjoints of the operands: a `cond` between the gradients of both branches."""
         body_inputs = node.attrs["on_true"].graph.inputs
         wanted_inputs = [
             i for i, operand in enumerate(body_inputs) if wanted[i + 1] and is_float(operand.dtype)
@@ -133,9 +136,10 @@ def choose(
     branches: Sequence[Sequence[Node]],
     since: int | None = None,
 ) -> tuple[Node, ...]:
-    """Return the results of a `cond` between two branches, given by their outputs.
+    """Return the results of a new `cond` between two branches.
 
-    See `close_over` for `since`.
+    `pairs` are an operand and its body input each. `branches` has the outputs of the branch for
+    True, then those for False. `since` is that of `close_over`, which finds further operands.
     """
     outputs, captured = close_over([*branches[0], *branches[1]], [p for _, p in pairs], since)
     pairs = [*pairs, *captured]
@@ -213,7 +217,7 @@ def cond(
 def expect_equal_types(
     structures: Sequence[trees.Structure], results: Sequence[list[Node]]
 ) -> None:
-    """Raise an error unless both functions returned the same structure of the same types."""
+    """Raise an error unless both functions of a cond returned one structure of the same types."""
     if structures[0] != structures[1]:
         structures[0].match(structures[1].rebuild(results[1]), "cond: what on_false returns")
     for path, one, other in zip(structures[0].paths("result"), *results, strict=True):

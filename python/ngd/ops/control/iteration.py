@@ -204,7 +204,10 @@ def switch(index: Value, branches: Sequence[Callable[..., Any]], *operands: Any)
 def _choose_function(
     index: Node, functions: Sequence[Callable[..., Any]], operands: Sequence[Any], first: int = 0
 ) -> Any:
-    """Compute function `index - first`, by binary choices between halves of the functions."""
+    """Return the result of functions[index - first].
+
+    A `cond` chooses between the halves of the list, in which further ones choose.
+    """
     if len(functions) == 1:
         return functions[0](*operands)
     half = len(functions) // 2

@@ -2,8 +2,8 @@
 """The op `scan`, a loop with carried values over the slices of tensors, and its gradient.
 
 An iteration computes the body once. A carried value passes from one iteration to the next. A fixed
-value is read by all iterations. The carry history is the stack of the values that a carried value
-had at the start of each iteration.
+value is the same in all iterations. The carry history of a carried value is the stack of its values
+at the start of each iteration.
 """
 
 from __future__ import annotations
@@ -58,9 +58,10 @@ __all__ = ["scan"]
 
 
 class Parts(NamedTuple):
-    """The operands of a scan, or the inputs of its body, by their role.
+    """The operands of a scan, or the inputs of its body, in three lists.
 
-    These are carried values, slices (of tensors that are read slice by slice), and fixed values.
+    `carries` are the carried values. `slices` are the tensors that are read slice by slice, or
+    their slices. `fixed` are the values that all iterations read.
     """
 
     carries: Sequence[Any]
@@ -69,7 +70,7 @@ class Parts(NamedTuple):
 
     @classmethod
     def of(cls, operands: Sequence[Any], carries: int, slices: int) -> Parts:
-        """Split the operands of a scan, or the inputs of its body."""
+        """Split operands or body inputs by the numbers of carried values and of slices."""
         both = carries + slices
         return cls(operands[:carries], operands[carries:both], operands[both:])
 
@@ -80,8 +81,8 @@ class Scan(Control):
     Operands: the first carried values, the tensors that are read slice by slice, and the fixed
     values. Results: the last carried values, the stacked results of all iterations, and the carry
     histories. Only the gradient reads the carry histories: it computes each iteration again from
-    them. It does not compute the results of heavy ops again. They are among the stacked results
-    (`worth_keeping`), for the gradient only.
+    them, except the results of heavy ops. For the gradient, these results are among the stacked
+    results too (`worth_keeping`).
     """
 
     # Attributes of a node: body, carries and slices (their numbers), length, reverse.
@@ -105,7 +106,7 @@ class Scan(Control):
         return self.name, {k: int(v) for k, v in attrs.items() if not isinstance(v, Body)}
 
     def cost(self, operands: Sequence[Type], results: Sequence[Type], **attrs: Any) -> Cost:
-        """Return the cost of all iterations."""
+        """Return the cost of all iterations together."""
         body: Cost = attrs["bodies"][0]
         return body.times(attrs["length"])
 
@@ -114,15 +115,19 @@ class Scan(Control):
         return first, first
 
     def scratch_bytes(self, **attrs: Any) -> int:
-        """Return the bytes of two buffers per carried value and one slice per stacked result."""
+        """Return the size in bytes of the buffers that an iteration needs, together.
+
+        These are two buffers per carried value, and one per stacked result, of the size of a slice.
+        """
         sizes = [align_up(node.type.bytes) for node in attrs["body"].graph.outputs]
         return sum(sizes) + sum(sizes[: attrs["carries"]])
 
     def expect_agreement(self, node: Node) -> None:
-        """Raise CompileError if the ranks may run different collectives in the body.
+        """Raise CompileError if ranks may run different collectives in the body.
 
         A carried value is equal on all ranks if its first value is, and if every iteration keeps it
-        equal. The loop here removes carried values from this assumption until it is consistent.
+        equal. The loop below first assumes that all carried values are equal. It drops those whose
+        next value may differ, until nothing changes.
         """
         (body,), n = bodies_of(node), node.attrs["carries"]
         equal = [x.uniform for x in node.inputs]
@@ -165,12 +170,12 @@ class Scan(Control):
                 yield sample_of(loop.build())
 
     def grad_of(self, node: Node, dy: Any, wanted: Sequence[bool]) -> Sequence[Node | None]:
-        """Return the adjoints: a loop in the other direction, which computes each iteration again.
+        """Return the adjoints of the operands, which a loop in the other direction computes.
 
-        It starts from the carry histories, and reads the stored results of heavy ops. It carries
-        the adjoints of carried values, and the sums of the adjoints of fixed values. It stacks the
-        adjoints of slices. The gradient of a matrix that the iterations only multiply by is one
-        matrix product after the loop.
+        That loop computes each iteration again from the carry histories and the stored results of
+        heavy ops. It carries the adjoints of carried values, and sums the adjoints of fixed values.
+        It stacks the adjoints of slices. If the iterations only multiply by a fixed matrix, the
+        gradient of this matrix is one matrix product after the loop.
         """
         return ScanGradient(node, dy, wanted).operand_adjoints()
 
@@ -179,36 +184,40 @@ SCAN: Final[Scan] = register(Scan())
 
 
 class ScanBuilder:
-    """A scan that is being built.
+    """A scan that is being built, with the outputs of its body.
 
-    It has pairs of an operand and its body input, and the outputs of the body.
+    `carries`, `slices` and `fixed` are pairs of an operand of the scan and its input of the body.
     """
 
     def __init__(self, length: int, reverse: bool) -> None:
         self.length, self.reverse = length, reverse
         self.carries: list[tuple[Node, Node]] = []
-        self.next_carries: list[Node] = []  # the next value of each carried value
+        self.next_carries: list[Node] = []  # outputs of the body, in the order of carries
         self.slices: list[tuple[Node, Node]] = []
         self.fixed: list[tuple[Node, Node]] = []
         self.results: list[Node] = []
 
     @property
     def inputs(self) -> list[Node]:
-        """The inputs of the body that change from iteration to iteration."""
+        """The inputs of the body that change between iterations: carried values and slices."""
         return [p for _, p in (*self.carries, *self.slices)]
 
     def carry(self, initial: Node) -> Node:
-        """Add a carried value; return the input of the body."""
+        """Add a carried value with its first value, and return the new input of the body for it."""
         self.carries.append((initial, body_input(initial.type)))
         return self.carries[-1][1]
 
     def slice(self, tensor: Node) -> Node:
-        """Add a tensor that is read slice by slice; return the input of the body."""
+        """Add a tensor that is read slice by slice; return the body input for its slice."""
         self.slices.append((tensor, body_input(Type(tensor.dtype, tensor.shape[1:]))))
         return self.slices[-1][1]
 
     def build(self) -> Node:
-        """Return the scan. Slices and fixed values that the body does not read are left out."""
+        """Return the node of the scan.
+
+        Slices and fixed values that the body does not read are left out. Nodes that it reads from
+        outside become fixed values.
+        """
         outputs = [*self.next_carries, *self.results]
         body_inputs = [p for _, p in (*self.carries, *self.slices, *self.fixed)]
         outputs += worth_keeping(outputs, body_inputs)
@@ -231,11 +240,12 @@ class ScanBuilder:
 
 
 class ScanGradient:
-    """The gradient of a scan: a loop in the other direction.
+    """The gradient of a scan, a loop in the other direction: `self.loop`.
 
-    Its body computes an iteration again from the carried values that the iteration started with,
-    except for the results of heavy ops, which the scan has stored. It carries the adjoints of the
-    carried values.
+    The body of this loop first computes an iteration of the scan again, from the carried values at
+    the start of the iteration. The results of heavy ops are read instead, because the scan has
+    stored them. Then it computes the adjoints of the iteration, and carries those of the carried
+    values.
     """
 
     def __init__(self, node: Node, adjoints: Sequence[Node | None], wanted: Sequence[bool]) -> None:
@@ -244,25 +254,39 @@ class ScanGradient:
         self.body_inputs = Parts.of(body.inputs, count, attrs["slices"])
         self.operands = Parts.of(node.inputs, count, attrs["slices"])
         self.active_inputs = inputs_with_adjoints(body, count, wanted)
-        """The inputs of the body whose adjoints are computed."""
+        """The inputs of the scan's body whose adjoints are computed, as the keys of a dict."""
         self.loop = ScanBuilder(attrs["length"], not attrs["reverse"])
         self.carry_adjoints = self.carry(adjoints[:count])
-        """The adjoint of each carried value after the iteration, an input of the loop's body."""
+        """The adjoint of each carried value at the end of an iteration, None if it is not active.
+
+        Each one is a carried input of the gradient's body.
+        """
         self.output_adjoints = self.read_output_adjoints(
             body.outputs, adjoints[count : len(body.outputs)]
         )
-        """The adjoints of the outputs of the body."""
+        """The adjoint of each output of the scan's body that has one."""
         self.start_adjoints = [
             None if adjoint is None else self.loop.slice(adjoint)
             for adjoint in adjoints[len(body.outputs) :]
         ]
-        """The adjoint of each carried value before the iteration, as the scan has stacked it."""
+        """The adjoint of each carried value at the start of the iteration, by the carry history.
+
+        It is a slice of the adjoint of the history, or None if the loss does not depend on the
+        history.
+        """
         self.read_operands(node.results[len(node.results) - count :])
         self.stored = self.read_stored(body, node.results[count:])
-        """The inputs that hold the stored results of heavy ops, by the outputs of the body."""
+        """The stored result of each heavy op whose result is an output of the scan's body.
+
+        The keys are the outputs, the values the inputs of the gradient's body that hold the
+        results.
+        """
 
     def carry(self, adjoints: Sequence[Node | None]) -> list[Node | None]:
-        """Carry the adjoint of each active carried value, from the adjoint of its last value on."""
+        """Add a carried adjoint for each active carried value, and return its body input.
+
+        It starts as the adjoint of the last carried value. Values that are not active get None.
+        """
         return [
             self.loop.carry(zeros(value.shape, value.dtype) if adjoint is None else adjoint)
             if value in self.active_inputs
@@ -273,7 +297,11 @@ class ScanGradient:
     def read_output_adjoints(
         self, outputs: Sequence[Node], adjoints: Sequence[Node | None]
     ) -> dict[Node, Node]:
-        """Return the adjoints of the body's outputs: carried ones, and slices of stacked ones."""
+        """Return the adjoint of each output of the scan's body, as inputs of the gradient's body.
+
+        The adjoint of a next carried value is carried. That of a stacked result is a slice of the
+        adjoint of the stack. `adjoints` has the adjoints of the stacks.
+        """
         slices = [None if adjoint is None else self.loop.slice(adjoint) for adjoint in adjoints]
         sums: dict[Node, Node] = {}
         for output, adjoint in zip(outputs, [*self.carry_adjoints, *slices], strict=True):
@@ -282,14 +310,18 @@ class ScanGradient:
         return sums
 
     def read_operands(self, histories: Sequence[Node]) -> None:
-        """Add the inputs of the scan's body; `histories` are the carry histories."""
+        """Make the inputs of the scan's body inputs of the gradient's body.
+
+        Carried values become slices of the carry histories. Slices and fixed values stay what they
+        are.
+        """
         operands, inputs = self.operands, self.body_inputs
         self.loop.slices += zip(histories, inputs.carries, strict=True)
         self.loop.slices += zip(operands.slices, inputs.slices, strict=True)
         self.loop.fixed += zip(operands.fixed, inputs.fixed, strict=True)
 
     def read_stored(self, body: Graph, stacks: Sequence[Node]) -> dict[Node, Node]:
-        """Return the stored results of heavy ops, as slices, by the outputs of the body."""
+        """Return the value of `self.stored`. `stacks` are the stacked results of the scan."""
         ends = set(heavy_ends(body.outputs, body.inputs))
         stacked = body.outputs[len(self.body_inputs.carries) :]
         return {
@@ -299,7 +331,10 @@ class ScanGradient:
         }
 
     def operand_adjoints(self) -> list[Node | None]:
-        """Return the adjoint of each operand of the scan, or None if it is not wanted."""
+        """Return the adjoint of each operand of the scan.
+
+        It is None for an operand whose adjoint is not wanted or does not exist.
+        """
         with tracing((*loops(), self.loop)):
             adjoints = walk_back(self.output_adjoints, self.active_inputs)
         self.set_next_carries(adjoints)
@@ -323,7 +358,10 @@ class ScanGradient:
         return [by_input.get(x) for x in chain(*self.body_inputs)]
 
     def set_next_carries(self, adjoints: Mapping[Node, Node]) -> None:
-        """Set the adjoints of the carried values for the preceding iteration of the scan."""
+        """Set the next values of the carried adjoints: those at the start of the scan's iteration.
+
+        The preceding iteration of the scan ends with these values.
+        """
         for value, after, start in zip(
             self.body_inputs.carries, self.carry_adjoints, self.start_adjoints, strict=True
         ):
@@ -333,9 +371,10 @@ class ScanGradient:
     def sum_in_loop(
         self, adjoints: Mapping[Node, Node], products: Mapping[Node, Any]
     ) -> list[Node]:
-        """Sum the adjoints of fixed values over the iterations, and return these fixed values.
+        """Sum adjoints of fixed values in carried values of the loop; return the fixed values.
 
-        Fixed values whose adjoints are sums of products are left to products after the loop.
+        Fixed values in `products` are left out: `over_iterations` computes their adjoints after the
+        loop.
         """
         summed = [x for x in self.body_inputs.fixed if x in adjoints and x not in products]
         for value in summed:
@@ -344,9 +383,10 @@ class ScanGradient:
         return summed
 
     def run(self, values: Sequence[Node]) -> tuple[Sequence[Node], dict[Node, Node]]:
-        """Build the loop; return its last carried values, and the stacks of `values` of its body.
+        """Build the loop. Return its last carried values, and the stack of each node in `values`.
 
-        A value that is a slice of a tensor is not stacked again.
+        The nodes are computed in the body. A node that is itself a slice of a tensor has this
+        tensor as its stack.
         """
         stacks = {part: tensor for tensor, part in self.loop.slices}
         stacks |= {output: stacks[part] for output, part in self.stored.items()}
@@ -358,7 +398,7 @@ class ScanGradient:
         return results[:count], stacks | dict(zip(stacked, results[count:], strict=False))
 
     def over_iterations(self, product: Node, stacks: Mapping[Node, Node]) -> Node:
-        """Return the sum of a product over all iterations: one product of all their rows."""
+        """Return the sum of a matrix product over all iterations: one product of stacked rows."""
         with at_site(product.site), keep_float32(product.keeps_float32):
             rows = [
                 reshape(stacks[before_reshapes(x)], (self.loop.length * x.shape[0], x.shape[1]))
@@ -368,7 +408,7 @@ class ScanGradient:
 
 
 def stack_types(types: Sequence[Type], length: int) -> list[Type]:
-    """Return the types of `length` stacked values of each type."""
+    """Return, for each type, the type of a stack of `length` values of it."""
     return [Type(t.dtype, (length, *t.shape)) for t in types]
 
 
@@ -442,7 +482,7 @@ def _traced(
     length: int | None,
     reverse: bool,
 ) -> tuple[Any, Any]:
-    """Trace the body of a scan, and return the last carry and the stacked results."""
+    """Trace the body of a scan, build the loop, and return the last carry and the stacks."""
     if not callable(body):
         raise TypeError(
             f"scan: body: expected a function; got {body!r}. Give a function of a carry and a "
@@ -480,7 +520,10 @@ def expect_pair(returned: Any) -> tuple[Any, Any]:
 
 
 def next_carries(structure: trees.Structure, current: Sequence[Node], carry: Any) -> list[Node]:
-    """Return the next carried values; an error if their types differ from the current ones."""
+    """Return the leaves of the carry that the body returned, as nodes.
+
+    Raise DTypeError or ShapeError if a type differs from that of the carried value before.
+    """
     leaves = structure.match(carry, "scan: the carry that the body returns")
     nodes = []
     for path, before, leaf in zip(structure.paths("carry"), current, leaves, strict=True):
@@ -495,7 +538,10 @@ def next_carries(structure: trees.Structure, current: Sequence[Node], carry: Any
 
 
 def num_iterations(tensors: Sequence[Node], length: int | None) -> int:
-    """Return the number of iterations of a scan; ShapeError if `length` and `xs` do not fit."""
+    """Return the number of iterations of a scan: `length`, or the number of slices of the tensors.
+
+    Raise ShapeError if the two do not fit, or if both are missing.
+    """
     extents = [node.shape[0] if node.shape else None for node in tensors]
     count = length if length is not None or not extents else extents[0]
     if count is None:

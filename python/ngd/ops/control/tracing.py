@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loops whose bodies are being traced, and the seeds of the random draws in these bodies.
 
-A body is traced once, so a draw in it has one seed and one offset for all iterations. Here the
-number of the iteration is added to the offset, in steps of STRIDE. The seeds of all iterations are
-computed before the loop, which reads them slice by slice. The gradient of the loop reads the same
-slices, so it draws the same numbers.
+A body is traced once, so a draw in it has one seed and one offset for all iterations. To give each
+iteration its own numbers, STRIDE times the number of the iteration is added to the offset. The
+seeds of all iterations are computed before the loop, which reads them slice by slice. The gradient
+of the loop reads the same slices, so it draws the same numbers.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ MAX_ITERATIONS: Final = 2**63 // STRIDE
 
 
 class Loop(Protocol):
-    """A scan that is being traced."""
+    """The methods of a loop whose body is being traced (ScanBuilder) that this module needs."""
 
     length: int
 
     @property
     def inputs(self) -> Sequence[Node]:
-        """The inputs of the body that change from iteration to iteration."""
+        """The inputs of the body that change between iterations: carried values and slices."""
         ...
 
     def slice(self, tensor: Node) -> Node:
-        """Add a tensor that is read slice by slice; return the input of the body."""
+        """Add a tensor that is read slice by slice; return the body input for its slice."""
         ...
 
 
@@ -52,13 +52,13 @@ _loops: ContextVar[tuple[Loop, ...]] = ContextVar("loops", default=())
 
 
 def loops() -> tuple[Loop, ...]:
-    """Return the loops whose bodies are being traced, the innermost last."""
+    """Return the loops whose bodies are being traced: an inner loop comes after the outer one."""
     return _loops.get()
 
 
 @contextmanager
 def tracing(loops: tuple[Loop, ...]) -> Iterator[None]:
-    """Mark these loops as the loops whose bodies are being traced in the `with` block."""
+    """Set the result of `loops()` for the code in the `with` block."""
     token = _loops.set(loops)
     try:
         yield
@@ -92,8 +92,8 @@ def iterations() -> int:
 def per_iteration(seed: Node) -> Node:
     """Return a seed tensor that differs in each iteration of the loops that are being traced.
 
-    If the seed depends on a carried value or a slice of a loop, the caller has chosen it for each
-    iteration. Then the iteration numbers of this loop, and of the loops around it, are not added.
+    If the seed depends on a carried value or a slice of a loop, the caller has chosen it per
+    iteration of this loop. Then only the iteration numbers of the loops inside this loop are added.
     """
     enclosing = loops()
     if not enclosing:

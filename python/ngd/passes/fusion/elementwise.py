@@ -76,8 +76,9 @@ LAST: Final[Need] = (Order(maxsize), inf)
 
 
 class MergeKey(NamedTuple):
-    """The depth, the need and the shape of an op. Ops with one key may be results of
-    one kernel.
+    """The depth, the need and the shape of an op.
+
+    Ops with one key may be results of one kernel.
     """
 
     depth: int

@@ -143,7 +143,8 @@ class ShardNeeds:
         """Return the variables that all hosts together keep once: those that only updates read.
 
         The set is empty if each host has its own copy of all variables (`is_once_over_hosts` of the
-        partition is False). A variable of which each host has a copy from an earlier step is not in it.
+        partition is False). A variable of which each host has a copy from an earlier
+        step is not in it.
         """
         if not self.sharing.partition.is_once_over_hosts:
             return set()
