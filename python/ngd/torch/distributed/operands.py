@@ -36,7 +36,7 @@ BOOLEAN_REDUCTIONS: Final = {
     "MIN": "min",
     "BAND": "min",
 }
-"""The reductions of booleans."""
+"""ngd's reductions of booleans, by the name in torch.distributed.ReduceOp."""
 
 COMPLEX_REDUCTIONS: Final = {name: REDUCTIONS[name] for name in ("SUM", "AVG", "PREMUL_SUM")}
 """The reductions of complex numbers, which are sent as pairs of real numbers."""
@@ -81,14 +81,14 @@ def is_plain(tensor: Tensor) -> bool:
 
 
 def contiguous(tensor: Tensor) -> Tensor:
-    """Return the tensor, or a contiguous copy if it is not plain."""
+    """Return the tensor if `is_plain`, and otherwise a contiguous copy."""
     if is_plain(tensor):
         return tensor
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
 def place_for(tensor: Tensor) -> Tensor:
-    """Return contiguous memory to receive a tensor into: its own if it is plain."""
+    """Return contiguous memory to receive into: the tensor if `is_plain`, else a new tensor."""
     if is_plain(tensor):
         return tensor
     return torch.empty(tensor.shape, dtype=tensor.dtype)

@@ -43,7 +43,8 @@ from ...errors import BusyError, CollectiveTimeoutError, Error
 from .untraced import untraced
 
 SLICE_SECONDS: Final = 5e-3
-"""The length of a slice."""
+"""The length of a slice: the time that a waiting thread drives the core before it releases the
+lock."""
 SHORT_SLICE_SECONDS: Final = 2e-4
 """The length of a slice if another thread waits for the lock, or another group has pending
 works."""

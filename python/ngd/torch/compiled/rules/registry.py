@@ -125,7 +125,7 @@ class Call:
         return as_numpy_dtype(torch.result_type(first, second))
 
     def cast(self, value: Any, dtype: DType | None = None) -> Node:
-        """Return an operand as a node of a dtype; the default is that of the first output."""
+        """Return an operand as a node of `dtype`, by default the dtype of the first output."""
         return as_node(value, self.dtype if dtype is None else dtype)
 
 
@@ -145,7 +145,7 @@ def as_torch_dtype(dtype: DType) -> torch.dtype:
 
 
 def as_array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """Return the values of a tensor as an array, of 16 bits for bfloat16."""
+    """Return the values of a tensor as an array of the same dtype, including bfloat16."""
     tensor = tensor.detach().resolve_conj().resolve_neg()
     if tensor.dtype is torch.bfloat16:
         return tensor.contiguous().view(torch.int16).numpy().view(bfloat16)
