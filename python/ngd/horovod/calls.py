@@ -3,7 +3,7 @@
 
 In Horovod, a coordinator matches the collectives of the ranks by their names. In ngd, all ranks
 call the same collectives in the same order. Before each collective on the world, the ranks
-all-gather an announcement: a row of numbers from each rank that describes its call. The
+all-gather an announcement: each rank sends a row of numbers that describes its call. The
 announcements have two uses:
 
 - A rank that has joined (`join`) learns which collective the other ranks call, and takes part.
@@ -44,10 +44,10 @@ OPS: Final = {
 }
 
 SMALL: Final = 1 << 16
-"""The size of an array, in elements, from which `grouped_allreduce` reduces it separately."""
+"""`grouped_allreduce` reduces an array with at least this number of elements separately."""
 
 JOIN, ALL_REDUCE, OTHER, BARRIER = range(4)
-"""The kinds of announcements."""
+"""The kinds of calls, for the column KIND of an announcement."""
 KIND, CALLS, OP, DTYPE, SIZE, NAME, SHAPE, FACTORS, COLUMNS = range(9)
 """The columns of an announcement, and the number of columns."""
 
@@ -55,7 +55,7 @@ KIND, CALLS, OP, DTYPE, SIZE, NAME, SHAPE, FACTORS, COLUMNS = range(9)
 class Handle:
     """The handle of a pending collective.
 
-    `poll` and `synchronize` take it. A call of the handle waits for the result.
+    Pass the handle to `poll` or `synchronize`, or call the handle to wait for the result.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Handle:
         return self
 
     def poll(self) -> bool:
-        """Return True if `wait` would return or raise immediately; the result is complete then."""
+        """Return True if the collective is over, so that `wait` returns or raises immediately."""
         if not self.over and all(work.done() for work in self.works):
             self.complete()
         return self.over
@@ -116,7 +116,7 @@ class Handle:
 
 @contextmanager
 def as_horovod() -> Iterator[None]:
-    """Raise an error of a collective as HorovodInternalError."""
+    """Convert a CollectiveError that the `with` block raises to a HorovodInternalError."""
     try:
         yield
     except CollectiveError as error:
@@ -134,7 +134,7 @@ def announce(
 ) -> Any:
     """Start the all-gather that announces a call to the world; return its Work.
 
-    Other process sets have no `join`, and a single rank needs no announcement: the result is None.
+    Return None for any other process set, because only the world has `join`, and for a single rank.
     """
     if ranks is not global_process_set or ranks.size() == 1:
         return None
@@ -256,7 +256,7 @@ def all_reduce_many(
 
 
 def handle_of_all(call: str, handles: Sequence[Handle]) -> Handle:
-    """Return one handle for several; its result is the list of their results."""
+    """Return one handle for several handles. Its result is the list of the handles' results."""
     works = [work for each in handles for work in each.works]
     return Handle(call, call_site(), works, lambda: [each.wait() for each in handles])
 
@@ -274,7 +274,8 @@ def group_of(ranks: ProcessSet, where: str) -> Group:
 def reduction_of(op: int, dtype: DType, size: int) -> tuple[str, int]:
     """Return ngd's op for a reduction, and the divisor of its result.
 
-    ngd has no mean of integers, so their average is a sum that is divided afterwards.
+    ngd has no mean of integers. Their average is a sum, and the divisor is the number of ranks. In
+    all other cases the divisor is 1.
     """
     if op == Average and not is_float(dtype):
         return "sum", size
@@ -284,7 +285,7 @@ def reduction_of(op: int, dtype: DType, size: int) -> tuple[str, int]:
 def divide_and_scale(out: Array, divisor: int, factor: float) -> Array:
     """Divide `out` by an integer, rounding towards zero, and multiply it by `factor`, in place."""
     if divisor != 1:
-        quotient = out // out.dtype.type(divisor)  # rounded towards minus infinity
+        quotient = out // out.dtype.type(divisor)  # rounds down; the next line adds 1 if it must
         quotient += ((out < 0) & (quotient * out.dtype.type(divisor) != out)).astype(out.dtype)
         out[...] = quotient
     return multiply_into(out, factor, out) if factor != 1.0 else out
@@ -460,13 +461,14 @@ def reduce_scatter(
 
 
 class Collective(NamedTuple):
-    """A row of the table of Horovod's collectives."""
+    """The entry of one collective in the table COLLECTIVES."""
 
     start: Callable[..., Handle]
-    """The function that starts the collective on arrays. Its arguments have Horovod's names and
-    order."""
+    """The function that starts the collective on arrays. Its arguments have the names and the order
+    of Horovod's arguments."""
     fills: bool = False
-    """True if the result has the shape of the operand. Then `start` also takes the destination."""
+    """True if the result has the shape of the operand. Then `start` takes the destination as its
+    second argument."""
     takes_list: bool = False
     """True if the operand is a list of arrays."""
 
@@ -535,7 +537,7 @@ def join(device: int = -1) -> int:
             active_ranks = np.flatnonzero(rows[:, KIND] != JOIN)
             if not active_ranks.size:
                 most_calls = int(rows[:, CALLS].max())
-                # The ranks continue with equal counts, so the next join can compare them again.
+                # All ranks continue with this count, so that the next join can compare the counts.
                 global_process_set.calls = most_calls
                 return int(np.flatnonzero(rows[:, CALLS] == most_calls)[-1])
             answer_call(group, rows[active_ranks[0]], int(active_ranks[0]), site)
@@ -543,7 +545,7 @@ def join(device: int = -1) -> int:
 
 
 def answer_call(group: Group, row: Array, caller: int, site: str) -> None:
-    """Take part in a call that a rank has announced, as a rank that has joined."""
+    """Take part in the call that rank `caller` has announced, while this rank is in `join`."""
     if row[KIND] == BARRIER:
         group.barrier(site=site)
         return
@@ -573,7 +575,7 @@ def neutral_element(op: int, dtype: DType) -> Any:
 
 
 def poll(handle: Any) -> bool:
-    """Return True if `synchronize(handle)` would return immediately.
+    """Return True if the collective is over, so that `synchronize` returns or raises immediately.
 
     Corresponds to `horovod.torch.poll`.
     """
@@ -598,7 +600,7 @@ def expect_average(where: str, predivide: float, op: int) -> None:
 
 
 def op_of(op: int | None, average: bool | None) -> int:
-    """Return the reduction that the arguments `op` and `average` (Horovod's old form) ask for."""
+    """Return the reduction for the arguments `op` and `average` (Horovod's old form of `op`)."""
     if average is not None and op is not None:
         raise ValueError("hvd.allreduce: expected op or average; got both. Remove average.")
     if average is not None:
