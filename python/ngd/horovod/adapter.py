@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 
 
 class Adapter:
-    """A front end that starts the collectives of `COLLECTIVES` on the tensors of one framework.
+    """An object that starts Horovod's collectives, listed in calls.py, on a framework's tensors.
 
     Parameters
     ----------

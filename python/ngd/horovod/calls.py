@@ -7,8 +7,7 @@ all-gather an announcement: each rank sends a row of numbers that describes its 
 announcements have two uses:
 
 - A rank that has joined (`join`) learns which collective the other ranks call, and takes part.
-- If the ranks pass different names, shapes, ops or scale factors, all of them raise
-  HorovodInternalError.
+- All ranks raise HorovodInternalError if their names, shapes, ops or scale factors differ.
 """
 
 from __future__ import annotations
@@ -98,8 +97,7 @@ class Handle:
     def complete(self) -> None:
         """Wait for the collective and store its result or its error.
 
-        If another thread is in a call of the group, BusyError is raised and the handle stays
-        pending.
+        Raise BusyError and stay pending if another thread is in a call of the group.
         """
         try:
             with as_horovod():
@@ -274,8 +272,7 @@ def group_of(ranks: ProcessSet, where: str) -> Group:
 def reduction_of(op: int, dtype: DType, size: int) -> tuple[str, int]:
     """Return ngd's op for a reduction, and the divisor of its result.
 
-    ngd has no mean of integers. Their average is a sum, and the divisor is the number of ranks. In
-    all other cases the divisor is 1.
+    ngd has no mean of integers: it is a sum, divided by the number of ranks. Else, divide by 1.
     """
     if op == Average and not is_float(dtype):
         return "sum", size
@@ -348,10 +345,7 @@ def adasum_of(a: Array, b: Array) -> Array:
 def all_gather(
     source: Array, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
-    """Start to concatenate the ranks' arrays along the first axis, whose lengths may differ.
-
-    The lengths are exchanged before this function returns.
-    """
+    """Start to concatenate the ranks' arrays along axis 0, after an exchange of their lengths."""
     call, site, group = "allgather", call_site(), group_of(process_set, "allgather")
     source = np.atleast_1d(source)
     with as_horovod():
@@ -464,11 +458,9 @@ class Collective(NamedTuple):
     """The entry of one collective in the table COLLECTIVES."""
 
     start: Callable[..., Handle]
-    """The function that starts the collective on arrays. Its arguments have the names and the order
-    of Horovod's arguments."""
+    """The function that starts the collective on arrays. It takes Horovod's arguments in order."""
     fills: bool = False
-    """True if the result has the shape of the operand. Then `start` takes the destination as its
-    second argument."""
+    """True if the result has the operand's shape. Then argument 2 of `start` is the destination."""
     takes_list: bool = False
     """True if the operand is a list of arrays."""
 
@@ -506,10 +498,9 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 def join(device: int = -1) -> int:
     """Wait until every rank of the world has called this function.
 
-    It is for training in which some ranks have fewer batches. Until the last rank joins, a rank
-    that has joined takes part in the all-reduces and barriers of the other ranks. It contributes
-    zeros to Sum and Average, and the neutral element to Min, Max and Product. Average still divides
-    by the size of the world.
+    Use it if some ranks have fewer batches. Until the last rank joins, a rank that has joined takes
+    part in the all-reduces and barriers of the other ranks, with zeros for Sum and Average and with
+    the neutral element for Min, Max and Product. Average still divides by the size of the world.
 
     Corresponds to `horovod.torch.join`.
 
@@ -537,7 +528,7 @@ def join(device: int = -1) -> int:
             active_ranks = np.flatnonzero(rows[:, KIND] != JOIN)
             if not active_ranks.size:
                 most_calls = int(rows[:, CALLS].max())
-                # All ranks continue with this count, so that the next join can compare the counts.
+                # All ranks continue with this count, so that the next join can compare counts.
                 global_process_set.calls = most_calls
                 return int(np.flatnonzero(rows[:, CALLS] == most_calls)[-1])
             answer_call(group, rows[active_ranks[0]], int(active_ranks[0]), site)

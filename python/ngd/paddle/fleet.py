@@ -140,8 +140,8 @@ def distributed_model(model: Any) -> Any:
 def distributed_optimizer(optimizer: Any, strategy: DistributedStrategy | None = None) -> Any:
     """Return the optimizer itself.
 
-    The gradients of a `distributed_model` are averaged before the optimizer reads them. A strategy
-    replaces that of `init`.
+    The gradients of a `distributed_model` are averaged before the optimizer reads them. If
+    `strategy` is given, it replaces the strategy of `init`.
 
     Corresponds to `paddle.distributed.fleet.distributed_optimizer`.
     """

@@ -2,8 +2,8 @@
 """Collectives that return new tensors and through which gradients flow.
 
 The gradients are those of the sum of all ranks' results, as in ngd's graphs
-(docs/adr/0003-gradient-of-all-reduce.md). All ranks call the functions in the same order, and their
-backward passes come in the same order.
+(docs/adr/0003-gradient-of-all-reduce.md). All ranks call the functions in the same order, and run
+the backward passes of these calls in the same order.
 """
 
 from __future__ import annotations

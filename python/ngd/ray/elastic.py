@@ -351,7 +351,10 @@ class _Job:
         self.worlds = 0
 
     def run(self, restarts_left: int) -> None:
-        """Run worlds until one has finished."""
+        """Run one world after the other, until the command has ended on all ranks of a world.
+
+        A failure uses up a restart. If none is left, raise WorkerError.
+        """
         while True:
             world = self._gather()
             reason = self._world(world)

@@ -456,7 +456,7 @@ def reducescatter_async(tensor: Tensor, *args: Any, **kwargs: Any) -> Handle:
 class ReduceScatter(torch.autograd.Function):
     """A reduction over the ranks whose rows are divided among the ranks.
 
-    Its gradient is the gradients of all ranks, concatenated. For a sum, it is also multiplied by
+    The backward pass concatenates the gradients of all ranks. For a sum, it also multiplies them by
     the number of ranks, as in Horovod.
     """
 

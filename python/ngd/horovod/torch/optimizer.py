@@ -376,7 +376,8 @@ def DistributedOptimizer(
         A divisor of the gradients before the sum. The result is multiplied by it. It needs
         `op=Average`.
     num_groups : int
-        The number of buckets in which gradients are reduced; 0 chooses it by size.
+        The number of buckets in which gradients are reduced. With 0, small gradients share buckets
+        and each large gradient has its own.
     groups : list of lists of Tensor, or int, optional
         The buckets, as lists of parameters, or their number.
     sparse_as_dense : bool

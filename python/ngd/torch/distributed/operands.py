@@ -95,7 +95,7 @@ def place_for(tensor: Tensor) -> Tensor:
 
 
 def first_if_adjacent(tensors: Sequence[Tensor]) -> Tensor | None:
-    """Return the first tensor if the others follow it directly in memory, or None."""
+    """Return the first tensor if the others follow it directly in memory; otherwise None."""
     address = tensors[0].data_ptr()
     for tensor in tensors:
         if tensor.data_ptr() != address or not is_plain(tensor):
