@@ -265,7 +265,7 @@ def local_size() -> int:
 
 
 def cross_rank() -> int:
-    """Return the index of this host among the hosts that have a rank with this local rank.
+    """Return the index of this host among the hosts that have a rank with the same local rank.
 
     Corresponds to `horovod.torch.cross_rank`.
     """

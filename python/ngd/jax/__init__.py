@@ -234,7 +234,7 @@ def jvp_exchange(primitive: Primitive, primals: Any, tangents: Any, **params: An
 
 
 def transpose_send(token: Any, x: Any, before: Any, **params: Any) -> Any:
-    """Receive the gradient of the array that was sent from the rank that received the array."""
+    """Receive the gradient of the sent array, from the rank to which the array was sent."""
     if type(token) is ad.Zero:
         return [ad.Zero(x.aval), None]
     return [recv_p.bind(token, before, shape=x.aval.shape, dtype=x.aval.dtype, **params), None]

@@ -157,7 +157,7 @@ def all_reduce(x: Tensor, op: int = ReduceOp.SUM, group: Group | None = None) ->
 
 
 def reduce_scatter(x: Tensor, op: int = ReduceOp.SUM, group: Group | None = None) -> Tensor:
-    """Return the r-th block of the rows of the reduction, on rank r.
+    """Reduce over the ranks, and return the r-th block of the rows of the result on rank r.
 
     The gradient is an all_gather.
 

@@ -157,7 +157,7 @@ def stage_scatter(tensor: Tensor, given: Any, count: int, where: str, list_name:
 def stage_outputs(
     given: Any, like: Tensor, count: int, where: str, name: str
 ) -> tuple[Array, Finish, list[Tensor]]:
-    """Return memory to receive one block from each rank, its Finish, and the tensors to fill.
+    """Return memory for a block from each rank, its copy function, and the caller's tensors.
 
     `given` is one tensor for all blocks, or a list with one tensor per rank. If the list is empty,
     new tensors like `like` are appended to it.

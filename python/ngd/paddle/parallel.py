@@ -109,7 +109,7 @@ class Gradients:
         self.pending.append((work, [finish for _, finish in destinations if finish is not nothing]))
 
     def memory_of(self, number: int) -> tuple[Array, Finish]:
-        """Return contiguous memory with the gradient of parameter `number`, and its Finish.
+        """Return contiguous memory with a parameter's gradient, and the function to copy it back.
 
         If the gradient does not exist, create zeros in its place, and record them in `substitutes`.
         """

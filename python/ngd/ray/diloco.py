@@ -132,9 +132,9 @@ def wire_dtype_of(dtype: Any, wire: Any) -> Any:
 
 
 def decode(parts: list[Any], shape: tuple[int, ...], dtype: Any) -> Any:
-    """Return the array of this shape and dtype that one array was encoded from.
+    """Return the array that `parts` encodes, with this shape and dtype.
 
-    `parts` is one array of values, or an array of integers and their scale.
+    `parts` has one array of values, or an array of integers and their scale.
     """
     values = parts[0].astype(dtype)
     return (values if len(parts) == 1 else values * parts[1].astype(dtype)).reshape(shape)

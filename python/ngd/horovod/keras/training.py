@@ -204,7 +204,7 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:  # long because each argument is described
-    """Return an optimizer with the same options that reduces gradients before it applies them.
+    """Return a copy of an optimizer that reduces the gradients before it applies them.
 
     Corresponds to `horovod.keras.DistributedOptimizer`.
 

@@ -150,7 +150,7 @@ class _Interpreter(fx.Interpreter):
     """An interpreter of a graph of Dynamo that enters and exits the graph's autocast regions."""
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a function of the graph."""
+        """Call a function of the graph, or enter or exit an autocast region."""
         if target is torch.amp.autocast_mode._enter_autocast:
             region = torch.autocast(*args)
             region.__enter__()

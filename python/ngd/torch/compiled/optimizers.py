@@ -181,7 +181,7 @@ class TranslatedOptimizer:
         return updates_
 
     def _cohorts_of(self, number: int, trained: Sequence[torch.Tensor]) -> list[Cohort]:
-        """Return the cohorts of a group that a program trains.
+        """Return the cohorts (see Cohort) of a parameter group that a program trains.
 
         A cohort that the program trains only partly is split.
 

@@ -186,7 +186,7 @@ class CompiledStep:
             raise
 
     def _repair(self) -> None:
-        """Assign the values that were loaded into a poisoned model."""
+        """Make a poisoned model valid: assign the values that the user has loaded to variables."""
         self._poison = None
         self._memory.assign_all()
 

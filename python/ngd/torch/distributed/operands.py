@@ -124,7 +124,10 @@ def place_for_all(tensors: Sequence[Tensor]) -> tuple[Tensor, list[tuple[Tensor,
 
 
 def wire(tensor: Tensor) -> tuple[str, int]:
-    """Return the dtype in which an element is sent, and the number of such values per element."""
+    """Return the dtype in which a tensor is sent, and the number of values per element.
+
+    A complex number is sent as two real numbers. If ngd does not have a dtype, its bytes are sent.
+    """
     name = DTYPES.get(tensor.dtype)
     if name is not None:
         return name, 1

@@ -555,12 +555,12 @@ def reduce_op(opts: Any) -> Any:
 
 
 def as_list(tensors: Any) -> list[Tensor]:
-    """Return a list of tensors, also for a single tensor."""
+    """Return a list of tensors. A single tensor becomes a list with this tensor."""
     return [tensors] if isinstance(tensors, Tensor) else tensors
 
 
 def as_lists(tensors: Any) -> list[list[Tensor]]:
-    """Return lists of blocks, one list per tensor, also for the blocks of a single tensor."""
+    """Return lists of blocks, one list per tensor. A flat list has the blocks of one tensor."""
     return [tensors] if tensors and isinstance(tensors[0], Tensor) else tensors
 
 

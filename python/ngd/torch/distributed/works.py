@@ -257,7 +257,7 @@ class Work(torch.distributed.Work):
         self._finish()
 
     def _poll(self) -> None:
-        """Advance without waiting. An error is stored for the next wait."""
+        """Advance the collectives without waiting. Store an error, which `wait` then raises."""
         try:
             if not self._is_started():
                 self._group.queue.flush()

@@ -206,7 +206,7 @@ RULES: Final[dict[OpOverload | str, Rule]] = {}
 
 
 def rule_of(target: Any) -> Rule | None:
-    """Return the rule of the target of a call in an exported graph."""
+    """Return the rule for the target of a call in an exported graph; None if there is no rule."""
     return RULES.get(target) or RULES.get(str(target))
 
 
