@@ -128,7 +128,7 @@ def expect_size(array: Array, size: int, where: str, name: str) -> None:
 
 
 def reduction(op: Any, tensor: Tensor, where: str) -> str:
-    """Return ngd's name of a reduction; DTypeError if the tensor's dtype does not support it."""
+    """Return the name of ngd's reduction for `op`; DTypeError if the tensor does not support it."""
     if type(op) is not int or op not in REDUCTIONS:
         raise ValueError(f"{where}: op: expected a ReduceOp: {', '.join(NAMES)}; got {op!r}")
     dtype = view(tensor, where).dtype

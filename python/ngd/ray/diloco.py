@@ -90,7 +90,7 @@ class Rank:
                 give(leaf, value)
 
     def carried(self) -> list[Any]:
-        """Return the worker's variables, arrays and live states that a new worker gets."""
+        """Return the variables, arrays and live states in `carried` of the user's worker."""
         return trees.flatten(getattr(self.worker, "carried", ()), is_state)[0]
 
     def train(self, number: int, weights: list[Any]) -> tuple[Any, Any]:

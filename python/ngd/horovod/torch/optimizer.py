@@ -98,7 +98,7 @@ class Gradients:
         self.register_hooks(new)
 
     def set_passes(self, passes: int) -> None:
-        """Set the number of backward passes that accumulate a gradient."""
+        """Set the number of backward passes that accumulate a gradient before it is reduced."""
         if passes < 1:
             raise ValueError(
                 "hvd.DistributedOptimizer: backward_passes_per_step: expected at least 1; got "
@@ -191,7 +191,7 @@ class Gradients:
 
 
 HOOKS: Final[Any] = WeakTensorKeyDictionary()
-"""For each parameter, all hooks of the DistributedOptimizer that has last added a hook to it."""
+"""The hooks of the DistributedOptimizer that has last added a hook to a parameter, by parameter."""
 
 
 def remove_hooks(hooks: list[Any]) -> None:
@@ -300,7 +300,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
         super().zero_grad(set_to_none)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Set the number of backward passes that accumulate a gradient, from the next step on."""
+        """Set the number of backward passes per step, from the next step on."""
         self._gradients.set_passes(passes)
         self._gradients.reset()
 

@@ -326,7 +326,7 @@ def _keep_regions_without_gradient(module: fx.GraphModule) -> None:
         is_enabled, *_ = node.args
         if is_enabled:
             continue
-        for user in list(node.users):  # each user is a getitem of one result
+        for user in list(node.users):  # each user is a `getitem` of one result
             with module.graph.inserting_after(user):
                 detached = module.graph.call_function(torch.ops.aten.detach.default, (user,))
             detached.meta.update(user.meta)

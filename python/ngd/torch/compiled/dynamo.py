@@ -178,7 +178,7 @@ def _without_checkpoints(module: fx.GraphModule) -> fx.GraphModule:
         known = dict(zip(inputs, operands, strict=True))
         with module.graph.inserting_before(node):
             results = module.graph.graph_copy(inner, known)
-        for user in list(node.users):  # each user is a getitem of one result
+        for user in list(node.users):  # each user is a `getitem` of one result
             user.replace_all_uses_with(results[user.args[1]])
             module.graph.erase_node(user)
         module.graph.erase_node(node)

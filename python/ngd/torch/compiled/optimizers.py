@@ -140,7 +140,10 @@ class TranslatedOptimizer:
         optimizer.register_state_dict_pre_hook(self._gather_state)
 
     def options(self) -> tuple[Any, ...]:
-        """Return the options of all groups without learning rates. Programs contain the options."""
+        """Return the options of all parameter groups, without the learning rates.
+
+        A program contains the options as constants, so it is valid only for these options.
+        """
         return tuple(
             tuple(group[name] for name in self.translation.options)
             for group in self.optimizer.param_groups

@@ -31,7 +31,7 @@ from .rules.registry import as_array, as_numpy_dtype
 
 WHERE: Final = "ngd.torch.compile_step"
 MANY_PROGRAMS: Final = 8
-"""The number of programs at which a warning names the argument that changes."""
+"""The number of compiled programs at which a warning names the arguments that have changed."""
 MAX_PROGRAMS: Final = 64
 """The number of programs that a step keeps."""
 Fallback = Literal["error", "torch"]

@@ -52,7 +52,7 @@ def check(tensor: Tensor, where: str) -> None:
 
 
 def reduction(op: ReduceOp, dtype: torch.dtype, where: str) -> str:
-    """Return ngd's name of a reduction; ValueError if the dtype does not support it."""
+    """Return the name of ngd's reduction for `op`; ValueError if `dtype` does not support it."""
     table = (
         BOOLEAN_REDUCTIONS
         if dtype is torch.bool

@@ -306,13 +306,13 @@ class Work(torch.distributed.Work):
 
 
 def recorded(name: str, tensors: Sequence[Tensor]) -> Any:
-    """Return a range for torch.profiler, with the form of name that gloo's ranges have."""
+    """Return a range for torch.profiler, whose name is "ngd:NAME", as gloo's is "gloo:NAME"."""
     distinct = {id(tensor): tensor for tensor in tensors}
     return torch._C._profiler._RecordFunctionFast(f"ngd:{name}", list(distinct.values()))
 
 
 def started(work: Work) -> Work:
-    """Start a work and return it. The caller holds the lock `turns`."""
+    """Submit a work, or put it in its group's queue, and return it. The caller holds `turns`."""
     try:
         outstanding[work] = None
         work._group.queue.start(work)

@@ -133,13 +133,13 @@ DTYPES: Final = {getattr(torch, dtype.name): dtype for dtype in ALL}
 
 
 def as_numpy_dtype(dtype: torch.dtype) -> DType:
-    """Return ngd's dtype for PyTorch's, or raise an UnsupportedOpError."""
+    """Return ngd's dtype for a dtype of PyTorch; UnsupportedOpError if there is none."""
     expect(dtype in DTYPES, f"tensors of {dtype}")
     return DTYPES[dtype]
 
 
 def as_torch_dtype(dtype: DType) -> torch.dtype:
-    """Return PyTorch's dtype for ngd's."""
+    """Return PyTorch's dtype for a dtype of ngd."""
     torch_dtype: torch.dtype = getattr(torch, dtype.name)
     return torch_dtype
 
