@@ -133,7 +133,7 @@ DTYPES: Final = {getattr(torch, dtype.name): dtype for dtype in ALL}
 
 
 def as_numpy_dtype(dtype: torch.dtype) -> DType:
-    """Return ngd's dtype for a dtype of PyTorch; UnsupportedOpError if there is none."""
+    """Return ngd's dtype for a dtype of PyTorch; UnsupportedOpError if it does not exist."""
     expect(dtype in DTYPES, f"tensors of {dtype}")
     return DTYPES[dtype]
 
