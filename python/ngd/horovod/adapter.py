@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 
 
 class Adapter:
-    """A front end that starts the collectives of `COLLECTIVES` on the tensors of one framework.
+    """An object that starts Horovod's collectives, listed in calls.py, on a framework's tensors.
 
     Parameters
     ----------
@@ -67,7 +67,10 @@ class Adapter:
         return operand(self.to_readable(tensor), f"hvd.{call}")
 
     def _to_array_and_memory(self, tensor: Any, call: str) -> tuple[Array, Array]:
-        """Return the tensor as an operand and as a destination, which must be contiguous."""
+        """Return the operand, as `_to_array` does, and the memory of the tensor for the result.
+
+        Raise if the tensor is not contiguous.
+        """
         source = self._to_array(tensor, call)
         memory = check_out(self.to_readable(tensor), source.dtype, source.shape, f"hvd.{call}")
         return source, memory
@@ -85,7 +88,7 @@ def with_parameters_of(
     """Return a decorator that gives a function the signature of `model`.
 
     The decorated function takes `*args, **kwargs` and passes them on. Type checkers and
-    `inspect.signature` show the parameters of `model`, so each signature of the bridge is written
+    `inspect.signature` show the parameters of `model`. So each signature of ngd.horovod is written
     only once, in `numpy.py`.
     """
 

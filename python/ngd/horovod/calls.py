@@ -3,12 +3,11 @@
 
 In Horovod, a coordinator matches the collectives of the ranks by their names. In ngd, all ranks
 call the same collectives in the same order. Before each collective on the world, the ranks
-all-gather an announcement: a row of numbers from each rank that describes its call. The
+all-gather an announcement: each rank sends a row of numbers that describes its call. The
 announcements have two uses:
 
 - A rank that has joined (`join`) learns which collective the other ranks call, and takes part.
-- If the ranks pass different names, shapes, ops or scale factors, all of them raise
-  HorovodInternalError.
+- All ranks raise HorovodInternalError if their names, shapes, ops or scale factors differ.
 """
 
 from __future__ import annotations
@@ -44,10 +43,10 @@ OPS: Final = {
 }
 
 SEPARATE_SIZE: Final = 1 << 16
-"""The size of an array, in elements, from which `grouped_allreduce` reduces it separately."""
+"""`grouped_allreduce` reduces an array with at least this number of elements separately."""
 
 JOIN, ALL_REDUCE, OTHER, BARRIER = range(4)
-"""The kinds of announcements."""
+"""The kinds of calls, for the column KIND of an announcement."""
 KIND, CALLS, OP, DTYPE, SIZE, NAME, SHAPE, FACTORS, COLUMNS = range(9)
 """The columns of an announcement, and the number of columns."""
 
@@ -55,7 +54,7 @@ KIND, CALLS, OP, DTYPE, SIZE, NAME, SHAPE, FACTORS, COLUMNS = range(9)
 class Handle:
     """The handle of a pending collective.
 
-    `poll` and `synchronize` take it. A call of the handle waits for the result.
+    Pass the handle to `poll` or `synchronize`, or call the handle to wait for the result.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class Handle:
         return self
 
     def poll(self) -> bool:
-        """Return True if `wait` would return or raise immediately; the result is complete then."""
+        """Return True if the collective is over, so that `wait` returns or raises immediately."""
         if not self.is_done and all(work.done() for work in self.works):
             self.complete()
         return self.is_done
@@ -98,8 +97,7 @@ class Handle:
     def complete(self) -> None:
         """Wait for the collective and store its result or its error.
 
-        If another thread is in a call of the group, BusyError is raised and the handle stays
-        pending.
+        Raise BusyError and stay pending if another thread is in a call of the group.
         """
         try:
             with as_horovod():
@@ -116,7 +114,7 @@ class Handle:
 
 @contextmanager
 def as_horovod() -> Iterator[None]:
-    """Raise an error of a collective as HorovodInternalError."""
+    """Convert a CollectiveError that the `with` block raises to a HorovodInternalError."""
     try:
         yield
     except CollectiveError as error:
@@ -134,7 +132,7 @@ def announce(
 ) -> Any:
     """Start the all-gather that announces a call to the world; return its Work.
 
-    Other process sets have no `join`, and a single rank needs no announcement: the result is None.
+    Return None for any other process set, because only the world has `join`, and for a single rank.
     """
     if ranks is not global_process_set or ranks.size() == 1:
         return None
@@ -227,9 +225,8 @@ def all_reduce_many(
 ) -> Handle:
     """Start to reduce a list of arrays, and return one handle.
 
-    An array may be its own destination. Arrays of less than `SEPARATE_SIZE` elements are
-    concatenated per dtype, and each dtype has one all-reduce. The other arguments are those of
-    `all_reduce`.
+    An array may be its own destination. Arrays of less than `SMALL` elements are concatenated per
+    dtype, and each dtype has one all-reduce. The other arguments are those of `all_reduce`.
     """
     op = op_of(op, average)
     rest = None, name, op, *factors_and_set
@@ -257,7 +254,7 @@ def all_reduce_many(
 
 
 def handle_of_all(call: str, handles: Sequence[Handle]) -> Handle:
-    """Return one handle for several; its result is the list of their results."""
+    """Return one handle for several handles. Its result is the list of the handles' results."""
     works = [work for each in handles for work in each.works]
     return Handle(call, call_site(), works, lambda: [each.wait() for each in handles])
 
@@ -275,7 +272,7 @@ def group_of(ranks: ProcessSet, where: str) -> Group:
 def reduction_of(op: int, dtype: DType, size: int) -> tuple[str, int]:
     """Return ngd's op for a reduction, and the divisor of its result.
 
-    ngd has no mean of integers, so their average is a sum that is divided afterwards.
+    ngd has no mean of integers: it is a sum, divided by the number of ranks. Else, divide by 1.
     """
     if op == Average and not is_float(dtype):
         return "sum", size
@@ -285,7 +282,7 @@ def reduction_of(op: int, dtype: DType, size: int) -> tuple[str, int]:
 def divide_and_scale(out: Array, divisor: int, factor: float) -> Array:
     """Divide `out` by an integer, rounding towards zero, and multiply it by `factor`, in place."""
     if divisor != 1:
-        quotient = out // out.dtype.type(divisor)  # rounded towards minus infinity
+        quotient = out // out.dtype.type(divisor)  # rounds down; the next line adds 1 if it must
         quotient += ((out < 0) & (quotient * out.dtype.type(divisor) != out)).astype(out.dtype)
         out[...] = quotient
     return multiply_into(out, factor, out) if factor != 1.0 else out
@@ -348,10 +345,7 @@ def adasum_of(a: Array, b: Array) -> Array:
 def all_gather(
     source: Array, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
-    """Start to concatenate the ranks' arrays along the first axis, whose lengths may differ.
-
-    The lengths are exchanged before this function returns.
-    """
+    """Start to concatenate the ranks' arrays along axis 0, after an exchange of their lengths."""
     call, site, group = "allgather", call_site(), group_of(process_set, "allgather")
     source = np.atleast_1d(source)
     with as_horovod():
@@ -461,13 +455,12 @@ def reduce_scatter(
 
 
 class Collective(NamedTuple):
-    """A row of the table of Horovod's collectives."""
+    """The entry of one collective in the table COLLECTIVES."""
 
     start: Callable[..., Handle]
-    """The function that starts the collective on arrays. Its arguments have Horovod's names and
-    order."""
+    """The function that starts the collective on arrays. It takes Horovod's arguments in order."""
     fills: bool = False
-    """True if the result has the shape of the operand. Then `start` also takes the destination."""
+    """True if the result has the operand's shape. Then argument 2 of `start` is the destination."""
     takes_list: bool = False
     """True if the operand is a list of arrays."""
 
@@ -505,10 +498,9 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 def join(device: int = -1) -> int:
     """Wait until every rank of the world has called this function.
 
-    It is for training in which some ranks have fewer batches. Until the last rank joins, a rank
-    that has joined takes part in the all-reduces and barriers of the other ranks. It contributes
-    zeros to Sum and Average, and the neutral element to Min, Max and Product. Average still divides
-    by the size of the world.
+    Use it if some ranks have fewer batches. Until the last rank joins, a rank that has joined takes
+    part in the all-reduces and barriers of the other ranks, with zeros for Sum and Average and with
+    the neutral element for Min, Max and Product. Average still divides by the size of the world.
 
     Corresponds to `horovod.torch.join`.
 
@@ -536,7 +528,7 @@ def join(device: int = -1) -> int:
             active_ranks = np.flatnonzero(rows[:, KIND] != JOIN)
             if not active_ranks.size:
                 most_calls = int(rows[:, CALLS].max())
-                # The ranks continue with equal counts, so the next join can compare them again.
+                # All ranks continue with this count, so that the next join can compare counts.
                 global_process_set.calls = most_calls
                 return int(np.flatnonzero(rows[:, CALLS] == most_calls)[-1])
             answer_call(group, rows[active_ranks[0]], int(active_ranks[0]), site)
@@ -544,7 +536,7 @@ def join(device: int = -1) -> int:
 
 
 def answer_call(group: Group, row: Array, caller: int, site: str) -> None:
-    """Take part in a call that a rank has announced, as a rank that has joined."""
+    """Take part in the call that rank `caller` has announced, while this rank is in `join`."""
     if row[KIND] == BARRIER:
         group.barrier(site=site)
         return
@@ -574,7 +566,7 @@ def neutral_element(op: int, dtype: DType) -> Any:
 
 
 def poll(handle: Any) -> bool:
-    """Return True if `synchronize(handle)` would return immediately.
+    """Return True if the collective is over, so that `synchronize` returns or raises immediately.
 
     Corresponds to `horovod.torch.poll`.
     """
@@ -599,7 +591,7 @@ def expect_average(where: str, predivide: float, op: int) -> None:
 
 
 def op_of(op: int | None, average: bool | None) -> int:
-    """Return the reduction that the arguments `op` and `average` (Horovod's old form) ask for."""
+    """Return the reduction for the arguments `op` and `average` (Horovod's old form of `op`)."""
     if average is not None and op is not None:
         raise ValueError("hvd.allreduce: expected op or average; got both. Remove average.")
     if average is not None:

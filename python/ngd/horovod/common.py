@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names that all modules of this bridge share: reductions, ranks and process sets."""
+"""The names that all modules of ngd.horovod export: reductions, ranks and process sets."""
 
 from .calls import Adasum, Average, Max, Min, Product, Sum, barrier, join
 from .world import *  # noqa: F403

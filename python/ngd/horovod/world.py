@@ -77,7 +77,7 @@ class ProcessSet:
         return self.group.rank
 
     def root(self, root_rank: int, where: str) -> int:
-        """Return the rank in the set that a rank of the world has."""
+        """Return the rank in this set of `root_rank`, a rank of the world; raise if it has none."""
         return position_of_world_rank(root_rank, self.ranks, where, "root_rank")
 
 
@@ -104,7 +104,7 @@ class World(ProcessSet):
         return self._group
 
     def attach(self, group: Group) -> None:
-        """Use a new world of ngd."""
+        """Take a new world of ngd as the group of this set, and forget the other process sets."""
         rows = group.all_gather(np.array([[group.local_rank, group.local_size]], np.int64))
         counterparts = np.flatnonzero(rows[:, 0] == group.local_rank)
         self.cross = int(np.searchsorted(counterparts, group.rank)), len(counterparts)
@@ -265,7 +265,7 @@ def local_size() -> int:
 
 
 def cross_rank() -> int:
-    """Return the index of this host among the hosts that have a rank with this local rank.
+    """Return the index of this host among the hosts that have a rank with the same local rank.
 
     Corresponds to `horovod.torch.cross_rank`.
     """

@@ -48,7 +48,7 @@ Tree: TypeAlias = Any
 """An array of JAX, or a tree of arrays."""
 
 TARGET: Final = "ngd_collective"
-"""The name of the custom call in XLA programs."""
+"""The name in XLA programs of the custom call that runs ngd's collectives."""
 LINEAR: Final = ("none", "sum", "mean")
 """The reductions that have a gradient."""
 
@@ -77,7 +77,7 @@ rank), tag, group, asynchronous, site."""
 recv_p: Final = Primitive("ngd_recv")
 """The primitive of a receive. It takes a scalar and returns an array.
 
-The second operand and the params are those of send_p, and shape and dtype."""
+The second operand is that of send_p. Params: those of send_p, shape and dtype."""
 
 
 def operand(x: Any, where: str) -> Any:
@@ -110,7 +110,10 @@ def bind_collective(
 def point_to_point_params(
     call: str, name: str, other: int, tag: int, group: Group | None, asynchronous: bool
 ) -> dict[str, Any]:
-    """Return the params of send_p and recv_p that describe the other rank."""
+    """Check the arguments of a send or a receive, and return params of send_p or recv_p.
+
+    `name` is the name of the argument with the other rank. recv_p also needs shape and dtype.
+    """
     where, ranks = f"ngd.jax.{call}", group_or_world(group)
     other = check_other_rank(other, ranks.rank, ranks.size, where, name)
     params = {"root": other, "tag": as_int(tag, where, "tag"), "group": register_group(ranks)}
@@ -125,7 +128,7 @@ def result_aval(x: Any, *, kind: str, group: int, **_: Any) -> Any:
 
 @functools.cache
 def compiled_call(primitive: Primitive, **params: Any) -> Any:
-    """Return a compiled function that only runs one primitive."""
+    """Return a jitted function that runs this primitive with these params and nothing else."""
     return jax.jit(functools.partial(primitive.bind, **params))
 
 
@@ -172,7 +175,7 @@ def register() -> None:
 
 
 def jvp_collective(primals: Any, tangents: Any, **params: Any) -> Any:
-    """Run a collective, and the same collective on the tangent."""
+    """Run a collective on the operand and, if there is a tangent, on the tangent."""
     if params["op"] not in LINEAR:
         raise GradientError(
             f"ngd.jax.{params['kind']}: expected op='sum' or 'mean' to differentiate; got "
@@ -186,7 +189,7 @@ def jvp_collective(primals: Any, tangents: Any, **params: Any) -> Any:
 
 
 def transpose_collective(upstream: Any, x: Any, *, kind: str, op: str, **params: Any) -> Any:
-    """Return the gradient of the sum of all ranks' results.
+    """Return the adjoint of a collective: the gradient of the sum of all ranks' results.
 
     docs/adr/0003-gradient-of-all-reduce.md has the table of adjoints.
     """
@@ -209,7 +212,8 @@ def transpose_collective(upstream: Any, x: Any, *, kind: str, op: str, **params:
 def batch_collective(operands: Any, axes: Any, **params: Any) -> Any:
     """Run one collective on a batch.
 
-    If the first axis has a meaning for the collective, the batch axis becomes the last axis.
+    A collective that divides the operand into blocks divides the first axis, so the batch axis
+    becomes the last axis.
     """
     (x,), (axis,) = operands, axes
     if KINDS[params["kind"]].operand == "whole":
@@ -230,7 +234,7 @@ def jvp_exchange(primitive: Primitive, primals: Any, tangents: Any, **params: An
 
 
 def transpose_send(token: Any, x: Any, before: Any, **params: Any) -> Any:
-    """Receive the gradient of the array that was sent; the other rank sends it."""
+    """Receive the gradient of the sent array, from the rank to which the array was sent."""
     if type(token) is ad.Zero:
         return [ad.Zero(x.aval), None]
     return [recv_p.bind(token, before, shape=x.aval.shape, dtype=x.aval.dtype, **params), None]
@@ -239,7 +243,10 @@ def transpose_send(token: Any, x: Any, before: Any, **params: Any) -> Any:
 def transpose_recv(
     upstream: Any, after: Any, before: Any, *, shape: Any, dtype: Any, **params: Any
 ) -> Any:
-    """Send the gradient of the array that was received; its token is the gradient of `after`."""
+    """Send the gradient of the received array back.
+
+    The token of this send becomes the gradient of `after`.
+    """
     if type(upstream) is ad.Zero:
         return [ad.Zero(after.aval), None]
     return [send_p.bind(upstream, before, **params).astype(after.aval.dtype), None]
@@ -260,24 +267,24 @@ def batch_send(operands: Any, axes: Any, **params: Any) -> Any:
 
 
 def batch_recv(operands: Any, axes: Any, *, shape: Any, **params: Any) -> Any:
-    """Receive a batch in one call."""
+    """Receive a batch in one call, with the batch axis as the first axis."""
     after, before = operands
     shape = (batch_size(operands, axes), *shape)
     return recv_p.bind(after.sum(), before, shape=shape, **params), 0
 
 
 def lower_send(ctx: Any, x: Any, before: Any, **params: Any) -> Any:
-    """Lower `send`. The tokens keep the order, so `before` is not needed in the program."""
+    """Lower send_p. The tokens keep the order of calls, so the program does not need `before`."""
     return lower(ctx, x, kind="send", **params)
 
 
 def lower_recv(ctx: Any, after: Any, before: Any, *, shape: Any, dtype: Any, **params: Any) -> Any:
-    """Lower `recv`. The type of the result gives the shape and dtype to receive."""
+    """Lower recv_p. The type of the result gives the shape and dtype to receive."""
     return lower(ctx, after, kind="recv", **params)
 
 
 def define(primitive: Primitive, lowering: Any) -> None:
-    """Register how JAX runs a primitive outside of programs, and how it lowers the primitive."""
+    """Register the functions that run a primitive outside of jax.jit, and that lower it."""
     primitive.def_impl(functools.partial(run, primitive))
     # A cached lowering would reuse the token of another call.
     mlir.register_lowering(primitive, lowering, platform="cpu", cacheable=False)

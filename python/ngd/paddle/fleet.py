@@ -28,7 +28,7 @@ SUPPORTED: Final = {
     "last_comm_group_size_MB",
     "hybrid_configs",
 }
-"""The settings of a strategy that have an effect."""
+"""The settings of a DistributedStrategy that have an effect."""
 MODEL_PARALLEL_DEGREES: Final = ("mp_degree", "pp_degree", "sharding_degree", "sep_degree")
 """The settings of `hybrid_configs` that divide a model among ranks; they must be 1."""
 MODES: Final = ("sum", "mean", "max", "min")
@@ -36,7 +36,7 @@ MODES: Final = ("sum", "mean", "max", "min")
 
 
 class _State:
-    """The strategy that `init` was given, and the host of each rank."""
+    """The strategy that `init` has got, and the name of each rank's host; empty before `init`."""
 
     def __init__(self) -> None:
         self.strategy: Any = None
@@ -61,7 +61,7 @@ def init(
     role_maker : RoleMaker, optional
         None, or a role maker that was created with is_collective=True.
     is_collective : bool
-        It must be True, except with such a role maker: ngd has no parameter servers.
+        True, unless `role_maker` is given: ngd has no parameter servers.
     strategy : DistributedStrategy, optional
         The settings. A setting without an effect must have its default.
     log_level : int or str
@@ -81,7 +81,10 @@ def init(
 
 
 def expect_supported(strategy: Any, where: str, size: int) -> None:
-    """Raise if a setting that has no effect differs from its default."""
+    """Raise if a strategy changes a setting that ngd does not support, or divides the model.
+
+    `size` is the number of ranks, which `dp_degree` may also name.
+    """
     if strategy is None:
         return
     if not isinstance(strategy, DistributedStrategy):
@@ -137,8 +140,8 @@ def distributed_model(model: Any) -> Any:
 def distributed_optimizer(optimizer: Any, strategy: DistributedStrategy | None = None) -> Any:
     """Return the optimizer itself.
 
-    The gradients of a `distributed_model` are averaged before the optimizer reads them. A strategy
-    replaces that of `init`.
+    The gradients of a `distributed_model` are averaged before the optimizer reads them. If
+    `strategy` is given, it replaces the strategy of `init`.
 
     Corresponds to `paddle.distributed.fleet.distributed_optimizer`.
     """

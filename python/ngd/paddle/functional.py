@@ -2,8 +2,8 @@
 """Collectives that return new tensors and through which gradients flow.
 
 The gradients are those of the sum of all ranks' results, as in ngd's graphs
-(docs/adr/0003-gradient-of-all-reduce.md). All ranks call the functions in the same order, and their
-backward passes come in the same order.
+(docs/adr/0003-gradient-of-all-reduce.md). All ranks call the functions in the same order, and run
+the backward passes of these calls in the same order.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ LINEAR = (ReduceOp.SUM, ReduceOp.AVG)
 
 
 def run(where: str, x: Tensor, ranks: Group, rows: float = 1, **options: Any) -> Tensor:
-    """Run a collective of ngd's group; the result has `rows` times as many rows as the operand."""
+    """Run the method `where` of ngd's group on `x`, and return the result.
+
+    `rows` is the ratio of the numbers of rows of the result and of `x`.
+    """
     shape = [int(n * rows) if i == 0 else n for i, n in enumerate(x.shape)]
     result = paddle.empty(shape, dtype=x.dtype)
     call = getattr(ranks.group, where)
@@ -154,7 +157,7 @@ def all_reduce(x: Tensor, op: int = ReduceOp.SUM, group: Group | None = None) ->
 
 
 def reduce_scatter(x: Tensor, op: int = ReduceOp.SUM, group: Group | None = None) -> Tensor:
-    """Return the r-th block of the rows of the reduction, on rank r.
+    """Reduce over the ranks, and return the r-th block of the rows of the result on rank r.
 
     The gradient is an all_gather.
 
@@ -175,7 +178,7 @@ def reduce_scatter(x: Tensor, op: int = ReduceOp.SUM, group: Group | None = None
 
 
 def all_gather(x: Tensor, group: Group | None = None) -> Tensor:
-    """Return the rows of all ranks, which have the same number of rows.
+    """Concatenate the tensors of all ranks along the first axis. All have the same shape.
 
     The gradient is a reduce_scatter.
 
@@ -193,7 +196,7 @@ def all_gather(x: Tensor, group: Group | None = None) -> Tensor:
 def broadcast(x: Tensor, src: int, group: Group | None = None) -> Tensor:
     """Return the tensor of rank `src` of the world.
 
-    The gradient is the sum of all ranks' gradients, on that rank.
+    The gradient is the sum of all ranks' gradients on rank `src`, and zero on the other ranks.
 
     Parameters
     ----------
@@ -210,7 +213,7 @@ def broadcast(x: Tensor, src: int, group: Group | None = None) -> Tensor:
 
 
 def all_to_all(x: Tensor, group: Group | None = None) -> Tensor:
-    """Return the blocks of the rows that all ranks have for this rank.
+    """Send rank r the r-th block of the rows, and concatenate the received blocks.
 
     The gradient is an all_to_all.
 

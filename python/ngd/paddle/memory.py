@@ -60,9 +60,10 @@ def as_numbers(flat: Array) -> Array:
 
 
 def destination_for(tensor: Tensor, where: str) -> tuple[Array, Finish]:
-    """Return a contiguous array to receive into, and a function that then fills the tensor.
+    """Return a contiguous array to receive into, and a function to call after the receive.
 
-    If the tensor is contiguous, the array is its own memory.
+    If the tensor is contiguous, the array is the tensor's memory and the function does nothing.
+    Otherwise the function copies the array to the tensor.
     """
     array = view(tensor, where)
     if array.flags.c_contiguous:
@@ -83,7 +84,10 @@ def concatenate(tensors: Sequence[Tensor], where: str) -> Array:
 
 
 def destination_for_all(tensors: Sequence[Tensor], where: str) -> tuple[Array, Finish]:
-    """Return one array for several tensors, and a function that fills the tensors from it."""
+    """Return one array to receive several tensors into, and a function to call afterwards.
+
+    The function copies the parts of the array to the tensors.
+    """
     destinations = [destination_for(tensor, where) for tensor in tensors]
     same_dtype([each for each, _ in destinations], where)
     whole = np.empty(sum(each.size for each, _ in destinations), destinations[0][0].dtype)
@@ -110,7 +114,7 @@ def same_dtype(arrays: Sequence[Array], where: str) -> None:
 
 
 def blocks(tensors: Any, count: int, where: str, name: str) -> list[Tensor]:
-    """Return a list of tensors or objects; ValueError unless it has one element per rank."""
+    """Return `tensors` as a list; ValueError unless it is a list or tuple of `count` elements."""
     if not isinstance(tensors, (list, tuple)) or len(tensors) != count:
         got = len(tensors) if isinstance(tensors, (list, tuple)) else type(tensors).__name__
         raise ValueError(f"{where}: {name}: expected a list of {count}, one a rank; got {got}")
@@ -124,7 +128,7 @@ def expect_size(array: Array, size: int, where: str, name: str) -> None:
 
 
 def reduction(op: Any, tensor: Tensor, where: str) -> str:
-    """Return ngd's name of a reduction; DTypeError if the tensor's dtype does not support it."""
+    """Return the name of ngd's reduction for `op`; DTypeError if the tensor does not support it."""
     if type(op) is not int or op not in REDUCTIONS:
         raise ValueError(f"{where}: op: expected a ReduceOp: {', '.join(NAMES)}; got {op!r}")
     dtype = view(tensor, where).dtype

@@ -80,7 +80,7 @@ def broadcast_object_list(object_list: list[Any], src: int, group: Group | None 
 
 
 def broadcast_pickled(group: comm.Group, value: Any, root: int, site: str) -> Any:
-    """Return the object of the root on all ranks."""
+    """Send the root's object to all ranks as a pickle, and return it on every rank."""
     pickled = bytes_of(value)
     with group.collectives_scope():
         size = group.broadcast(np.array([pickled.size]), root, site=site)

@@ -78,7 +78,7 @@ class Task:
 
 
 _pending: Final[list[Task]] = []
-"""The tasks that were not waited for. `wait(tensor)` searches this list."""
+"""The tasks that the program has not waited for. `wait(tensor)` searches this list."""
 
 
 def start_task(work: Work, tensors: Sequence[Tensor], finish: Finish, sync_op: bool) -> Task:
@@ -130,7 +130,7 @@ class Staged(NamedTuple):
 
 
 def stage_whole(tensor: Tensor, where: str, gets_result: bool) -> Staged:
-    """Prepare a collective whose operand and result are the same tensor."""
+    """Prepare a collective whose operand is a tensor. If `gets_result`, it gets the result too."""
     if not gets_result:
         return Staged(elements(tensor, where), None, no_copy, [tensor])
     out, finish = destination_for(tensor, where)
@@ -157,9 +157,10 @@ def stage_scatter(tensor: Tensor, given: Any, count: int, where: str, list_name:
 def stage_outputs(
     given: Any, like: Tensor, count: int, where: str, name: str
 ) -> tuple[Array, Finish, list[Tensor]]:
-    """Return memory for one block from each rank; an empty list is filled with new tensors.
+    """Return memory for a block from each rank, its copy function, and the caller's tensors.
 
-    `given` is one tensor for all blocks, or a list of tensors.
+    `given` is one tensor for all blocks, or a list with one tensor per rank. If the list is empty,
+    new tensors like `like` are appended to it.
     """
     if isinstance(given, paddle.Tensor):
         return *destination_for(given, where), [given]
@@ -178,7 +179,10 @@ def elements_each(tensor: Tensor) -> int:
 
 
 def stage_inputs(given: Any, count: int, where: str, name: str) -> tuple[Array, list[Tensor]]:
-    """Return the blocks for all ranks as one array, from one tensor or from a list of tensors."""
+    """Return the blocks for all ranks as one array, and the tensors that they come from.
+
+    `given` is one tensor with all blocks, or a list with one tensor per rank.
+    """
     if isinstance(given, paddle.Tensor):
         return elements(given, where), [given]
     tensors = blocks(given, count, where, name)
@@ -199,11 +203,11 @@ def start_collective(
     root: Any = None,
     sync_op: bool = True,
 ) -> Task:
-    """Start a collective with equal blocks, as its row of the table `KINDS` describes.
+    """Start the collective `name`, whose blocks are equal. `KINDS[name]` describes it.
 
-    Each rank gives and gets `tensor`. If the row says "blocks", it gives or gets `given` instead:
-    one tensor for all ranks, or a list with one tensor per rank. `list_name` is the name of that
-    argument in messages.
+    Each rank gives and gets `tensor`. If the kind gives or gets "blocks", the rank gives or gets
+    `given` instead: one tensor for all ranks, or a list with one tensor per rank. `list_name` is
+    the name of that argument in messages.
     """
     kind, site = KINDS[name], call_site()
     arguments: dict[str, Any] = {}
@@ -510,7 +514,10 @@ def alltoall_single(
 def split(
     tensor: Tensor, flat: Array, sizes: Sequence[int] | None, count: int, name: str
 ) -> list[int]:
-    """Return the number of elements in each rank's rows."""
+    """Return the number of elements of each rank's rows. `sizes` has the numbers of rows.
+
+    If `sizes` is None or empty, all ranks have equal numbers of rows.
+    """
     shape, where = tuple(tensor.shape) or (1,), "alltoall_single"
     if not sizes:
         block_rows(shape, count, where)

@@ -30,9 +30,9 @@ class Gradients:
     """The gradients of parameters, which are averaged over the ranks in place.
 
     The parameters are divided into buckets, in reversed order, so the order of the buckets is the
-    same on all ranks. A bucket is one all-reduce. It is sent when its gradients are complete and
-    all buckets before it have been sent. While buckets are reduced, the backward pass continues. At
-    its end it waits for all of them.
+    same on all ranks. Each bucket is reduced in one all-reduce, which starts when the gradients of
+    the bucket are complete and all buckets before it have been sent. The backward pass does not
+    wait for it. At its end, the backward pass waits for all buckets.
     """
 
     def __init__(
@@ -65,14 +65,14 @@ class Gradients:
         self.failure = None
 
     def start_forward(self, reduces: bool) -> None:
-        """Start a forward pass, whose backward pass reduces the gradients or not."""
+        """Start a forward pass. Its backward pass averages the gradients if `reduces` is True."""
         if self.is_started:  # an exception ended the last backward pass
             self.abandon()
         self.is_armed, self.site = reduces, call_site()
         (ACTIVE.add if reduces else ACTIVE.discard)(self)
 
     def abandon(self) -> None:
-        """Wait for the buckets that were sent, and forget them."""
+        """Wait for the buckets that were sent, ignore their results, and reset."""
         for work, _ in self.pending:
             with contextlib.suppress(CollectiveError):
                 work.wait()
@@ -109,7 +109,10 @@ class Gradients:
         self.pending.append((work, [finish for _, finish in destinations if finish is not no_copy]))
 
     def memory_of(self, number: int) -> tuple[Array, Finish]:
-        """Return the memory of a gradient; a gradient that does not exist counts as zeros."""
+        """Return contiguous memory with a parameter's gradient, and the function to copy it back.
+
+        If the gradient does not exist, create zeros in its place, and record them in `substitutes`.
+        """
         parameter = self.parameters[number]
         gradient = parameter.grad
         if gradient is None:
@@ -147,7 +150,7 @@ class Gradients:
             )
 
     def assign_substitutes(self) -> None:
-        """Store the gradients of parameters that only other ranks have used."""
+        """Store the averaged gradients of the parameters that only other ranks have used."""
         used = np.array(self.has_gradient, np.uint8)
         self.ranks.group.all_reduce(used, op="max", out=used, site=self.site)
         for number, gradient in self.substitutes:
@@ -156,12 +159,15 @@ class Gradients:
 
 
 ACTIVE: Final[set[Gradients]] = set()
-"""The objects that have seen a forward pass and wait for its backward pass. Paddle's hooks only
-hold weak references, so this set keeps the objects alive."""
+"""The objects whose forward pass has run and whose backward pass has not. Paddle's hooks have only
+weak references to the objects, so this set keeps them alive."""
 
 
 def make_hook(gradients: Gradients, number: int) -> Any:
-    """Return a hook of a parameter. Paddle cannot remove it, so it holds a weak reference."""
+    """Return the hook of parameter `number`, which calls `on_gradient`.
+
+    The hook has only a weak reference to `gradients`, because Paddle can never remove the hook.
+    """
     gradients_ref = weakref.ref(gradients)
 
     def hook() -> None:
@@ -175,7 +181,8 @@ def make_hook(gradients: Gradients, number: int) -> Any:
 def make_buckets(parameters: Sequence[Tensor], limits: tuple[int, int]) -> list[list[int]]:
     """Divide parameters into buckets of one dtype.
 
-    `limits` has the sizes in bytes from which the first and a later bucket is full.
+    `limits` has two sizes in bytes: the size at which the first bucket is full, and the size at
+    which a later bucket is full.
     """
     buckets: list[list[int]] = []
     size = 0

@@ -68,21 +68,21 @@ class Group:
         return self.rank >= 0
 
     def get_group_rank(self, rank: int) -> int:
-        """Return the rank in the group of a rank of the world.
+        """Return the rank in this group of `rank`, a rank of the world.
 
-        The result is -1 if that rank or this process is not a member.
+        The result is -1 if `rank` or this process is not a member.
         """
         return self.ranks.index(rank) if self.is_member() and rank in self.ranks else -1
 
     def get_global_rank(self, rank: int) -> int:
-        """Return the rank of the world that has this rank in the group.
+        """Return the rank in the world of the member whose rank in this group is `rank`.
 
         The result is -1 if this process is not a member.
         """
         return self.ranks[rank] if self.is_member() else -1
 
     def group_rank_of(self, rank: int, where: str, name: str) -> int:
-        """Return the rank in the group of a rank of the world, which must be a member."""
+        """Return the rank in this group of `rank`, a rank of the world; raise if it has none."""
         return position_of_world_rank(rank, self.ranks, where, name)
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program that mpirun calls instead of ssh. `daemon.py ADDRESS COMMAND...` runs the command.
+"""The program that mpirun calls instead of ssh, as `daemon.py ADDRESS COMMAND...`.
 
-Ray runs the command on the host with this address, in the actor `elastic.Host`.
+It lets Ray run the command on the host with this address, in the host's actor `elastic.Host`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ CLUSTER: Final = "NGD_RAY_CLUSTER"
 NAMESPACE: Final = "NGD_RAY_NAMESPACE"
 """The environment variable with the namespace of the actors of this job."""
 HOSTS: Final = "NGD_RAY_HOSTS"
-"""The environment variable with the names of the actors by the addresses of their hosts, as
-JSON."""
+"""The environment variable with a JSON object: the address of each host, and the name of the host's
+actor."""
 WORLD: Final = "NGD_RAY_WORLD"
 """The environment variable with the number of the world that the command belongs to."""
 

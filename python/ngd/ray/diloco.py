@@ -76,7 +76,7 @@ class Rank:
         self.encode: Any = None
 
     def begin(self) -> Any:
-        """Create the worker and return its initial weights, on the first rank."""
+        """Create the worker. Return its initial weights on the first rank, and None on others."""
         self.worker = self.make(self.number)
         self.leaves = trees.leaves_of(self.worker.parameters)
         return [widen_to_float32(value_of(leaf)) for leaf in self.leaves] if self.is_first else None
@@ -98,13 +98,14 @@ class Rank:
                 set_value(leaf, value)
 
     def carried(self) -> list[Any]:
-        """Return the worker's variables, arrays and live states that a new worker gets."""
+        """Return the variables, arrays and live states in `carried` of the user's worker."""
         return trees.flatten(getattr(self.worker, "carried", ()), is_state)[0]
 
     def train(self, number: int, weights: list[Any]) -> tuple[Any, Any]:
-        """Make a round from these weights.
+        """Make round `number`, which starts from these weights.
 
-        The result on the first rank is the worker's report, and the encoded change of its weights.
+        Return the worker's report and the encoded change of its weights on the first rank, and
+        (None, None) on the other ranks.
         """
         for leaf, value in zip(self.leaves, weights, strict=True):
             set_value(leaf, value)
@@ -136,12 +137,15 @@ def encoder(arrays: list[Any], wire: Any) -> Any:
 
 
 def wire_dtype_of(dtype: Any, wire: Any) -> Any:
-    """Return the dtype in which floats of this dtype are sent; for wire float32 it is their own."""
+    """Return the dtype in which floats of `dtype` are sent: `dtype` if `wire` is float32."""
     return dtype if wire == float32 else bfloat16
 
 
 def decode(parts: list[Any], shape: tuple[int, ...], dtype: Any) -> Any:
-    """Return the decoded array, with this shape and dtype."""
+    """Return the array that `parts` encodes, with this shape and dtype.
+
+    `parts` has one array of values, or an array of integers and their scale.
+    """
     values = parts[0].astype(dtype)
     return (values if len(parts) == 1 else values * parts[1].astype(dtype)).reshape(shape)
 
@@ -325,9 +329,9 @@ class DiLoCo:
         logger.info("ngd.ray.DiLoCo: worker %d starts", number)
 
     def _admit(self, num_workers: int) -> None:
-        """Add the workers that are ready, and wait until there are `num_workers`.
+        """Add new workers that have started, until `num_workers` workers are ready.
 
-        WorkerError if the deadline is over, or too few workers can become ready.
+        Raise WorkerError if the deadline is over, or if too few workers have been started.
         """
         limit = time.monotonic() + self._deadline
         while True:
@@ -376,7 +380,10 @@ class DiLoCo:
         logger.info("ngd.ray.DiLoCo: worker %d is ready", worker.number)
 
     def _train(self, weights: Any) -> tuple[dict[int, Any], list[Any]]:
-        """Make a round on all workers that are ready; return their reports and their changes."""
+        """Make a round on all workers that are ready.
+
+        Return the reports by the number of the worker, and the encoded changes of the weights.
+        """
         refs_by_worker = {
             worker: [
                 actor.train.options(num_returns=2).remote(self.round, weights)
@@ -395,7 +402,10 @@ class DiLoCo:
         return reports, deltas
 
     def _results_of(self, worker: Worker, refs: list[Any], limit: float | None = None) -> Any:
-        """Return a worker's results. If it is lost or late, drop it and return None."""
+        """Return a worker's results. If the worker is lost or late, drop it and return None.
+
+        `limit` is a time of `time.monotonic`; None means `deadline` seconds from now.
+        """
         limit = time.monotonic() + self._deadline if limit is None else limit
         try:
             return ray.get(refs, timeout=max(0.0, limit - time.monotonic()))

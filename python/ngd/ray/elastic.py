@@ -43,13 +43,15 @@ logger = logging.getLogger("ngd")
 POLL_SECONDS: Final = 1.0
 """The time between two checks of the hosts of the cluster, in seconds."""
 ANSWER_SECONDS: Final = 20.0
-"""The longest time in seconds for the answer of a host; a later host counts as lost."""
+"""The longest time in seconds for the answer of a host. A host without an answer counts as lost."""
 OTHER_LAUNCHERS: Final = ("SLURM_", "PBS_", "LSB_", "FLUX_", "PMI", "OMPI_COMM_", "PRTE_MCA_ess")
-"""The prefixes of environment variables that would describe another job to mpirun."""
+"""The prefixes of the environment variables of other launchers. Commands on a host do not inherit
+them, because they would describe another job to mpirun."""
 RESERVED: Final = ("NGD_ELASTIC_DIR", "NGD_ELASTIC_HOSTS", "NGD_EXPECT_SIZE", "NGD_RESTART_COUNT")
-"""The environment variables of the ranks that only the job sets."""
+"""The environment variables of the ranks that ngd sets and the user must not set."""
 WORLD: Final = "world"
-"""The folder, within the folder of a host, for the temporary files and marks of a world."""
+"""The name of the folder, within a host's folder, for a world's temporary files and the marks that
+the ranks create (see RANK)."""
 RANK: Final = f"""
 : "${{OMPI_MCA_btl_sm_backing_directory:=$NGD_ELASTIC_DIR/{WORLD}}}"
 export OMPI_MCA_btl_sm_backing_directory
@@ -57,18 +59,20 @@ export OMPI_MCA_btl_sm_backing_directory
 "$@" || exit
 : >"$NGD_ELASTIC_DIR/{WORLD}/ended-$OMPI_COMM_WORLD_RANK"
 """
-"""The shell script of each rank. It creates a mark when the rank starts, and one when it ends well.
+"""The shell script that runs each rank. It creates an empty file as a mark when the rank starts,
+and another one when the rank ends without an error.
 
-mpirun sends the variables OMPI_... of its own host to all hosts, so the script sets this one."""
+The script also sets the directory of Open MPI's shared memory, which differs between hosts. The
+environment of mpirun cannot set it, because mpirun sends its OMPI_... variables to all hosts."""
 
 
 class Host:
     """The actor of a host. It runs mpirun, or the commands that mpirun starts there.
 
-    The ranks are children of these processes, and NGD_ELASTIC_DIR is the folder of the host. The
-    ranks keep their commits in it. A file in it notifies them that new hosts wait
-    (`membership.hosts_wait`), and by another file they report that they have ended because of
-    that. If this process is killed, a guard (guard.py) cleans up.
+    The ranks are children of these processes. NGD_ELASTIC_DIR is the folder of the host, in which
+    the ranks store their commits. The actor creates a file there to notify the ranks that new hosts
+    wait (`membership.hosts_wait`). The ranks create another file if they end for that reason. If
+    the process of the actor is killed, a guard (guard.py) cleans up.
     """
 
     def __init__(
@@ -95,7 +99,7 @@ class Host:
         Raises
         ------
         WorkerError
-            Something that the ranks need is missing.
+            The working directory, a build of ngd in mode OMPI, or Open MPI 5 is missing.
         """
         if not Path(self.directory).is_dir():
             raise WorkerError(
@@ -121,13 +125,16 @@ class Host:
             text=True,
             start_new_session=True,
         )
-        self.guard.wait()  # its child continues
+        self.guard.wait()  # ends at once; the guard's child continues
         self.world = Path(self.folder, WORLD)
         self.environment |= {"NGD_ELASTIC_DIR": self.folder, "TMPDIR": str(self.world)}
         return socket.gethostname(), f"{mpirun}, {version}"
 
     def lead(self, world: int, arguments: Sequence[str], cluster: Mapping[str, str]) -> int:
-        """Run mpirun with these arguments and return its exit code. `cluster` is for daemon.py."""
+        """Run mpirun with these arguments and return its exit code.
+
+        `cluster` has the environment variables that daemon.py reads.
+        """
         agent = Path(self.folder, "agent")
         line = shlex.join([sys.executable, daemon.__file__])
         agent.write_text(f'#!/bin/sh\nexec {line} "$@"\n')
@@ -177,7 +184,8 @@ class Host:
         Returns
         -------
         tuple of bool
-            True if all ranks ended well on this host; True if they ended because new hosts wait.
+            Two booleans. The first is True if all ranks on this host ended without an error. The
+            second is True if the ranks ended because new hosts wait.
         """
         with self.lock:
             self.last_ended_world = world
@@ -193,7 +201,7 @@ class Host:
         return well, asked
 
     def close(self) -> None:
-        """End all processes and remove the folder."""
+        """End all processes that this actor has started, and remove the folder of the host."""
         self.end_world(sys.maxsize)
         shutil.rmtree(self.folder, ignore_errors=True)
         self.guard.communicate()
@@ -343,7 +351,10 @@ class _Job:
         self.worlds = 0
 
     def run(self, restarts_left: int) -> None:
-        """Run worlds until one has finished."""
+        """Run one world after the other, until the command has ended on all ranks of a world.
+
+        A failure uses up a restart. If none is left, raise WorkerError.
+        """
         while True:
             world = self._gather()
             reason = self._world(world)
@@ -378,9 +389,10 @@ class _Job:
                 self._forget(host)
 
     def _gather(self) -> list[HostRecord]:
-        """Return the hosts of the next world: those that are ready.
+        """Return the hosts of the next world: the ready hosts, at most `host_limit`.
 
-        Before the first world, it waits for all hosts of the cluster, up to the deadline.
+        Wait for at least `least` hosts, and before the first world for all hosts of the cluster.
+        After the deadline, `least` hosts are enough, and fewer raise WorkerError.
         """
         limit = time.monotonic() + self.deadline
         while True:
@@ -437,9 +449,9 @@ class _Job:
         self.hosts[node] = HostRecord(node, address, actor, name, actor.begin.remote())
 
     def _add_host(self, host: HostRecord) -> None:
-        """Add a host that has answered.
+        """Mark a host as ready when its actor has returned from `Host.begin`.
 
-        A host that cannot be used is an error before the first world, and is left out later.
+        If the host cannot be used, raise WorkerError before the first world, and later drop it.
         """
         try:
             identity = self._answer_of(host, host.begin_ref)
@@ -454,7 +466,10 @@ class _Job:
         self._lose(host, reason)
 
     def _difference_to_others(self, identity: tuple[str, str]) -> str | None:
-        """Return why a host cannot be in a world with the hosts that are ready, or None."""
+        """Return the reason why a host cannot join the ready hosts, or None if it can.
+
+        `identity` is the result of `Host.begin`.
+        """
         name, mpirun = identity
         for other in self.hosts.values():
             if other.identity and other.identity[0] == name:
@@ -464,7 +479,10 @@ class _Job:
         return None
 
     def _world(self, world: list[HostRecord]) -> str | None:
-        """Start the ranks and wait until they have ended. Return why they failed, or None."""
+        """Start the ranks on these hosts and wait until the ranks have ended.
+
+        Return the reason if they have failed, and otherwise None.
+        """
         code = self._start_ranks(world)
         limit = time.monotonic() + self.deadline
         has_started = has_announced = False
@@ -512,7 +530,10 @@ class _Job:
         return world[0].actor.lead.remote(self.worlds, arguments, cluster)
 
     def _answer_of(self, host: HostRecord, answer: Any) -> Any:
-        """Return the answer of a host. If it is lost or late, drop it and return None."""
+        """Return the value of the Ray reference `answer`.
+
+        If the host is lost or late, drop the host and return None.
+        """
         try:
             return ray.get(answer, timeout=ANSWER_SECONDS)
         except GetTimeoutError:
@@ -524,7 +545,7 @@ class _Job:
         return None
 
     def _lose(self, host: HostRecord, reason: str) -> None:
-        """Drop a host. A host that never was ready is not tried again."""
+        """Drop a host. If it was not ready yet, do not try its node again."""
         if self.hosts.get(host.node) is not host:
             return
         if not host.is_ready:
@@ -534,7 +555,7 @@ class _Job:
         self._forget(host)
 
     def _forget(self, host: HostRecord) -> None:
-        """End the actor of a host; its guard ends the processes that it has started."""
+        """End the actor of a host. The host's guard ends the processes that the actor started."""
         if self.hosts.get(host.node) is host:
             del self.hosts[host.node]
         with contextlib.suppress(RayError):

@@ -2,8 +2,8 @@
 """A process that cleans up after the actor of a host, however the actor ends.
 
 `guard.py FOLDER` reads lines from its input. "+N" means that the actor has started session N, and
-"-N" that all processes of session N have ended. The input ends with the actor. Then the guard ends
-the remaining sessions and removes the folder.
+"-N" that all processes of session N have ended. A session has the processes of one command. When
+the actor ends, the input ends. Then the guard ends the remaining sessions and removes the folder.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ may need longer."""
 
 
 def end_session(leader: int) -> None:
-    """Kill the processes of a session until none is left, including new ones."""
+    """Kill the processes of a session, also new ones, until none is left or the time is over."""
     limit = time.monotonic() + KILL_SECONDS
     while (pids := processes(leader)) and time.monotonic() < limit:
         for pid in pids:

@@ -46,8 +46,8 @@ class Trainer(transformers.Trainer):
     def create_scheduler(
         self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
     ) -> Any:
-        """Create the scheduler. The optimizer's step does nothing, because the program updates."""
-        self.optimizer.step = MethodType(_no_step, self.optimizer)  # schedulers wrap a method
+        """Create the scheduler. The optimizer's `step` does nothing: the program updates."""
+        self.optimizer.step = MethodType(_no_step, self.optimizer)  # schedulers need a method
         return super().create_scheduler(num_training_steps, optimizer)
 
     def training_step(
@@ -77,7 +77,8 @@ class Trainer(transformers.Trainer):
         count = self.current_gradient_accumulation_steps
         is_part = self._is_part_of_a_sum(num_items_in_batch)
         items = None if num_items_in_batch is None else torch.as_tensor(num_items_in_batch)
-        # The compiled step takes the mean over micro-batches, so a part of a sum is scaled back.
+        # The compiled step divides by the number of micro-batches. A loss that is already a part of
+        # a sum is therefore multiplied by that number.
         scale = torch.tensor(float(count if is_part else 1))
         loss = step(batch, items, scale, accumulate=not self.accelerator.sync_gradients)
         return loss.detach() / count
@@ -101,7 +102,7 @@ class Trainer(transformers.Trainer):
         return self.compute_loss(model, dict(batch), num_items_in_batch=items) * scale
 
     def _is_part_of_a_sum(self, num_items_in_batch: Any) -> bool:
-        """Return True if the losses of micro-batches are added up, as transformers.Trainer does."""
+        """Return True if transformers.Trainer adds up the losses of the micro-batches."""
         is_scaled = getattr(self, "loss_is_scaled_for_ga", None)
         if is_scaled is not None:
             return bool(is_scaled)

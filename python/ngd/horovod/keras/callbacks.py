@@ -18,9 +18,9 @@ SEEDS = "seed_generator_state"
 
 
 def sync_jax_state(model: Any) -> None:
-    """On the JAX backend, copy the state of the running epoch into the model's variables.
+    """Copy the state of the running epoch into the model's variables, on Keras's JAX backend.
 
-    The following steps start from these variables.
+    The next steps of the epoch start from the variables. Other backends need no copy.
     """
     sync = getattr(model, "jax_state_sync", None)
     if sync is not None:
@@ -64,13 +64,13 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         self.local.add(id(var))
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Copy the variables, if the model has them already."""
+        """Copy the variables, if the model already has variables."""
         self.done = False
         if self.model.built:
             self.send()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Copy the variables after the first batch, if `on_train_begin` has not."""
+        """Copy the variables after the first batch, if `on_train_begin` has not copied them."""
         if not self.done:
             self.send()
 
@@ -130,7 +130,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
     start_epoch : int
         The first epoch in which the callback sets the learning rate.
     end_epoch : int, optional
-        The first epoch in which it no longer does; by default it does to the end.
+        The first epoch in which the callback no longer sets it. By default, the callback sets it
+        until the training ends.
     staircase : bool
         If True, the learning rate is set once per epoch. If False, it is set before each batch, and
         `multiplier` gets a fractional epoch.
@@ -183,7 +184,10 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         return int(steps)
 
     def set_rate(self, epoch: float) -> None:
-        """Set the learning rate, if `epoch` is between `start_epoch` and `end_epoch`."""
+        """Set the learning rate for `epoch`, which may be fractional.
+
+        Do nothing before `start_epoch`, and from `end_epoch` on.
+        """
         sync_jax_state(self.model)
         if epoch >= self.start_epoch and (self.end_epoch is None or epoch < self.end_epoch):
             self.model.optimizer.learning_rate = self.initial_lr * self.multiplier(epoch)

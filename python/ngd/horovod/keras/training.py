@@ -15,7 +15,7 @@ from ..world import ProcessSet, global_process_set
 
 
 class Compression:
-    """The dtypes that floating-point gradients may be sent in: their own, float16 or bfloat16.
+    """The dtypes in which floating-point gradients can be sent: their own, float16 or bfloat16.
 
     Corresponds to `horovod.keras.Compression`.
     """
@@ -34,7 +34,7 @@ def allreduce(
     op: int | None = None,
     compression: Any = Compression.none,
 ) -> Any:
-    """Return the mean, or another reduction, of a value over the ranks, as an array of its dtype.
+    """Return the mean, or another reduction, of a value over the ranks, in the value's dtype.
 
     Corresponds to `horovod.keras.allreduce`.
 
@@ -170,7 +170,7 @@ def reduce_by_torch(gradients: list[Any], options: dict[str, Any]) -> list[Any]:
 
 
 def reduce_by_jax(gradients: list[Any], options: dict[str, Any]) -> list[Any]:
-    """Reduce JAX's gradients in an ordered callback to the host, in compiled steps too."""
+    """Reduce JAX's gradients in an ordered callback to Python, which also works in jax.jit."""
     import jax
     from jax.experimental import io_callback
 
@@ -204,7 +204,7 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:  # long because each argument is described
-    """Return an optimizer with the same options that reduces gradients before it applies them.
+    """Return a copy of an optimizer that reduces the gradients before it applies them.
 
     Corresponds to `horovod.keras.DistributedOptimizer`.
 
@@ -293,10 +293,10 @@ def distributed_class(optimizer_class: Any, options: dict[str, Any], wire_dtype:
             return super().apply(reduce_gradients(grads, options, wire_dtype), trainable_variables)
 
         def stateless_apply(self, state: Any, grads: Any, trainable_variables: Any) -> Any:
-            """Apply the reduced gradients on JAX.
+            """Apply the gradients on JAX. `apply` reduces them, except for LossScaleOptimizer.
 
-            A loss-scaling optimizer checks the gradients before it calls `apply`, so they are
-            reduced first.
+            LossScaleOptimizer looks for infinities in the gradients before it calls `apply`, so
+            this method reduces the gradients first.
             """
             if isinstance(self, keras.optimizers.LossScaleOptimizer):
                 grads = reduce_gradients(grads, options, wire_dtype)

@@ -51,7 +51,7 @@ class HostsUpdatedInterrupt(Exception):  # noqa: N818  # Horovod's name
 
 
 def read_commit(path: Path) -> Any:
-    """Return the number and the values of a commit; PermissionError for another user's file."""
+    """Return the number and the values of a commit; raise if the file has another owner."""
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW)) as file:
         owner = os.fstat(file.fileno()).st_uid
         if owner != os.getuid():
@@ -63,7 +63,7 @@ def read_commit(path: Path) -> Any:
 
 
 class State:
-    """The values that `commit` stores and `restore` brings back. They become attributes.
+    """The values that `commit` stores and `restore` sets again. Each value is an attribute.
 
     Derive your own state from this class by overriding `values` and `take`.
 
@@ -101,7 +101,7 @@ class State:
         return {name: copy.deepcopy(getattr(self, name)) for name in self._names}
 
     def take(self, values: dict[str, Any]) -> None:
-        """Set the values to those of a commit."""
+        """Set the attributes to the values of a commit."""
         for name in self._names:
             setattr(self, name, copy.deepcopy(values[name]))
 
@@ -117,10 +117,10 @@ class State:
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Raise HostsUpdatedInterrupt on all ranks if new ranks wait. All ranks call it."""
+        """Raise HostsUpdatedInterrupt on all ranks if new ranks wait. All ranks call this."""
         wait = newcomers() if hosts_wait() is None else hosts_wait()
         if wait is not None and allreduce(np.int64(wait), op=Max):
-            self.save()  # it also gathers the processed indices of samplers
+            self.save()  # also gathers the processed indices of samplers
             raise HostsUpdatedInterrupt
 
     def save(self) -> None:
@@ -134,7 +134,7 @@ class State:
         path = self._file
         if path is not None and local_rank() == 0:
             with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-                torch.save((self._commits, self._saved), file)  # only its owner can read it
+                torch.save((self._commits, self._saved), file)  # only the file's owner can read it
             Path(file.name).replace(path)
             self._written = self._commits
 
@@ -150,8 +150,8 @@ class State:
     def sync(self) -> None:
         """Give all ranks the state of the newest commit.
 
-        If several ranks have it, the first of them sends it. A host without this commit writes it,
-        so the commit survives the loss of the other hosts.
+        If several ranks have the newest commit, the first of them sends it. The hosts that have
+        not stored this commit write it, so that the commit survives the loss of the other hosts.
         """
         path, committed, is_late = self._file, None, self._is_late_joiner
         if local_rank() == 0 and is_late and path is not None and path.exists():
@@ -170,7 +170,7 @@ class State:
 
     @property
     def _is_late_joiner(self) -> bool:
-        """True if the job has been restarted and this process has no state of it yet."""
+        """True if the job has been restarted and this process has not got the job's state yet."""
         return self._saved is None and int(os.environ.get("NGD_RESTART_COUNT", "0")) > 0
 
     def on_reset(self) -> None:
@@ -230,7 +230,10 @@ class TorchState(State):
 
 
 def exit_for_new_hosts() -> NoReturn:
-    """End this process after all ranks have stored their state. The launcher starts them again."""
+    """Wait until all ranks have stored their state, and end this process.
+
+    The launcher then starts all ranks again, together with the new hosts.
+    """
     barrier()
     end_for_hosts()
     shutdown()

@@ -100,14 +100,14 @@ class AllReduce(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, name: Any, op: int, scales: Any, ranks: Any) -> Any:
-        """Reduce the tensor."""
+        """Reduce the tensor over the ranks."""
         ctx.saved = op, scales, ranks
         pre, post = scales
         return allreduce_async(tensor, None, name, op, pre, post, ranks).wait()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        """Reduce the gradient."""
+        """Reduce the gradient over the ranks, as `forward` reduces the tensor."""
         op, scales, ranks = ctx.saved
         return AllReduce.apply(gradient, None, op, scales, ranks), None, None, None, None
 
@@ -454,10 +454,10 @@ def reducescatter_async(tensor: Tensor, *args: Any, **kwargs: Any) -> Handle:
 
 
 class ReduceScatter(torch.autograd.Function):
-    """A reduction whose rows are divided among the ranks.
+    """A reduction over the ranks whose rows are divided among the ranks.
 
-    The gradients of the ranks are gathered. The gradient of a sum is multiplied by the number of
-    ranks, as in Horovod.
+    The backward pass concatenates the gradients of all ranks. For a sum, it also multiplies them by
+    the number of ranks, as in Horovod.
     """
 
     @staticmethod

@@ -26,11 +26,11 @@ from .compression import Compression, Compressor
 from .operations import allreduce_async_, grouped_allreduce_async_, sparse_allreduce_async
 
 FULL_BUCKET: Final = 1 << 18
-"""The size of a bucket of small gradients, in elements, from which the next bucket is opened."""
+"""A bucket of small gradients is full when it has at least this number of elements."""
 
 Bucket = list[Tensor]
 Entry = tuple[Tensor, Tensor, Any]
-"""A parameter, the tensor that is sent for its gradient, and the context of its compressor."""
+"""A parameter, the compressed gradient that is sent, and the context to decompress it."""
 
 
 class Gradients:
@@ -66,7 +66,10 @@ class Gradients:
         self.register_hooks(parameters)
 
     def register_hooks(self, parameters: Iterable[Tensor]) -> None:
-        """Register hooks on the gradients of parameters, and remove those of an earlier wrapper."""
+        """Register hooks on the gradients of parameters.
+
+        If another DistributedOptimizer has hooks on such a parameter, remove all of its hooks.
+        """
         if self.is_alone:
             return
         self_ref = weakref.ref(self)
@@ -84,7 +87,7 @@ class Gradients:
             HOOKS[p] = self.hooks
 
     def add_parameters(self, parameters: Iterable[Tensor]) -> None:
-        """Add parameters that were added or unfrozen after the wrap; each has its own bucket."""
+        """Add the parameters that are new, or no longer frozen, each with a bucket of its own."""
         new = [p for p in parameters if p.requires_grad and p not in self.bucket_of]
         for p in new:
             self.bucket_of[p] = len(self.buckets)
@@ -95,7 +98,7 @@ class Gradients:
         self.register_hooks(new)
 
     def set_passes(self, passes: int) -> None:
-        """Set the number of backward passes that accumulate a gradient."""
+        """Set the number of backward passes that accumulate a gradient before it is reduced."""
         if passes < 1:
             raise ValueError(
                 "hvd.DistributedOptimizer: backward_passes_per_step: expected at least 1; got "
@@ -112,7 +115,10 @@ class Gradients:
         self.next_bucket = 0
 
     def on_gradient(self, parameter: Tensor) -> None:
-        """Count a backward pass that has added to a gradient, and send the complete buckets."""
+        """Count one backward pass for a parameter's gradient, and send the complete buckets.
+
+        A bucket is complete after the last backward pass of each of its gradients.
+        """
         if self.passes_left[parameter] == 0:
             raise RuntimeError(
                 "hvd.DistributedOptimizer: expected step() after backward_passes_per_step="
@@ -180,12 +186,12 @@ class Gradients:
 
     @property
     def is_pending(self) -> bool:
-        """True if some buckets have been sent and not waited for."""
+        """True if buckets have been sent whose results are not yet stored."""
         return bool(self.pending)
 
 
 HOOKS: Final[Any] = WeakTensorKeyDictionary()
-"""The hooks of the last optimizer that wrapped a parameter, by parameter."""
+"""The hooks of the DistributedOptimizer that has last added a hook to a parameter, by parameter."""
 
 
 def remove_hooks(hooks: list[Any]) -> None:
@@ -230,14 +236,14 @@ def make_buckets(
 
 
 class ReducingOptimizer(torch.optim.Optimizer):
-    """The base class of a wrapped optimizer, in addition to the class of the optimizer itself."""
+    """The first base class of a DistributedOptimizer, before the class of the user's optimizer."""
 
     _gradients: Gradients
     _is_synchronized = False
     _needs_reduction = True
 
     def synchronize(self) -> None:
-        """Reduce the gradients now. `step` also does it."""
+        """Reduce the gradients now. `step` reduces them too, except in `skip_synchronize`."""
         self._reduce()
         self._is_synchronized = True
 
@@ -294,7 +300,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
         super().zero_grad(set_to_none)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Set the number of backward passes that accumulate a gradient, from the next step on."""
+        """Set the number of backward passes per step, from the next step on."""
         self._gradients.set_passes(passes)
         self._gradients.reset()
 
@@ -305,7 +311,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
 
 
 class AdasumOptimizer(torch.optim.Optimizer):
-    """The base class of a wrapped optimizer that combines the ranks' updates by Adasum.
+    """The first base class of a DistributedOptimizer that combines the ranks' updates by Adasum.
 
     Each rank first updates its own parameters. The changes of the parameters are combined instead
     of the gradients.
@@ -370,7 +376,8 @@ def DistributedOptimizer(
         A divisor of the gradients before the sum. The result is multiplied by it. It needs
         `op=Average`.
     num_groups : int
-        The number of buckets in which gradients are reduced; 0 chooses it by size.
+        The number of buckets in which gradients are reduced. With 0, small gradients share buckets
+        and each large gradient has its own.
     groups : list of lists of Tensor, or int, optional
         The buckets, as lists of parameters, or their number.
     sparse_as_dense : bool

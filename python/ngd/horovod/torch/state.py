@@ -93,7 +93,7 @@ def broadcast_optimizer_state(
 
 
 def load_in_place(description: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
-    """Load a state in place, because schedulers and other optimizers may share its dicts."""
+    """Load a state into the existing dicts of an optimizer, which schedulers may share."""
     parameters: list[Tensor] = []
     for group, options in zip(optimizer.param_groups, description["param_groups"], strict=True):
         parameters += group["params"]
@@ -104,7 +104,7 @@ def load_in_place(description: dict[str, Any], optimizer: torch.optim.Optimizer)
 
 
 def extract_tensors(value: Any, tensors: list[Tensor]) -> Any:
-    """Return a state in which a TensorSpec replaces each tensor; append the tensors to a list."""
+    """Return a state with a TensorSpec for each tensor; append the tensors to `tensors`."""
     if isinstance(value, Tensor):
         tensors.append(value)
         return TensorSpec(tuple(value.shape), value.dtype)
@@ -116,7 +116,7 @@ def extract_tensors(value: Any, tensors: list[Tensor]) -> Any:
 
 
 def insert_tensors(value: Any, tensors: list[Tensor]) -> Any:
-    """Return a state with new tensors for its TensorSpecs; append the tensors to a list."""
+    """Return a state with a new tensor for each TensorSpec; append the tensors to `tensors`."""
     if isinstance(value, TensorSpec):
         tensors.append(torch.empty(value.shape, dtype=value.dtype))
         return tensors[-1]

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The backend "ngd" of torch.compile: each graph of Dynamo is a forward and a backward program."""
+"""The backend "ngd" of torch.compile.
+
+Dynamo, the front end of torch.compile, captures graphs. The backend compiles each of them to a
+forward program and a backward program.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,7 @@ from .translate import translate
 WHERE: Final = 'torch.compile(backend="ngd")'
 
 MAX_PROGRAMS: Final = 64
-"""The number of programs of one graph. PyTorch runs calls with further shapes."""
+"""The largest number of programs per graph. PyTorch runs the calls that need one more."""
 
 
 def compile_graph(module: fx.GraphModule, examples: Sequence[Any]) -> CompiledGraph:
@@ -56,7 +60,7 @@ def compile_graph(module: fx.GraphModule, examples: Sequence[Any]) -> CompiledGr
 
 
 class Specialized(NamedTuple):
-    """A graph of Dynamo that is compiled for fixed shapes; StaticGraph explains the fields."""
+    """A graph of Dynamo, compiled for fixed shapes. StaticGraph describes the last two fields."""
 
     program: GraphProgram
     attributes: list[torch.Tensor]
@@ -91,7 +95,7 @@ class CompiledGraph:
         return tuple(_output(each, tensors, values) for each in specialized.outputs)
 
     def _specialized(self, arguments: tuple[Any, ...]) -> Specialized | None:
-        """Return the program of a call, or None if PyTorch runs the graph."""
+        """Return the program for these arguments, or None if PyTorch must run the graph."""
         if not self._is_translatable:
             return None
         key = (torch.is_grad_enabled(), *(_signature(each) for each in arguments))
@@ -120,7 +124,7 @@ class CompiledGraph:
         return None
 
     def _warn(self, reason: str) -> None:
-        """Warn once that PyTorch runs the graph."""
+        """Warn that PyTorch runs the graph. Only the first warning per graph is shown."""
         if not self._has_warned:
             self._has_warned = True
             warn(f"{WHERE}: {reason}. PyTorch runs this graph without ngd.", FallbackWarning)
@@ -128,7 +132,7 @@ class CompiledGraph:
 
 def _signature(argument: Any) -> Any:
     """Return the properties of an argument that a program depends on."""
-    if type(argument) is torch.nn.Parameter:  # Dynamo compiles again if it changes
+    if type(argument) is torch.nn.Parameter:  # Dynamo compiles again if another property changes
         return argument.requires_grad
     if isinstance(argument, torch.Tensor):
         is_leaf = argument.is_leaf or not argument.requires_grad
@@ -138,7 +142,8 @@ def _signature(argument: Any) -> Any:
 
 
 _programs: Final[WeakValueDictionary[Any, GraphProgram]] = WeakValueDictionary()
-"""All programs by the text of their graph. Two graphs of Dynamo that compute the same share one."""
+"""All programs. A key has the text of the graph, the types of its tensors and PyTorch's modes, so
+two graphs of Dynamo that compute the same share one program."""
 
 
 @without_collector()
@@ -177,12 +182,12 @@ def _tensors_of(arguments: Iterable[Any]) -> list[torch.Tensor]:
 
 
 class LockedStep:
-    """A compiled step that only one thread at a time can run, with the inputs that it reads.
+    """A compiled step that only one thread at a time can run.
 
     Parameters
     ----------
     inputs : sequence of Node
-        Placeholders. Those that the outputs do not depend on are not inputs of the step.
+        Placeholders. The step reads only those that the outputs depend on.
     outputs : sequence of Node
         The outputs.
     """
@@ -195,7 +200,7 @@ class LockedStep:
         self._lock = threading.Lock()
 
     def __call__(self, inputs: Sequence[Any]) -> list[Array]:
-        """Run the step on tensors or arrays."""
+        """Run the step on one tensor or array per placeholder, and return its outputs."""
         chosen = [inputs[number] for number in self.read]
         arrays = [as_array(x) if isinstance(x, torch.Tensor) else x for x in chosen]
         with self._lock:
@@ -203,22 +208,22 @@ class LockedStep:
 
 
 class GraphProgram:
-    """The programs of a static graph.
+    """The forward program and the backward program of a static graph.
 
     Parameters
     ----------
     static : StaticGraph
         The graph.
     tensors : sequence of Tensor
-        Tensors of the types of its inputs.
+        Tensors with the shapes, strides and dtypes of the graph's inputs.
     """
 
     def __init__(self, static: StaticGraph, tensors: Sequence[torch.Tensor]) -> None:
         self.values, self.tracked = static.values, static.tracked
-        self._module = static.module  # keeps functions alive, whose ids are part of the key
+        self._module = static.module  # keeps functions alive: their ids are in static.text
         captured = capture_graph(WHERE, static.module, _examples(static, tensors))
         self.written = captured.mutated
-        """The inputs that the graph writes to."""
+        """The numbers of the inputs that the graph writes to."""
         self.inputs = [
             placeholder(f"input_{number}", tuple(each.shape), as_numpy_dtype(each.dtype))
             for number, each in enumerate(tensors)
@@ -254,7 +259,10 @@ class GraphProgram:
         self._lock = threading.Lock()
 
     def _translated(self, captured: GraphCapture, draws: Draws) -> list[Node]:
-        """Return the results of the captured graph as nodes. Values have contiguous layouts."""
+        """Return the results of the captured graph as nodes.
+
+        A value is transposed to the order of its dimensions in PyTorch's memory, `Value.order`.
+        """
         inputs = iter(self.inputs)
         values = {
             each.name: next(inputs) if each.kind == "argument" else each.value
@@ -267,7 +275,10 @@ class GraphProgram:
         return results
 
     def _gradients(self, adjoints: dict[int, Node]) -> list[Node | None]:
-        """Return the gradient by each trained input; None if no given adjoint reaches it."""
+        """Return the gradient of each trained input; None if no adjoint reaches the input.
+
+        `adjoints` has the adjoints by the number of the result.
+        """
         numbers = list(adjoints)
         targets = [self.inputs[number] for number in self.trained]
         return pull_back(
@@ -295,7 +306,7 @@ class GraphProgram:
     def forward(
         self, tensors: Sequence[torch.Tensor], draws: Array | None
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Run the forward program. Return the results, and the residuals."""
+        """Run the forward program. Return the results, and the residuals for the backward pass."""
         arrays = self._forward([*tensors, draws])
         for number, value in enumerate(self.values):
             arrays[number] = arrays[number].transpose(np.argsort(value.order))
@@ -319,14 +330,15 @@ class GraphProgram:
         saved : sequence of Tensor
             The inputs that the backward pass reads, then the residuals.
         draws : array or None
-            Those of the forward pass.
+            The seed and the offset of the forward pass; None if it draws no random numbers.
         adjoints : sequence of Tensor or None
-            The gradients by the results.
+            The gradient of the loss with respect to each result; None if it does not exist.
 
         Returns
         -------
         list of Tensor or None
-            The gradients by the inputs.
+            The gradient of the loss with respect to each input; None if the input is not
+            trained, or if no adjoint reaches it.
         """
         given = {n: adjoints[n] for n in self.differentiable if adjoints[n] is not None}
         with self._lock:
@@ -341,7 +353,10 @@ class GraphProgram:
         return gradients
 
     def _compiled_backward(self, given: tuple[int, ...]) -> tuple[LockedStep, list[bool]]:
-        """Return the backward program for some adjoints, and which trained inputs they reach."""
+        """Return the backward program for the case that only the results `given` have adjoints.
+
+        The second value has one boolean per trained input: True if an adjoint reaches it.
+        """
         gradients = self._gradients({number: self.adjoints[number] for number in given})
         outputs = read_residuals([g for g in gradients if g is not None], self._stored)
         saved = [self.inputs[number] for number in self._saved]
@@ -350,13 +365,17 @@ class GraphProgram:
         return step, [gradient is not None for gradient in gradients]
 
     def _in_order(self, number: int, adjoint: Any) -> torch.Tensor:
-        """Return an adjoint with the dimension order of the program."""
+        """Return the adjoint of result `number`, permuted as the program permutes the result."""
         values = self.values
         return adjoint.permute(values[number].order) if number < len(values) else adjoint
 
 
 def _examples(static: StaticGraph, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return tensors for torch.export: other code runs for tensors that require a gradient."""
+    """Return example inputs for torch.export, without values.
+
+    They require a gradient if `tensors` do, because PyTorch may run other ops for such tensors.
+    The inputs in `static.tracked` never require a gradient.
+    """
     examples = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for t in tensors]
     for number, (example, tensor) in enumerate(zip(examples, tensors, strict=True)):
         if tensor.requires_grad and number not in static.tracked:
@@ -365,7 +384,7 @@ def _examples(static: StaticGraph, tensors: Sequence[torch.Tensor]) -> list[torc
 
 
 def _output(output: Output, inputs: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> Any:
-    """Return an output of a graph of Dynamo."""
+    """Return an output of a graph of Dynamo: a fixed object, a view or a computed value."""
     if isinstance(output, Fixed):
         return output.value
     if isinstance(output, View):
@@ -377,14 +396,15 @@ def next_draws() -> Array:
     """Return the seed and the offset of the random numbers of one call.
 
     The offset comes from PyTorch's generator. So `torch.manual_seed` and the saved state of the
-    generator fix the numbers. The seed has the rank, so that ranks with one seed differ.
+    generator fix the numbers. The seed contains the rank, so that ranks draw different numbers
+    even if their generators are equal.
     """
     rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
     return np.array([rank << 32, torch.randint(2**62, ()).item()], np.int64)
 
 
 class _Differentiable(torch.autograd.Function):
-    """A graph whose gradient is computed by its backward program."""
+    """The autograd function that runs the forward and the backward program of a graph."""
 
     @staticmethod
     def forward(

@@ -35,7 +35,7 @@ class Input(NamedTuple):
     target : str or None
         The path of a parameter or a buffer in the model.
     value : Any
-        The tensor of a constant; the example of an argument.
+        The tensor of a constant, the example of an argument, or None for the other kinds.
     """
 
     name: str
@@ -97,7 +97,7 @@ def capture(
     Returns
     -------
     Capture
-        The graph. Values of Python in the arguments are fixed in it.
+        The graph. Python values in `args` are constants of the graph.
 
     Raises
     ------
@@ -106,7 +106,7 @@ def capture(
     """
     leaves, structure = pytree.tree_flatten(args)
     results: list[pytree.TreeSpec] = []
-    changed: Changes = {}  # not an attribute of the module, which the export would restore
+    changed: Changes = {}  # not in the module: the export would restore it
 
     def flat(model: nn.Module, leaves: tuple[Any, ...]) -> tuple[Any, ...]:
         before = python_state(model)
@@ -147,10 +147,10 @@ class GraphCapture(NamedTuple):
 
 
 class _Interpreter(fx.Interpreter):
-    """A run of a graph of Dynamo in which torch.autocast takes effect while it is traced."""
+    """An interpreter of a graph of Dynamo that enters and exits the graph's autocast regions."""
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a function of the graph."""
+        """Call a function of the graph, or enter or exit an autocast region."""
         if target is torch.amp.autocast_mode._enter_autocast:
             region = torch.autocast(*args)
             region.__enter__()
@@ -204,11 +204,12 @@ def capture_graph(
 
 
 Changes = dict[tuple[str, str], Any]
-"""New values of Python attributes by the path of the module and the name."""
+"""New values of Python attributes, by (path of the module, name of the attribute)."""
 
 
 OWN_ASSIGNMENT: Final = r"The tensor attributes? (self\.\S*_flat_weights\[\d+\](, )?)+ w"
-"""The warning of torch.export about nn.LSTM and its kin, which list their parameters twice."""
+"""A pattern of torch.export's warning about nn.RNN, nn.GRU and nn.LSTM, which is ignored: these
+modules list their parameters twice."""
 
 
 def _export(
@@ -216,7 +217,8 @@ def _export(
 ) -> ExportedProgram:
     """Export a module, and decompose the ops that have no rule, or that write in place.
 
-    The export fills in `changed`, the Python values that the forward pass changes.
+    While `export` runs, it fills `changed`: the Python attributes that the forward pass changes,
+    and their new values.
     """
     with watched(where), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # PyTorch warns about its own modules
@@ -266,7 +268,8 @@ def _expect_same_graph(
 ) -> None:
     """Raise if the graph depends on Python values that the forward pass changes.
 
-    The export restores them. With the changed values, the second step must have the same graph.
+    torch.export restores the values in `changed`. A second export starts with the changed values,
+    as a second step would, and must return the same graph.
     """
     modules = {key: step.model.get_submodule(key[0]) for key in changed}
     before = {key: getattr(modules[key], key[1], None) for key in changed}
@@ -316,14 +319,14 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
 
 
 def _keep_regions_without_gradient(module: fx.GraphModule) -> None:
-    """Detach the results of `torch.no_grad()` regions, which decompositions forget."""
+    """Detach the results of `torch.no_grad()` regions, because decomposed graphs lack regions."""
     for node in list(module.graph.nodes):
         if node.target is not torch.ops.higher_order.wrap_with_set_grad_enabled:
             continue
         is_enabled, *_ = node.args
         if is_enabled:
             continue
-        for user in list(node.users):  # each user is a getitem of one result
+        for user in list(node.users):  # each user is a `getitem` of one result
             with module.graph.inserting_after(user):
                 detached = module.graph.call_function(torch.ops.aten.detach.default, (user,))
             detached.meta.update(user.meta)

@@ -17,11 +17,11 @@ from ...graph.node import Node
 from ...graph.variable import Variable, variable
 
 KEY: Final = "random_step"
-"""The key of the counter in the first group of the optimizer. load_state_dict restores it."""
+"""The key of the counter in `optimizer.param_groups[0]`, which `load_state_dict` restores."""
 
 
 class RandomCounter:
-    """A counter of the steps that draw random numbers. Each step, rank and op draws other numbers.
+    """A counter of the steps that draw random numbers. Steps, ranks and ops draw different ones.
 
     The first value depends on the seed of PyTorch on rank 0 (`torch.manual_seed`).
 
@@ -43,12 +43,12 @@ class RandomCounter:
         self.variable: Variable = variable(KEY, np.int64(self._value))
 
     def offset(self) -> Node:
-        """Return the offset of the draws of one step on one rank."""
+        """Return the offset of the random numbers, which differs between steps and ranks."""
         rank = ops.cast(ops.own_rank(), "int64")
         return ops.add(self.variable * np.int64(2**32), rank)
 
     def read(self) -> None:
-        """Assign a counter that `optimizer.load_state_dict` has restored."""
+        """Read the counter from the optimizer, because `load_state_dict` may have replaced it."""
         value = int(self._optimizer.param_groups[0].get(KEY, self._value))
         if value != self._value:
             self._value = value

@@ -2,8 +2,8 @@
 """Make a graph of Dynamo static: fixed sizes, and results in separate memory.
 
 The graph is run once on fake tensors, which have shapes and strides but no values. The run shows
-which outputs are views of inputs or of other outputs, which inputs the graph writes to, and code
-whose gradient a graph without in-place ops would not have.
+which outputs are views of inputs or of other outputs, and which inputs the graph writes to. It also
+finds code whose gradient would be lost in a graph without in-place ops.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class View(NamedTuple):
     is_detached: bool
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the view of a tensor."""
+        """Return this view of `tensor`, which is the input or the value."""
         if self.is_detached:
             tensor = tensor.detach()
         if tensor.shape == self.size and tensor.stride() == self.stride and not self.offset:
@@ -79,7 +79,7 @@ class Fixed(NamedTuple):
 
 
 Output: TypeAlias = int | View | Fixed
-"""An output of a graph: the number of a value, a view, or something else."""
+"""An output of a graph: the number of a value, a view, or an object that is not a tensor."""
 
 
 class StaticGraph(NamedTuple):
@@ -92,13 +92,14 @@ class StaticGraph(NamedTuple):
     text : str
         A text that two graphs share only if they compute the same.
     attributes : list of Tensor
-        The inputs after those of the call: tensors that the graph of Dynamo holds.
+        The tensors that the graph of Dynamo holds. They are inputs of `module`, after the arguments
+        of the call.
     values : list of Value
-        The values.
+        The tensors that the program computes.
     outputs : list of Output
         The outputs of the graph of Dynamo.
     tracked : frozenset of int
-        The inputs whose gradient includes what the graph writes to them.
+        The numbers of the inputs that the graph writes to and for which autograd records the write.
     """
 
     module: fx.GraphModule
@@ -110,7 +111,7 @@ class StaticGraph(NamedTuple):
 
 
 def make_static(where: str, module: fx.GraphModule, arguments: Sequence[Any]) -> StaticGraph:
-    """Return a graph of Dynamo for the sizes of its arguments.
+    """Return the static form of a graph of Dynamo, for the sizes of its arguments.
 
     Parameters
     ----------
@@ -165,7 +166,7 @@ def _expect_plain_tensors(where: str, arguments: Sequence[Any]) -> None:
 
 
 def _without_checkpoints(module: fx.GraphModule) -> fx.GraphModule:
-    """Return a graph with the bodies of `torch.utils.checkpoint.checkpoint` as part of it."""
+    """Return a graph in which the bodies of `torch.utils.checkpoint.checkpoint` are inlined."""
     checkpoint = torch.ops.higher_order.tag_activation_checkpoint
     if not any(node.target is checkpoint for node in module.graph.nodes):
         return module
@@ -177,7 +178,7 @@ def _without_checkpoints(module: fx.GraphModule) -> fx.GraphModule:
         known = dict(zip(inputs, operands, strict=True))
         with module.graph.inserting_before(node):
             results = module.graph.graph_copy(inner, known)
-        for user in list(node.users):  # each user is a getitem of one result
+        for user in list(node.users):  # each user is a `getitem` of one result
             user.replace_all_uses_with(results[user.args[1]])
             module.graph.erase_node(user)
         module.graph.erase_node(node)
@@ -195,7 +196,7 @@ def _attributes(module: fx.GraphModule) -> dict[str, torch.Tensor]:
 
 
 def fake_like(argument: Any) -> Any:
-    """Return a tensor of the same kind without its values; any other argument itself."""
+    """Return a tensor like the argument, without its values; return other arguments unchanged."""
     if not isinstance(argument, torch.Tensor):
         return argument
     fake = torch.empty_strided(argument.shape, argument.stride(), dtype=argument.dtype)
@@ -208,7 +209,7 @@ def fake_like(argument: Any) -> Any:
 
 
 class _FakeRun(fx.Interpreter):
-    """A run of a graph on fake tensors, which keeps all its values."""
+    """A run of a graph on fake tensors that keeps the results of all nodes."""
 
     def __init__(
         self, where: str, module: fx.GraphModule, attributes: dict[str, torch.Tensor]
@@ -241,7 +242,7 @@ class _FakeRun(fx.Interpreter):
         return result
 
     def _expect_seen_by_autograd(self, node: fx.Node, written: torch.Tensor) -> None:
-        """Raise for a write whose gradient PyTorch would not compute."""
+        """Raise if autograd does not record a node's write to memory that has a gradient."""
         is_hidden = (
             not torch.is_grad_enabled()
             if written.requires_grad
@@ -252,7 +253,7 @@ class _FakeRun(fx.Interpreter):
             refuse(self.where, f"{what} (called at {site_of(node)})")
 
     def is_tracked(self, tensor: torch.Tensor) -> bool:
-        """Return True if the gradient of an input includes a write to it."""
+        """Return True if autograd has recorded a write to an input during this run."""
         before = self._history.get(tensor, (tensor.requires_grad, tensor.grad_fn))
         return bool(before != (tensor.requires_grad, tensor.grad_fn))
 
@@ -283,7 +284,7 @@ class _Outputs:
     Attributes
     ----------
     numbers : list of int
-        The number of the output that is each value.
+        For each value, its number among the outputs of the graph.
     values, outputs
         See StaticGraph.
     """
@@ -331,7 +332,11 @@ class _Outputs:
         )
 
     def _bases(self) -> dict[int, int]:
-        """Return the output that contains all others in the same memory, by memory."""
+        """Return, for each memory, the number of an output that covers all of it.
+
+        The other outputs in this memory are views of that output. Memory without such an output
+        is left out. If outputs overlap in it, raise.
+        """
         groups: dict[int, list[int]] = {}
         for number, result in enumerate(self._results):
             if isinstance(result, torch.Tensor) and memory_of(result) not in self._inputs:
@@ -388,14 +393,14 @@ NUMBERS: Final = (bool, int, float, torch.dtype, torch.device)
 
 
 def _is_fixed(value: Any) -> bool:
-    """Return True if a value of a graph is a number, or a tuple of numbers."""
+    """Return True for a number, a dtype or a device, and for a tuple or list of them."""
     if isinstance(value, (tuple, list)):
         return all(isinstance(each, NUMBERS) for each in value) and len(value) > 0
     return isinstance(value, NUMBERS)
 
 
 class _StaticCopy:
-    """A copy of a graph in which numbers are fixed, with its text."""
+    """A copy of a graph in which numbers are constants, and a text that describes the copy."""
 
     def __init__(
         self, module: fx.GraphModule, known: dict[fx.Node, Any], attributes: Sequence[str]
@@ -410,7 +415,7 @@ class _StaticCopy:
         self._inputs: dict[str, fx.Node] = {}
 
     def copied(self, values: Sequence[int]) -> tuple[fx.Graph, str]:
-        """Return the copy with the given outputs, and its text."""
+        """Return the copy and its text. `values` has the numbers of the outputs to keep."""
         for node in self.nodes:
             if node.op == "placeholder":
                 is_tensor = isinstance(self.known[node], torch.Tensor)
@@ -449,7 +454,7 @@ class _StaticCopy:
         self.lines.append(f"{self._words[copied_node]} = {node.op} {target} {arguments}")
 
     def _text(self, arguments: Any) -> str:
-        """Return the text of arguments. An object without a value gets a unique text."""
+        """Return the text of arguments. An object without a comparable value gets a unique text."""
         leaves, structure = pytree.tree_flatten(arguments)
         words = [self._words[each] if isinstance(each, fx.Node) else _word(each) for each in leaves]
         return f"{words} {structure}"

@@ -51,18 +51,18 @@ class EagerStep:
         self.clip_norm, self.group, self.guard = clip_norm, group, guard
 
     def run(self, batch: tuple[Any, ...], form: Form, weight: float, total: float) -> Any:
-        """Run one step, or evaluate.
+        """Run a step, a micro-batch or an evaluation, and return the results of the loss function.
 
         Parameters
         ----------
         batch : tuple
             The arguments of the loss function.
         form : Form
-            The kind of step.
+            The kind of call: an update, a micro-batch or, if both flags are False, an evaluation.
         weight : float
             The weight of this rank's loss.
         total : float
-            The sum of the weights since the last update.
+            The sum of this rank's weights since the last update.
         """
         if not form.trains and not form.accumulates:
             with torch.no_grad():

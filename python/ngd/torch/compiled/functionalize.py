@@ -25,13 +25,13 @@ from .rules import rule_of
 aten: Final = torch.ops.aten
 
 RUNNING_STATISTICS: Final = slice(3, 5)
-"""The arguments of batch_norm that it writes to in training, although its schema lists them as
-read-only."""
+"""The positions of the running mean and variance in the arguments of batch_norm. It writes to them
+in training, although its schema lists them as read-only."""
 IS_TRAINING, MOMENTUM = 5, 6
-"""Other arguments of batch_norm."""
+"""The positions of the arguments `training` and `momentum` of batch_norm."""
 BATCH_NORM: Final = aten._native_batch_norm_legit_functional.default
 NEXT_STATISTICS: Final = (3, 4)
-"""The results of BATCH_NORM that are the next running statistics."""
+"""The positions of the next running mean and variance in the results of BATCH_NORM."""
 IN_PLACE: Final = frozenset(
     {"add_", "sub_", "mul_", "div_", "neg_", "clamp_", "clamp_min_", "clamp_max_", "masked_fill_"}
     | {"relu_", "leaky_relu_", "elu_", "silu_", "hardswish_", "hardsigmoid_", "hardtanh_"}
@@ -56,7 +56,7 @@ def make_functional(program: ExportedProgram) -> bool:
     A functional graph has no in-place op, and each op has a rule. Ops of constants need no rule,
     because PyTorch computes them during the translation.
     """
-    if torch.is_autocast_enabled("cpu"):  # its casts are inserted by decompositions
+    if torch.is_autocast_enabled("cpu"):  # only decompositions insert its casts
         return False
     plan = Plan(program)
     if not plan.is_possible():
@@ -105,8 +105,8 @@ class Plan:
     def carry_out(self) -> None:
         """Replace the in-place ops, and add the next values of buffers to the outputs.
 
-        The code of the module is not compiled again, which would take time: only the graph is read
-        later.
+        The code of the module is not compiled again, which would take time. Later code reads only
+        the graph.
         """
         current: dict[fx.Node, fx.Node] = {}
         for node in list(self.graph.nodes):
@@ -116,7 +116,7 @@ class Plan:
                 current[self.written[node]] = self._after(node, functional(node.target), node.args)
             elif node in self.statistics:
                 batch_norm = self._after(node, BATCH_NORM, node.args[:8])
-                del batch_norm.meta["val"]  # BATCH_NORM has several results
+                del batch_norm.meta["val"]  # it describes one result, and BATCH_NORM has several
                 current[node] = self._part(batch_norm, 0, node)
                 for buffer, number in zip(self.statistics[node], NEXT_STATISTICS, strict=True):
                     current[buffer] = self._part(batch_norm, number, buffer)
@@ -128,7 +128,7 @@ class Plan:
                 self.graph.erase_node(node)
 
     def _origin(self, node: fx.Node) -> fx.Node:
-        """Return the value whose memory an in-place op returns."""
+        """Return the value whose memory an in-place op returns; return any other node itself."""
         while node in self.written:
             node = self.written[node]
         return node
@@ -144,7 +144,7 @@ class Plan:
             are_known = all(buffer in self.buffers for buffer in self.statistics[node])
             return are_known and isinstance(node.args[MOMENTUM], float)
         if target in (aten.instance_norm.default, aten.cudnn_batch_norm.default):
-            return False  # they may write running statistics, too
+            return False  # these may also write running statistics
         if not target._schema.is_mutable:
             return rule_of(target) is not None
         counterpart = functional(target)
@@ -155,7 +155,7 @@ class Plan:
         return origin in self.buffers or makes_new(origin)
 
     def _is_read_only(self, user: fx.Node) -> bool:
-        """Return True if an op that reads a written value creates no view of it."""
+        """Return True if an op that reads a value creates no view of the value."""
         return user.op == "output" or user in self.written or makes_new(user)
 
     def _after(self, node: fx.Node, target: Any, args: Iterable[Any]) -> fx.Node:
@@ -165,14 +165,14 @@ class Plan:
         return new_node
 
     def _part(self, made: fx.Node, number: int, like: fx.Node) -> fx.Node:
-        """Return one of several results, which has the type of another value."""
+        """Insert a node that returns result `number` of `made`; it has the type of `like`."""
         with self.graph.inserting_after(made):
             part = self.graph.call_function(operator.getitem, (made, number))
         part.meta = {**made.meta, "val": like.meta["val"]}
         return part
 
     def _return_buffers(self, nexts: dict[fx.Node, fx.Node]) -> None:
-        """Return the next values of buffers before the other outputs."""
+        """Insert the next values of buffers before the outputs of the graph."""
         output = self.graph.output_node()
         output.args = ((*nexts.values(), *output.args[0]),)
         self.program.graph_signature.output_specs[:0] = [
@@ -182,7 +182,10 @@ class Plan:
 
 
 def fits_constants(node: fx.Node) -> bool:
-    """Return True if PyTorch can compute an op of constants, which the op must not change."""
+    """Return True if PyTorch can compute an op of constants in advance.
+
+    The op must not write to a constant, and it must not draw random numbers.
+    """
     target: Any = node.target
     if target is operator.getitem or target is aten.detach_.default:
         return True
@@ -201,7 +204,7 @@ def writes_statistics(node: fx.Node) -> bool:
 
 
 def functional(target: OpOverload) -> OpOverload | None:
-    """Return the functional counterpart of an in-place op, or None if it is not a simple one."""
+    """Return the functional counterpart of an op in IN_PLACE, and None for any other op."""
     name = name_of(target)
     if name not in IN_PLACE:
         return None
@@ -216,7 +219,10 @@ def name_of(target: OpOverload) -> str:
 
 
 def keeps_type(node: fx.Node) -> bool:
-    """Return True if the functional op returns the dtype of the first argument, as in place."""
+    """Return True if no other operand changes the dtype of the first one.
+
+    Then the functional op returns that dtype, as the in-place op does.
+    """
     dtype = dtype_of(node.args[0])
     others: list[Any] = [*node.args[1:], *node.kwargs.values()]
     allowed = (int, bool) if not dtype.is_floating_point else (int, bool, float)

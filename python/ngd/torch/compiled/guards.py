@@ -89,7 +89,7 @@ class PoisonGuard:
         ]
 
     def refuse(self, use: str) -> None:
-        """Raise a PoisonedVariableError."""
+        """Raise a PoisonedVariableError. `use` is the call that its message names."""
         raise PoisonedVariableError(
             f"{use}: expected a model with valid values; got one whose last step failed while it "
             "updated the parameters. Load a complete checkpoint with model.load_state_dict and "

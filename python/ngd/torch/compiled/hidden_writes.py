@@ -37,14 +37,18 @@ class Value(NamedTuple):
 
 
 class _Walk:
-    """A walk over the graph. `trained` contains the memory whose values have a gradient."""
+    """A walk over the graph. `trained` has the nodes that allocated memory with a gradient."""
 
     def __init__(self, where: str, trained: set[fx.Node]) -> None:
         self.where, self.trained = where, trained
         self.values: dict[fx.Node, Any] = {}
 
     def run(self, module: fx.GraphModule, has_grad: bool, operands: Iterable[Any] = ()) -> Any:
-        """Visit the nodes in order, and return the values of the outputs."""
+        """Visit the nodes in order, and return the known facts about the outputs.
+
+        `has_grad` is False inside a `torch.no_grad()` region. `operands` has the facts about the
+        inputs; without it, each input has memory of its own.
+        """
         values_of_inputs = iter(operands)
         for node in module.graph.nodes:
             if node.op == "placeholder":
@@ -86,7 +90,7 @@ class _Walk:
         return Value(node, False)
 
     def _item(self, node: fx.Node, operands: list[Any]) -> Any:
-        """Return a result of a region or of an op of several results."""
+        """Return the facts about one result of a region, or of an op with several results."""
         (source,) = operands[:1] or [None]
         number = node.args[1] if len(node.args) > 1 else 0
         if isinstance(source, list) and isinstance(number, int):
@@ -107,7 +111,10 @@ def _nodes(tree: Any) -> list[fx.Node]:
 
 
 def _aliases(node: fx.Node) -> tuple[list[fx.Node], fx.Node | None]:
-    """Return the arguments that an op writes, and the one whose memory its result shares."""
+    """Return the arguments that an op writes to, and the argument that its result is a view of.
+
+    The second value is None if the result has new memory.
+    """
     assert isinstance(node.target, OpOverload)
     written, viewed = [], None
     schema = node.target._schema

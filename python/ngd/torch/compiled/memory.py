@@ -110,7 +110,7 @@ class ModelMemory:
         return self.variables[tensor]
 
     def read_written(self, where: str) -> None:
-        """Assign the values that the program has written to tensors since the last step.
+        """Assign to the variables what the user has written to tensors since the last step.
 
         All ranks must have written the same values, because the ranks of a host share one copy.
 
@@ -141,7 +141,10 @@ class ModelMemory:
             each.show()
 
     def show(self, computed: Collection[Node]) -> None:
-        """Make the tensors views of their variables after a step that uses these variables."""
+        """Make the tensors of the variables in `computed` views of these variables.
+
+        Renew all views if the memory of variables has moved.
+        """
         for tensor, of in self.variables.items():
             if of in computed and tensor not in self._shared:
                 self.add(tensor, of)
@@ -155,11 +158,11 @@ class ModelMemory:
         self._shared[tensor] = SharedTensor(tensor, of, self.group)
 
     def remove(self, tensor: torch.Tensor) -> None:
-        """Stop updating the view: the tensor keeps its current memory."""
+        """Stop updating a tensor that is a view of a variable. It keeps its current memory."""
         self._shared.pop(tensor, None)
 
     def constants(self) -> tuple[tuple[int, int], ...]:
-        """Return checksums of the buffers that are constants of programs."""
+        """Return the checksums of the buffers that have no variable: constants of the programs."""
         return tuple(
             _core.checksum(np.ascontiguousarray(as_array(buffer)))
             for buffer in self.model.buffers()
@@ -167,7 +170,7 @@ class ModelMemory:
         )
 
     def count_writes(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Count a write to tensors whose values a step has replaced, as autograd expects."""
+        """Increment the versions of tensors that a step has changed, so autograd sees the write."""
         torch.autograd.graph.increment_version(list(tensors))
         for each in self._shared.values():
             each.view.remember()

@@ -20,18 +20,18 @@ from .rules.registry import as_array, as_torch_dtype
 
 
 class Translation(NamedTuple):
-    """An optimizer of ngd that computes what one of PyTorch computes.
+    """The class of ngd.optim that computes the same updates as a class of torch.optim.
 
     Attributes
     ----------
     optimizer : type
         The class of ngd.optim.
     options : tuple of str
-        The options that both have, by name.
+        The names of the options that both classes have.
     state : dict of str to str
-        ngd's names of the state by PyTorch's.
+        The names of a parameter's state tensors: PyTorch's name to ngd's name.
     counts : bool
-        True if PyTorch's state has the number of updates, `step`.
+        True if PyTorch's state of a parameter contains the number of its updates, `step`.
     """
 
     optimizer: type[optim.Optimizer]
@@ -65,7 +65,8 @@ TRANSLATIONS: Final[dict[type, Translation]] = {
         {"sum": "square"},
     ),
 }
-"""The optimizers that can be translated. A subclass may compute something else."""
+"""The translations, by class of torch.optim. Subclasses are refused, because they may compute other
+updates."""
 
 REFUSED: Final = ("maximize", "capturable", "differentiable")
 """Options of PyTorch's optimizers that change the update and have no translation."""
@@ -111,7 +112,7 @@ class Cohort(NamedTuple):
 
 
 class TranslatedOptimizer:
-    """An optimizer of PyTorch with the updates and the state of its groups in an ngd program.
+    """An optimizer of PyTorch whose updates are nodes, and whose state is in ngd's variables.
 
     Parameters
     ----------
@@ -127,18 +128,22 @@ class TranslatedOptimizer:
         self.where, self.optimizer, self.memory = where, optimizer, memory
         self.translation = expect_translatable(where, optimizer)
         self.generation = 0
-        """The number of times that cohorts were split: older programs have wrong counts."""
+        """The number of splits of cohorts. A program from before a split has wrong counts."""
         self._groups: dict[int, optim.Optimizer] = {}
         self._rates: dict[int, float] = {}
         self._cohorts: list[Cohort] = []
         self._names = itertools.count()
         self._states: dict[torch.Tensor, dict[str, Variable]] = {}
         self._shown: dict[tuple[torch.Tensor, str], torch.Tensor] = {}
-        """The tensor of PyTorch's state for each state variable of ngd: a view of it, or a copy."""
+        """The tensors in PyTorch's state, by parameter and name. A tensor is a view of ngd's state
+        variable, or a copy if the variable is sharded."""
         optimizer.register_state_dict_pre_hook(self._gather_state)
 
     def options(self) -> tuple[Any, ...]:
-        """Return the options of all groups without learning rates; a change needs a new program."""
+        """Return the options of all parameter groups, without the learning rates.
+
+        A program contains the options as constants, so it is valid only for these options.
+        """
         return tuple(
             tuple(group[name] for name in self.translation.options)
             for group in self.optimizer.param_groups
@@ -147,8 +152,8 @@ class TranslatedOptimizer:
     def read_rates(self) -> None:
         """Assign the learning rates that have changed, for example by a scheduler.
 
-        They are variables and not arguments, so that the next values of parameters are equal on
-        all ranks. All ranks change them in the same way.
+        Learning rates are variables and not arguments of the program, so that the next values of
+        parameters are equal on all ranks. All ranks must set equal learning rates.
         """
         for number, group_optimizer in self._groups.items():
             rate = float(self.optimizer.param_groups[number]["lr"])
@@ -157,7 +162,7 @@ class TranslatedOptimizer:
                 cast(Variable, group_optimizer.lr).assign(rate)
 
     def updates(self, gradients: Mapping[Variable, Node]) -> dict[Variable, Node]:
-        """Return the updates of one program.
+        """Return the next values of the variables that one program updates.
 
         Parameters
         ----------
@@ -179,7 +184,7 @@ class TranslatedOptimizer:
         return updates_
 
     def _cohorts_of(self, number: int, trained: Sequence[torch.Tensor]) -> list[Cohort]:
-        """Return the cohorts of a group that a program trains.
+        """Return the cohorts (see Cohort) of a parameter group that a program trains.
 
         A cohort that the program trains only partly is split.
 
@@ -205,7 +210,10 @@ class TranslatedOptimizer:
         return [c for c in self._cohorts if c.group == number and trained_set & set(c.parameters)]
 
     def _count_of(self, p: torch.Tensor) -> int:
-        """Return the number of updates of a parameter, from PyTorch's state."""
+        """Return the number of updates of a parameter, from PyTorch's state.
+
+        If PyTorch's state does not count updates, return 1 if there is state, and else 0.
+        """
         state = self.optimizer.state.get(p, {})
         if self.translation.counts:
             return int(state.get("step", 0))
@@ -223,7 +231,7 @@ class TranslatedOptimizer:
         return cohort
 
     def _group(self, number: int) -> optim.Optimizer:
-        """Return ngd's optimizer of a group, which all its cohorts share except for the count."""
+        """Return ngd's optimizer of a group. Each cohort copies it and has a count of its own."""
         if number not in self._groups:
             group = self.optimizer.param_groups[number]
             rate = float(group["lr"])
@@ -234,14 +242,14 @@ class TranslatedOptimizer:
         return self._groups[number]
 
     def _split(self, cohort: Cohort, others: Sequence[torch.Tensor], count: int = -1) -> None:
-        """Move some parameters to a new cohort, with the same count or a given one."""
+        """Move the parameters `others` to a new cohort. If `count` is -1, it keeps the count."""
         for p in others:
             del cohort.parameters[p]
         self._add_cohort(cohort.group, int(cohort.optimizer.step) if count < 0 else count, others)
         self.generation += 1
 
     def _add_states(self, cohort: Cohort, parameters: Sequence[torch.Tensor]) -> None:
-        """Register the state variables of parameters by PyTorch's names, with PyTorch's values."""
+        """Register the state variables of new parameters, and assign the state of PyTorch."""
         by_name = cohort.optimizer.state.variables
         for p in parameters:
             if p in self._states:
@@ -259,7 +267,7 @@ class TranslatedOptimizer:
         of.assign(as_array(value))
 
     def read_state(self) -> None:
-        """Assign the state that the program has replaced, for example by `load_state_dict`."""
+        """Assign the state tensors that the user has replaced, for example by `load_state_dict`."""
         state = self.optimizer.state
         replaced = [
             (p, name, of)
@@ -290,9 +298,10 @@ class TranslatedOptimizer:
             self._split(cohort, parameters, count)
 
     def show_state(self) -> None:
-        """Make PyTorch's state of each parameter a view of ngd's state, in new tensors.
+        """Replace PyTorch's state tensors by new tensors that are views of ngd's state.
 
-        `load_state_dict` of PyTorch keeps the tensors of its argument, which must not change.
+        The old tensors must not become views: `load_state_dict` of PyTorch keeps the tensors of its
+        argument, and these must not change.
         """
         for p, variables in self._states.items():
             missing = [name for name in variables if (p, name) not in self._shown]
@@ -310,7 +319,7 @@ class TranslatedOptimizer:
                     self.memory.add(shown, of)
 
     def count(self, trained: Collection[Variable]) -> None:
-        """Count an update of the parameters that a step has trained."""
+        """Add 1 to PyTorch's `step` of each parameter that a step has trained."""
         if self.translation.counts:
             variables = self.memory.variables
             steps = [

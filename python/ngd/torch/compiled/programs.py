@@ -138,7 +138,7 @@ class ProgramBuilder:
         )
 
     def _inputs(self, captured: Capture) -> tuple[dict[str, Any], list[Node]]:
-        """Return the values of the inputs of a captured graph, and the placeholders among them."""
+        """Return the value of each input of a captured graph by name, and the placeholders."""
         tensors = self.memory.tensors()
         values: dict[str, Any] = {}
         inputs = []
@@ -157,7 +157,7 @@ class ProgramBuilder:
     def _value_of(
         self, path: str, kind: str, captured: Capture, tensors: Mapping[str, torch.Tensor]
     ) -> Any:
-        """Return a parameter or a buffer as a variable; a buffer that is only read is constant."""
+        """Return the variable of a parameter or buffer; for a read-only buffer, its tensor."""
         tensor = tensors[path]
         is_fixed = kind == "buffer" and path not in captured.mutated
         if is_fixed and tensor not in self.memory.variables:
@@ -192,7 +192,8 @@ class ProgramBuilder:
     ) -> dict[Variable, Node]:
         """Return the gradients of trained parameters, reduced over the ranks and clipped.
 
-        A program that accumulates adds to the sums in `updates` instead.
+        If `form.accumulates`, return this rank's gradients, not reduced, and put the new sums of
+        the micro-batches' gradients in `updates`.
         """
         weight = total = None
         if form.has_weight or form.accumulates:
@@ -217,7 +218,7 @@ class ProgramBuilder:
         return self._clipped(_reduced(gradients, total))
 
     def _sum(self, of: Variable) -> Variable:
-        """Return the sum of this rank's gradients of micro-batches."""
+        """Return the variable that sums this rank's gradients over micro-batches."""
         if of not in self._sums:
             zeros = np.zeros(of.shape, of.dtype)
             self._sums[of] = variable(f"{of.name}.accumulated", zeros, per_rank=True)
@@ -231,7 +232,11 @@ class ProgramBuilder:
 
 
 def _reduced(gradients: Mapping[Variable, Node], total: Node | None) -> dict[Variable, Node]:
-    """Return the mean over the ranks, or the sum divided by the sum of the weights."""
+    """Return the mean of the gradients over the ranks.
+
+    `total` is the sum of this rank's weights. If it is given, the sum of the gradients is divided
+    by the sum of the weights of all ranks.
+    """
     if total is None:
         return {v: ops.all_reduce(g, op="mean") for v, g in gradients.items()}
     weights = ops.all_reduce(total, op="sum")
@@ -244,8 +249,8 @@ def _reduced(gradients: Mapping[Variable, Node], total: Node | None) -> dict[Var
 def _differentiated(loss: Node) -> set[Node]:
     """Return the nodes that a loss depends on, except through detached values.
 
-    Only these parameters are updated. PyTorch's optimizers leave other parameters unchanged, even
-    with a weight decay.
+    A step updates only the parameters among these nodes. PyTorch's optimizers leave other
+    parameters unchanged, even with a weight decay.
     """
     detached = [node for node in topological([loss]) if node.op.name == "stop_gradient"]
     return set(topological([loss], detached))

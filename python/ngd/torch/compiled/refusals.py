@@ -75,7 +75,7 @@ def python_state(model: nn.Module) -> State:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value that differs after a change of a Python value; the same for other objects."""
+    """Return an immutable form of a plain Python value, to compare; for other objects the class."""
     if isinstance(value, (bool, int, float, str, type(None))):
         return value
     if isinstance(value, (list, tuple)):
@@ -86,7 +86,7 @@ def _plain(value: Any) -> Any:
 
 
 def changed_state(before: State, model: nn.Module) -> list[tuple[str, str]]:
-    """Return the modules and names of attributes that the forward pass has changed."""
+    """Return (path of the module, name) of each attribute that has changed since `before`."""
     after = python_state(model)
     return [key for key in after if before.get(key, ...) != after[key]]
 

@@ -31,7 +31,7 @@ from .rules.registry import as_array, as_numpy_dtype
 
 WHERE: Final = "ngd.torch.compile_step"
 MANY_PROGRAMS: Final = 8
-"""The number of programs at which a warning names the argument that changes."""
+"""The number of compiled programs at which a warning names the arguments that have changed."""
 MAX_PROGRAMS: Final = 64
 """The number of programs that a step keeps."""
 Fallback = Literal["error", "torch"]
@@ -137,7 +137,8 @@ class CompiledStep:
     def coverage(self) -> Coverage:
         """Return the ops of the model that ngd runs, and those that it does not run.
 
-        They are those of the last batch shape that was compiled, even if the compilation failed.
+        The lists describe the last batch shape that ngd has captured, even if ngd could not compile
+        it.
         """
         return self._coverage
 
@@ -185,7 +186,7 @@ class CompiledStep:
             raise
 
     def _repair(self) -> None:
-        """Assign the values that were loaded into a poisoned model."""
+        """Make a poisoned model valid: assign the values that the user has loaded to variables."""
         self._poison = None
         self._memory.assign_all()
 
@@ -202,7 +203,7 @@ class CompiledStep:
             captured = capture(WHERE, self.model, self.loss, batch)
             self._coverage = coverage_of(captured)
             program = self._builder.build(captured, form)
-        if self._generation != self._state.generation:  # this program split a cohort
+        if self._generation != self._state.generation:  # `build` has split a cohort
             self._programs.clear()
             self._generation = self._state.generation
         # A buffer that the program updates is not a constant any more.
@@ -258,7 +259,10 @@ def _weight(weight: Any) -> float:
 
 
 def _structure(model: nn.Module) -> tuple[Any, ...]:
-    """Return the properties of a model that a program depends on: modes, tensors, frozen ones."""
+    """Return the properties of a model that a program depends on.
+
+    These are the mode of each module, the identity of its tensors, and which parameters are frozen.
+    """
     return tuple(
         (
             module.training,

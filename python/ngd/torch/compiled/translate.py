@@ -76,7 +76,7 @@ def _attribute(module: Any, path: str) -> Any:
 
 
 def _known(arguments: Any, known: Mapping[fx.Node, Any]) -> Any:
-    """Return arguments with the values of their nodes."""
+    """Return arguments in which each node of the exported graph is replaced by its value."""
     return map_aggregate(arguments, lambda each: known[each] if isinstance(each, fx.Node) else each)
 
 
@@ -129,8 +129,8 @@ def _named(where: str, node: fx.Node) -> Iterator[None]:
 def _expect_type(node: fx.Node, value: Any) -> None:
     """Raise if an output has another type than in the export.
 
-    Each used output of several has its own node. PyTorch 2.9 gives the last states of LSTM layers a
-    wrong shape.
+    If an op has several outputs, only those that the graph reads are checked, because each of these
+    has its own node. PyTorch 2.9 gives the last states of LSTM layers a wrong shape.
     """
     expected = node.meta.get("val")
     if not isinstance(value, Node) or not isinstance(expected, torch.Tensor):

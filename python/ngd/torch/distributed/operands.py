@@ -25,7 +25,7 @@ REDUCTIONS: Final = {
     "MIN": "min",
     "MAX": "max",
     "PRODUCT": "prod",
-    "PREMUL_SUM": "sum",  # scale_operand() scales the operand
+    "PREMUL_SUM": "sum",  # premultiplied() scales the operand
 }
 """ngd's reductions, by the name in torch.distributed.ReduceOp."""
 BOOLEAN_REDUCTIONS: Final = {
@@ -36,7 +36,7 @@ BOOLEAN_REDUCTIONS: Final = {
     "MIN": "min",
     "BAND": "min",
 }
-"""The reductions of booleans."""
+"""ngd's reductions of booleans, by the name in torch.distributed.ReduceOp."""
 
 COMPLEX_REDUCTIONS: Final = {name: REDUCTIONS[name] for name in ("SUM", "AVG", "PREMUL_SUM")}
 """The reductions of complex numbers, which are sent as pairs of real numbers."""
@@ -52,7 +52,7 @@ def check(tensor: Tensor, where: str) -> None:
 
 
 def reduction(op: ReduceOp, dtype: torch.dtype, where: str) -> str:
-    """Return ngd's name of a reduction; ValueError if the dtype does not support it."""
+    """Return the name of ngd's reduction for `op`; ValueError if `dtype` does not support it."""
     table = (
         BOOLEAN_REDUCTIONS
         if dtype is torch.bool
@@ -81,21 +81,21 @@ def is_plain(tensor: Tensor) -> bool:
 
 
 def contiguous(tensor: Tensor) -> Tensor:
-    """Return the tensor, or a contiguous copy if it is not plain."""
+    """Return the tensor if `is_plain`, and otherwise a contiguous copy."""
     if is_plain(tensor):
         return tensor
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
 def destination_for(tensor: Tensor) -> Tensor:
-    """Return contiguous memory to receive a tensor into: its own if it is plain."""
+    """Return contiguous memory to receive into: the tensor if `is_plain`, else a new tensor."""
     if is_plain(tensor):
         return tensor
     return torch.empty(tensor.shape, dtype=tensor.dtype)
 
 
 def first_if_adjacent(tensors: Sequence[Tensor]) -> Tensor | None:
-    """Return the first tensor if the others follow it directly in memory, or None."""
+    """Return the first tensor if the others follow it directly in memory; otherwise None."""
     address = tensors[0].data_ptr()
     for tensor in tensors:
         if tensor.data_ptr() != address or not is_plain(tensor):
@@ -124,7 +124,10 @@ def destination_for_all(tensors: Sequence[Tensor]) -> tuple[Tensor, list[tuple[T
 
 
 def wire(tensor: Tensor) -> tuple[str, int]:
-    """Return the dtype in which an element is sent, and the number of such values per element."""
+    """Return the dtype in which a tensor is sent, and the number of values per element.
+
+    A complex number is sent as two real numbers. If ngd does not have a dtype, its bytes are sent.
+    """
     name = DTYPES.get(tensor.dtype)
     if name is not None:
         return name, 1

@@ -140,7 +140,7 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         return False
 
     def add_ranks(self, error: Exception) -> Exception:
-        """Return the error, with the ranks of the group if it is not the default group."""
+        """Return an error to raise. Outside the default group, its message names the ranks."""
         self._has_failed = True
         if self.ranks is None or not isinstance(error, CollectiveError):
             return error
@@ -306,7 +306,7 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         return call.start([block for blocks in outputs for block in blocks])
 
     def gather_single(self, output: Tensor, input: Tensor, opts: Any) -> Work:
-        """Gather into one tensor, which is empty on the other ranks."""
+        """Give the root the tensors of all ranks in one tensor, `output`; elsewhere it is empty."""
         call, is_root = Call(self, "gather"), self._rank == opts.rootRank
         if is_root:
             call.check_whole(output, "output", input, "input")
@@ -500,7 +500,7 @@ class Call:
     ) -> None:
         """Raise unless there is one block per rank, of one dtype.
 
-        This rank's own block must have the size of `mine`; if `even` is True, all blocks must.
+        If `own` is given, block `rank` must have the size of `own`; with `is_even`, all blocks.
         """
         size = self.group.size()
         if len(blocks) != size:
@@ -555,12 +555,12 @@ def reduce_op(opts: Any) -> Any:
 
 
 def as_list(tensors: Any) -> list[Tensor]:
-    """Return a list of tensors, also for a single tensor."""
+    """Return a list of tensors. A single tensor becomes a list with this tensor."""
     return [tensors] if isinstance(tensors, Tensor) else tensors
 
 
 def as_lists(tensors: Any) -> list[list[Tensor]]:
-    """Return lists of blocks, one list per tensor, also for the blocks of a single tensor."""
+    """Return lists of blocks, one list per tensor. A flat list has the blocks of one tensor."""
     return [tensors] if tensors and isinstance(tensors[0], Tensor) else tensors
 
 

@@ -51,7 +51,7 @@ def create_group(
     """Return a new group, and True if its errors number its ranks from 0 instead of globally."""
     world = world_over_mpi()
     if world is None or ranks is None or ranks[rank] != world.rank:
-        number = 0  # not a rank of ngd's world, or torch numbers the ranks differently
+        number = 0  # no world over MPI, or torch numbers its ranks differently
     else:
         number = world.communicator.next_group_number()
     if rank == 0:

@@ -43,7 +43,8 @@ from ...errors import BusyError, CollectiveTimeoutError, Error
 from .untraced import exclude_from_tracing
 
 SLICE_SECONDS: Final = 5e-3
-"""The length of a slice."""
+"""The length of a slice: the time that a waiting thread drives the core before it releases the
+lock."""
 SHORT_SLICE_SECONDS: Final = 2e-4
 """The length of a slice if another thread waits for the lock, or another group has pending
 works."""
@@ -256,7 +257,7 @@ class Work(torch.distributed.Work):
         self._finish()
 
     def _poll(self) -> None:
-        """Advance without waiting. An error is stored for the next wait."""
+        """Advance the collectives without waiting. Store an error, which `wait` then raises."""
         try:
             if not self._is_started():
                 self._group.queue.flush()
@@ -305,13 +306,13 @@ class Work(torch.distributed.Work):
 
 
 def profiler_range(name: str, tensors: Sequence[Tensor]) -> Any:
-    """Return a range for torch.profiler, with the form of name that gloo's ranges have."""
+    """Return a range for torch.profiler, whose name is "ngd:NAME", as gloo's is "gloo:NAME"."""
     distinct = {id(tensor): tensor for tensor in tensors}
     return torch._C._profiler._RecordFunctionFast(f"ngd:{name}", list(distinct.values()))
 
 
 def start_work(work: Work) -> Work:
-    """Start a work and return it. The caller holds the lock `turns`."""
+    """Submit a work, or put it in its group's queue, and return it. The caller holds `turns`."""
     try:
         outstanding[work] = None
         work._group.queue.start(work)

@@ -58,7 +58,10 @@ def attention(
 
 
 def _simplified(mask: Any, is_causal: bool) -> tuple[Node | None, bool]:
-    """Return a mask and the causal flag: a constant mask may be all true, or causal."""
+    """Return the mask and the causal flag, without a constant mask that is not needed.
+
+    A mask is not needed if it is all true, or if it is the causal mask, which the flag replaces.
+    """
     if not isinstance(mask, torch.Tensor):
         return (None if mask is None else as_node(mask)), is_causal
     values = as_array(mask)
@@ -80,7 +83,7 @@ def _with_dropout(
     is_causal: bool,
     scale: float | None,
 ) -> Node:
-    """Return attention with dropout of its weights, as separate ops that keep all weights."""
+    """Return attention with dropout of its weights, as separate ops that store all weights."""
     groups = query.shape[-3] // key.shape[-3] if query.ndim > 2 else 1
     if groups > 1:
         key, value = ops.repeat(key, groups, -3), ops.repeat(value, groups, -3)

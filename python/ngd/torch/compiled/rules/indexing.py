@@ -38,7 +38,7 @@ def embedding(
 
 
 def _is_computed_mask(index: Any) -> bool:
-    """Return True if an index is a mask that the step computes."""
+    """Return True if an index is a boolean mask that the step computes, and not a constant."""
     return isinstance(index, Node) and index.dtype.kind == "b"
 
 
@@ -103,7 +103,7 @@ def gather(call: Call, x: Any, dim: int, indices: Any, sparse_grad: bool = False
 
 
 def _corner(x: Node, dim: int, indices: Node) -> tuple[slice, ...]:
-    """Return the index of the part of a tensor that a smaller `indices` can reach."""
+    """Return slices of `x` to the lengths of `indices`, with the whole dimension `dim`."""
     return tuple(
         slice(None) if axis == dim else slice(0, indices.shape[axis]) for axis in range(x.ndim)
     )
@@ -119,7 +119,7 @@ def index_select(call: Call, x: Any, dim: int, indices: Any) -> Node:
 
 
 def _full_index(indices: Node, dim: int) -> tuple[Any, ...]:
-    """Return the index of every element of `indices`, with its value at dimension `dim`."""
+    """Return an index tuple: `indices` at dimension `dim`, and each element's own position else."""
     return tuple(
         indices
         if axis == dim

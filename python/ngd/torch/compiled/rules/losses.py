@@ -14,7 +14,7 @@ from .registry import Call, NodeOrNodes, Sample, T, as_node, as_optional_node, e
 aten: Final = torch.ops.aten
 
 REDUCTIONS: Final = ("none", "mean", "sum")
-"""The reductions by PyTorch's number."""
+"""The names of PyTorch's reductions, which have the numbers 0, 1 and 2."""
 
 LOGITS: Final = T((4, 5))
 LABELS: Final = T((4,), torch.int64, low=0, high=5)

@@ -109,7 +109,8 @@ def batch_norm_and_statistics(
 ) -> NodeOrNodes:
     """Return the result, two outputs for a backward op, and the next running statistics.
 
-    The running variance is that of the population: torch.nn.BatchNorm1d describes it.
+    The two outputs are None, because nothing reads them. The running variance averages the unbiased
+    variances of the batches, as in torch.nn.BatchNorm1d.
     """
     x, mean, variance = as_node(x), as_node(mean), as_node(variance)
     weight, bias = as_optional_node(weight), as_optional_node(bias)

@@ -125,7 +125,7 @@ class Call:
         return as_numpy_dtype(torch.result_type(first, second))
 
     def cast(self, value: Any, dtype: DType | None = None) -> Node:
-        """Return an operand as a node of a dtype; the default is that of the first output."""
+        """Return an operand as a node of `dtype`, by default the dtype of the first output."""
         return as_node(value, self.dtype if dtype is None else dtype)
 
 
@@ -133,19 +133,19 @@ DTYPES: Final = {getattr(torch, dtype.name): dtype for dtype in ALL}
 
 
 def as_numpy_dtype(dtype: torch.dtype) -> DType:
-    """Return ngd's dtype for PyTorch's, or raise an UnsupportedOpError."""
+    """Return ngd's dtype for a dtype of PyTorch; UnsupportedOpError if it does not exist."""
     expect(dtype in DTYPES, f"tensors of {dtype}")
     return DTYPES[dtype]
 
 
 def as_torch_dtype(dtype: DType) -> torch.dtype:
-    """Return PyTorch's dtype for ngd's."""
+    """Return PyTorch's dtype for a dtype of ngd."""
     torch_dtype: torch.dtype = getattr(torch, dtype.name)
     return torch_dtype
 
 
 def as_array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """Return the values of a tensor as an array, of 16 bits for bfloat16."""
+    """Return the values of a tensor as an array of the same dtype, including bfloat16."""
     tensor = tensor.detach().resolve_conj().resolve_neg()
     if tensor.dtype is torch.bfloat16:
         return tensor.contiguous().view(torch.int16).numpy().view(bfloat16)
@@ -206,7 +206,7 @@ RULES: Final[dict[OpOverload | str, Rule]] = {}
 
 
 def rule_of(target: Any) -> Rule | None:
-    """Return the rule of the target of a call in an exported graph."""
+    """Return the rule for the target of a call in an exported graph; None if there is no rule."""
     return RULES.get(target) or RULES.get(str(target))
 
 

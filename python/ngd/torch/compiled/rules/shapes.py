@@ -131,7 +131,7 @@ def select_scatter(call: Call, x: Any, source: Any, dim: int, index: int) -> Nod
 @rule(aten.cat.default, samples=[Sample([X, X], 1), Sample([X, T((0,))], -1)])
 def concat(call: Call, tensors: Sequence[Any], dim: int = 0) -> Node:
     nodes = [call.cast(x) for x in tensors]
-    nodes = [x for x in nodes if x.shape != (0,)] or nodes[:1]  # PyTorch ignores these
+    nodes = [x for x in nodes if x.shape != (0,)] or nodes[:1]  # PyTorch ignores empty vectors
     return nodes[0] if len(nodes) == 1 else ops.concat(nodes, dim)
 
 
