@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# The file is long because each argument is described.
 """Pooling: the maximum or the mean of each window over the spatial axes of [N, C, spatial...].
 
 _windows.py defines the positions of windows. 16-bit floats are summed in float32 and rounded once.
