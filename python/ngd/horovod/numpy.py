@@ -307,7 +307,7 @@ def pickle_object(obj: Any) -> bytes:
         pickler = importlib.import_module("cloudpickle")
     except ImportError:
         pickler = pickle
-    return bytes(pickler.pickle_object(obj))
+    return bytes(pickler.dumps(obj))
 
 
 def broadcast_object(
