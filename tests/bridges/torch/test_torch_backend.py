@@ -178,7 +178,7 @@ def models_of_hugging_face() -> Any:
     """Return the models of hf_models.py, or skip the test if they cannot be imported."""
     reason = "transformers is not installed, or its torchvision does not fit"
     return pytest.importorskip(
-        "hf_models", exc_type=(ImportError, RuntimeError), reason=reason
+        "tests.bridges.torch.hf_models", exc_type=(ImportError, RuntimeError), reason=reason
     ).MODELS
 
 

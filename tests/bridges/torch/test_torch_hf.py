@@ -16,7 +16,9 @@ from tests.bridges.torch import dynamo_warnings
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
-hf_models = pytest.importorskip("hf_models", exc_type=RuntimeError, reason="torchvision is broken")
+hf_models = pytest.importorskip(
+    "tests.bridges.torch.hf_models", exc_type=RuntimeError, reason="torchvision is broken"
+)
 
 from ngd.errors import FallbackWarning  # noqa: E402
 from ngd.torch import compile_step  # noqa: E402

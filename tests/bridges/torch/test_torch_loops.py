@@ -207,7 +207,9 @@ def join(batches: Any) -> Any:
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # transformers warns about peft
 def test_a_model_with_adapters_trains_only_these() -> None:
     peft = pytest.importorskip("peft", reason="peft is not installed")
-    hf_models = pytest.importorskip("hf_models", reason="transformers is not installed")
+    hf_models = pytest.importorskip(
+        "tests.bridges.torch.hf_models", reason="transformers is not installed"
+    )
     torch.manual_seed(0)
     base, batch = hf_models.MODELS["gpt2"]()
     config = peft.LoraConfig(r=4, lora_alpha=8, fan_in_fan_out=True, target_modules=["c_attn"])
