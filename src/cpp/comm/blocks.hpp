@@ -22,8 +22,8 @@ struct Slice {
 };
 
 // Return part number `part` of a slice that is divided into `parts` near-equal parts. Each part
-// begins a multiple of `unit` elements after the begin of the slice. If no elements are left for a
-// part, it is empty and at the end of the slice.
+// begins at slice.begin + k * unit, with an integer k. A part for which no elements are left is
+// empty and at the end of the slice.
 inline Slice part_of(Slice slice, int part, int parts, std::size_t unit = 1) noexcept {
   const auto n = static_cast<std::size_t>(parts);
   const auto edge = [&](int number) {

@@ -121,8 +121,9 @@ constexpr bool has_root(Kind kind) noexcept { return row_of(kind).of_root != Rol
 constexpr bool has_blocks(Kind kind) noexcept { return row_of(kind).source >= Part::Block; }
 constexpr bool between_two(Kind kind) noexcept { return row_of(kind).between_two; }
 
-// Return the number of elements of the source of `rank`, and of its destination; 0 if the rank has
-// no such array.
+// source_elements() returns the number of elements of the source of `rank`, and
+// destination_elements() that of the destination of `rank`. Both return 0 if the rank has no such
+// array.
 std::uint64_t source_elements(const Collective& collective, int rank, int size) noexcept;
 std::uint64_t destination_elements(const Collective& collective, int rank, int size) noexcept;
 

@@ -88,8 +88,9 @@ class Communicator : public Collectives, public HostMemory, public Peers {
       : membership_(membership), computations_(std::move(computations)) {}
   void set_membership(const Membership& membership) noexcept { membership_ = membership; }
 
-  // The duration of a call of try_submit, try_wait or try_split. It converts to false if another
-  // thread is in such a call already; then the new call is refused.
+  // A guard that marks a call of try_submit, try_wait or try_split as running while the guard
+  // exists. The guard converts to false if another thread is in such a call already; then the new
+  // call is refused.
   class [[nodiscard]] Entry {
    public:
     explicit Entry(Communicator& communicator)
@@ -152,8 +153,9 @@ std::unique_ptr<Communicator> make_group_of(Communicator& world, const std::vect
                                             int number, const std::string& key,
                                             double timeout_seconds,
                                             const std::function<bool()>& interrupt = {});
-// Return the lowest number that is above the numbers of all groups of this rank, for
-// make_group_of().
+// Return the lowest number that is above the numbers of all groups of this rank. The caller of
+// make_group_of() passes the largest such number of the members as the number of the new group, so
+// that no member has two groups with one number.
 int next_group_number(Communicator& world);
 
 // Load the MPI library that this process uses. `name`: "openmpi", "mpich" (any MPI with the ABI of

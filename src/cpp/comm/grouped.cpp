@@ -88,8 +88,9 @@ Grouped::~Grouped() {
   for (Pack& pack : packs_) static_cast<void>(pack.block.release());
 }
 
-// Set layout_, which the ranks compare, to the layout of the list. If the list has one tensor, it
-// is the layout of that tensor.
+// Set layout_, which the ranks compare, to the layout of the list: a description of the element
+// count, dtype and layout of each tensor. If the list has one tensor, layout_ is the layout of that
+// tensor.
 void Grouped::describe_list(const std::vector<Tensor>& tensors) {
   std::vector<std::uint64_t> layouts;
   for (const Tensor& tensor : tensors) {

@@ -39,8 +39,10 @@ bool has_unknown_counts(const CallDetails& call) noexcept {
   return call.record.identity.counts_hash != 0 && call.counts == nullptr;
 }
 
-// Return the differences between two calls that neither describe() nor options_of() shows, one per
-// line: layouts, and counts that are not known here.
+// Return a text with the differences between two calls that neither describe() nor options_of()
+// shows, one per line. Layouts are compared if this rank knows both. If counts differ by their
+// hashes, and this rank does not know the counts of a call, the text only says that the counts
+// differ.
 std::string hidden_differences(const CallDetails& a, const CallDetails& b) {
   std::string text;
   if (a.record.identity.layout_hash != b.record.identity.layout_hash && a.layout && b.layout)

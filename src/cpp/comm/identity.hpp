@@ -31,8 +31,9 @@ struct Identity {
 
   bool operator==(const Identity&) const noexcept = default;
   // Return a hash of all properties. `seed` is different for each group, so that the hashes of two
-  // groups differ. The hashes of the layout and of the program share a word, because a call has
-  // only one of the two: a compiled step has no layout, its program describes its arrays.
+  // groups differ. The hashes of the layout and of the program are mixed in as one value (their
+  // xor), because a call has only one of the two: a compiled step has no layout, its program
+  // describes its arrays.
   std::uint64_t hash(std::uint64_t seed) const noexcept {
     const std::uint64_t small =
         static_cast<std::uint64_t>(kind) | static_cast<std::uint64_t>(op) << 8 |
@@ -60,8 +61,8 @@ struct CallRecord {
 };
 static_assert(std::is_trivially_copyable_v<CallRecord>);
 
-// Return true if two ranks are in the same collective. Different computations are a difference only
-// if `held`, the computations that this rank has loaded, has that of the peer.
+// Return true if two ranks are in the same collective. Different computations count as a difference
+// only if `held`, the computations that this rank has loaded, contains the computation of the peer.
 bool agree(const CallRecord& mine, const CallRecord& theirs, const Computations& held);
 
 // Return the collective of a record, for error messages. If `counts` is not null, the call has

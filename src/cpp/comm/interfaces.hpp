@@ -143,16 +143,18 @@ class Peers {
 
   // Begin (`is_on`) or end the watch of the group. A running program that uses several groups of
   // the family watches all of them: a wait in one group then ends with the failure that a rank of
-  // another group has reported. Without this, if the awaited rank itself waits for the failed rank,
-  // the wait would end only at its deadline.
+  // another group has reported. Example: rank A waits for rank B in one group, and B waits for C in
+  // another group of A, where C fails. With the watch, the wait of A ends with the failure of C;
+  // without it, only at its deadline.
   virtual void watch(bool is_on) noexcept = 0;
   // Throw the failure that a rank of this group has reported, if that is known without receiving a
   // message.
   virtual void check_peers() const {}
 
-  // Publish the rank that this rank waits for outside of this group, in a numbering that the caller
-  // chooses; -1: it waits for none. A caller that still waits repeats the call several times per
-  // second.
+  // Publish the rank that this rank waits for outside of this group; -1: it waits for none.
+  // awaited_by() returns the number on the other ranks. The caller chooses the numbering (such as
+  // world ranks), because the awaited rank may not be in this group. A caller that still waits
+  // repeats the call several times per second.
   virtual void note_awaited(int awaited) noexcept { static_cast<void>(awaited); }
   // Return the rank that `rank` waits for, if `rank` has published it with note_awaited() within
   // the last second; otherwise -1.
@@ -161,9 +163,10 @@ class Peers {
     return -1;
   }
 
-  // Notify the peers that this rank has failed, and close the group. If `kind` is an error between
-  // ranks, the peers raise the same kind, otherwise RemoteRank. `ranks`: the ranks of the job that
-  // the text names; empty: this rank. A text that is too long is cut.
+  // Notify the peers that this rank has failed, and close the group. If `kind` is
+  // CollectiveMismatch, CollectiveTimeout or RankLost, the peers raise the same kind, otherwise
+  // RemoteRank. `ranks`: the ranks of the job that the text names; empty: this rank. A text that is
+  // too long is cut.
   virtual void give_up(ErrorKind kind, std::string_view why,
                        std::span<const int> ranks) noexcept = 0;
   // Call give_up() with the traceback of an exception that this rank has raised.

@@ -26,8 +26,9 @@ std::string prefix_of(std::string_view program, std::size_t count) {
   return std::string(program.substr(0, end));
 }
 
-// Return the query of a kernel that computes the statements up to number `statement`, and stores
-// only the result of that one.
+// Return the query (the op, types and attributes by which a kernel is made) of a kernel that
+// computes the statements 0 to `statement` of the kernel body, and stores only the result of
+// statement number `statement`.
 kernels::KernelQuery query_of_statement(const kernels::KernelQuery& original, std::size_t statement,
                                         DType dtype) {
   const Attrs& attrs = original.attrs;

@@ -29,7 +29,8 @@ bool is_fused(const Instruction& instruction);
 
 // Return the first elementwise op of the kernel whose result has a NaN or an infinity that its
 // operands do not have; nothing if no such op is found. `inputs` are the operands before the kernel
-// ran. Several statements with the same `application` count as one op.
+// ran. Statements with the same Member::application >= 0 count as one op: the compiler has expanded
+// that op into them.
 std::optional<FirstFault> first_fault(const Instruction& instruction,
                                       const kernels::KernelQuery& query,
                                       const std::vector<const void*>& inputs,

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // First fit with a segment tree: a binary tree whose leaves are the instructions. A node stands for
 // the span of the instructions below it. The life of a block is the range of the instructions
-// during which its bytes are in use. A life is the union of at most two spans per level of the
-// tree; these nodes are the spans of the life. Each node keeps two sets of bytes:
+// during which its bytes are in use. A life is the union of the spans of at most two nodes per
+// level of the tree, "its spans". Example: in a tree over instructions 0 to 7, the life 2 to 6 has
+// the spans 2-3, 4-5 and 6. Each node keeps two sets of bytes:
 //   throughout   the bytes of the blocks that have this node as one of their spans, and so use the
 //                bytes throughout it
 //   during       the bytes of all blocks that are alive at any instruction of the node

@@ -103,7 +103,9 @@ class Scan : public Nested {
     return is_reverse_ ? length_ - 1 - iteration : iteration;
   }
 
-  // Set carried value number `i` before the first iteration.
+  // Prepare carried value number `i` before the first iteration. Only a pointer is set: the first
+  // iteration reads the value at `initial`. The value is also stored in `history`, or in `last` if
+  // there are no iterations. `last`, `history`: null if no instruction reads them.
   void begin(std::size_t i, const void* initial, void* last, void* history) {
     inputs_[i] = initial;
     const std::size_t bytes = carries_[i].bytes;

@@ -22,8 +22,9 @@ class Nested {
   virtual std::vector<const Executor*> programs() const = 0;  // one per body of the instruction
 };
 
-// Build the nested programs of an instruction with the operands of `query`. Its last two outputs
-// are the private and the shared memory, which are not values. `arenas` has their addresses.
+// Build the nested programs of an instruction with the operands of `query`. The last two outputs of
+// `query` are not values: their sizes are those of the private and the shared memory of the nested
+// programs. `arenas` has the addresses of these two memories.
 //
 // Scan runs its body `length` times, from the last slice to the first if `reverse` is set.
 //   inputs:  `carries` carried values; `slices` tensors (iteration t reads slice t of each); values

@@ -53,7 +53,8 @@ class PendingCollectives {
   PendingCollective& add(const Instruction& instruction, const TensorType& operand,
                          const TensorType& result);
 
-  // The duration of a run. No collective of an earlier run may be pending when it begins.
+  // A guard that begins a run, and ends the watch of the groups when destroyed. No collective of an
+  // earlier run may be pending when the guard is constructed.
   class Run {
    public:
     explicit Run(PendingCollectives& collectives) noexcept : collectives_(collectives) {
@@ -69,8 +70,8 @@ class PendingCollectives {
   // Return true if the first collective of this run was refused, because another thread uses its
   // group. Then the run has had no effect on other ranks.
   bool was_refused() const noexcept { return was_refused_; }
-  // Start a collective, and wait for it. The pointers are device pointers. Both functions throw the
-  // errors of the communicator.
+  // start() starts a collective, and wait() waits for the result of a started one. `operand` and
+  // `result` are device pointers. Both functions throw the errors of the communicator.
   void start(PendingCollective& pending, const void* operand, void* result);
   void wait(PendingCollective& pending);
 

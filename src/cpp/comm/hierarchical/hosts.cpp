@@ -103,8 +103,8 @@ std::unique_ptr<mpi::Transfer> Hosts::make_transfer(int tag, const Collective& c
     case Kind::Broadcast:
       return make_broadcast(*this, tag, collective);
     case Kind::ReduceScatter:
-      // Not for 16-bit floats: their partial sums would be float32, and the staged data twice as
-      // large.
+      // 16-bit floats do not use the transfer over shared memory: their partial sums would be
+      // float32, and the staged data twice as large.
       if (!has_consecutive_ranks_ || is_half(collective.dtype)) return nullptr;
       return make_reduce_scatter(*this, tag, collective);
     case Kind::AllGather:

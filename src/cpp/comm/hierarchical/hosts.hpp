@@ -77,7 +77,7 @@ class Hosts final : public mpi::HostLayer {
   // group's ranks on that host.
   int host(int rank) const noexcept { return host_[static_cast<std::size_t>(rank)]; }
   int place(int rank) const noexcept { return place_[static_cast<std::size_t>(rank)]; }
-  // world ranks, without this one
+  // Return the other ranks of this group on this host, as world ranks.
   const std::vector<int>& neighbours() const noexcept { return neighbours_; }
 
   // All ranks of a host must submit the same sequence of collectives to local(), their group over
@@ -89,8 +89,9 @@ class Hosts final : public mpi::HostLayer {
   void next_ticket() noexcept { ++serving_; }
 
   // Submit a collective to local(), the group of this host. Returns nothing, without any effect,
-  // while another thread uses that group; the caller tries again later. Therefore a step of a
-  // transfer submits first, and sends messages after that.
+  // while another thread uses that group; the caller then repeats its step later. So a step of a
+  // transfer submits first and sends messages after that: otherwise a repeated step would send its
+  // messages twice.
   [[nodiscard]] std::optional<Work> try_submit(const Collective& collective) {
     return local_->try_submit(collective);
   }

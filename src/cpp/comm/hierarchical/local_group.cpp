@@ -17,7 +17,7 @@ using Seconds = std::chrono::duration<double>;
 
 namespace {
 
-// the time between two checks of the other groups
+// the time between two checks for failures in the other groups of the family
 constexpr auto kBetweenLooks = std::chrono::milliseconds(100);
 
 }  // namespace

@@ -47,7 +47,8 @@ void add_missing(const Hosts& hosts, Work work, std::vector<int>& peers) {
     if (std::find(peers.begin(), peers.end(), rank) == peers.end()) peers.push_back(rank);
 }
 
-// A transfer in windows (mpi/transfer.hpp) whose steps may submit local steps. A local step is a
+// A transfer in windows whose steps may submit local steps. A window transfers one slice of the
+// operand at a time (mpi/transfer.hpp); several windows are active at once. A local step is a
 // collective among the ranks of this host. All ranks of the host must submit their local steps in
 // the same order, so the windows take turns.
 //
@@ -93,8 +94,8 @@ class HostWindows : public WindowedTransfer {
   virtual bool complete_step(Window& window) = 0;
 
   void end_turn() { ++turn_; }
-  // Called after the last local step of a slice was submitted. After the last one of all slices,
-  // the next transfer may submit.
+  // Called once per slice, after the last local step of the slice was submitted. After the call for
+  // the last slice, the next transfer may submit local steps.
   void end_submissions() {
     if (--slices_left_ == 0) hosts_.next_ticket();
   }
@@ -194,9 +195,9 @@ class AllReduce final : public HostWindows {
     }
   }
 
-  // Share i of a slice is the part that the rank with local rank i reduces over its host. The
-  // counterparts on the other hosts have the same share. It has one part per host: the rank on host
-  // h reduces part h over all hosts.
+  // Share i of a slice: the elements that the rank with local rank i reduces over the ranks of its
+  // host. The counterparts of that rank on the other hosts have the same share. A share is divided
+  // into one part per host: the counterpart on host h reduces part h over all hosts.
   Slice share(const Window& window, int i) const {
     return part_of(window.slice, i, hosts_.per_host());
   }
@@ -317,8 +318,8 @@ class Broadcast final : public HostWindows {
 
 // The base class of the transfers of blocks (reduce_scatter and all_gather). There is one message
 // from each rank to each of its counterparts, and one local step (a collective inside this host)
-// per host. This class submits the local steps in order. A derived class describes them; it must
-// have no effect before the group of this host has accepted a step.
+// per host. This class submits the local steps in order. A derived class describes a local step in
+// submission(), which must have no side effect, because the group of this host may refuse the step.
 class HostBlocks : public Transfer {
  public:
   std::vector<int> pending_peers() const override {
@@ -368,7 +369,8 @@ class HostBlocks : public Transfer {
     return step;
   }
 
-  // Return the number of the host whose region is the operand of local step `number`.
+  // Return the number of the host whose region (the blocks of all ranks of that host) is the
+  // operand of local step `number`.
   virtual int host_of_step(int number) const = 0;
   // Return true if the data that local step `number` reads have arrived.
   virtual bool has_operand(int number) = 0;

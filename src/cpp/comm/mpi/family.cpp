@@ -28,7 +28,8 @@ namespace {
 constexpr auto kShortestNap = std::chrono::microseconds(50);
 constexpr auto kLongestNap = std::chrono::microseconds(400);
 constexpr auto kLongestRest = std::chrono::milliseconds(100);
-// Open MPI polls its sockets only in every eighth call that finds no message (opal_progress).
+// The number of MPI calls that Family::pump() makes. Open MPI polls its sockets only in every
+// eighth call that finds no message (opal_progress), so one of these calls polls them.
 constexpr int kCallsForSockets = 8;
 constexpr std::size_t kAtOnceBytes = 2048;  // MPI sends a message of this size at once
 
@@ -111,7 +112,7 @@ void Family::fail(ErrorKind kind, std::string_view text, std::span<const int> ra
     failure_.ranks.assign(ranks.begin(), ranks.end());
     if (ranks.empty()) failure_.ranks.push_back(endpoint_.rank);
   } catch (const std::bad_alloc&) {
-    // Memory is short: the text and the ranks may be incomplete.
+    // Memory is short: the text and the ranks of failure_ may be incomplete.
   }
   for (Member* member : members_) member->send_failure(failure_);
   const bool is_long = failure_.text.size() > kAtOnceBytes ||

@@ -88,7 +88,8 @@ class Family {
       mark_thrown();
     });
   }
-  // Called by a caller that throws the failure itself: later calls then throw GroupClosed.
+  // Record that the caller of this function throws the failure of the family itself. Later calls
+  // then throw GroupClosed.
   void mark_thrown() noexcept { has_thrown_ = true; }
   // Throw the failure of the family at the first call. At later calls throw GroupClosed with its
   // text.
@@ -108,8 +109,8 @@ class Family {
 
   bool failed() const noexcept { return failed_; }  // may be called without the lock
 
-  // The duration of a caller's wait, in which the progress thread sleeps. Construct it without the
-  // lock.
+  // A guard for the wait of a caller: the progress thread sleeps while the guard exists. Construct
+  // the guard without holding the lock, mutex().
   class Waiting {
    public:
     explicit Waiting(Family& family) : gate_(*family.gate_) { gate_.begin_wait(); }
@@ -139,8 +140,9 @@ class Family {
   std::mutex mutex_;
   std::vector<Member*> members_;
   std::vector<Member*> busy_;  // the members that had pending works at the last progress()
-  // A forked child destroys neither the gate nor the thread: the thread does not exist there, and
-  // the destructor of a condition variable would wait for it.
+  // A forked child destroys neither `gate_`, which decides when the progress thread runs, nor
+  // `thread_`. The thread does not exist in the child, and the destructor of the condition variable
+  // of `gate_` would wait for the thread.
   std::unique_ptr<ProgressGate> gate_ = std::make_unique<ProgressGate>(mutex_);
   std::unique_ptr<std::thread> thread_;
 };

@@ -73,7 +73,8 @@ RankSet child_ranks(const RankSet& parent, int color, const std::vector<Choice>&
 
 // Pending works submit collectives to the host group (the ranks of this host) at different times on
 // different ranks. But the split must have the same position in the sequence of the host group on
-// all ranks. So all works before `last` end first, on every rank.
+// all ranks. So every rank first waits for all works before `last`, the collective of split() that
+// gathers the arguments of all ranks.
 std::unique_ptr<Communicator> split_host_group(MpiCommunicator& parent, int color, int key,
                                                Work last) {
   const double timeout = config::timeout_seconds();

@@ -29,7 +29,8 @@ class HostLayer {
   // only.
   virtual std::unique_ptr<Transfer> make_transfer(int tag, const Collective& collective) = 0;
 
-  // Fail the host group, so that the collectives end that a failed transfer has submitted to it.
+  // Fail the host group. This ends the collectives that a failed transfer has submitted to the host
+  // group.
   virtual void fail(const Failure& failure) noexcept = 0;
 
   // Split the host group. Returns nothing while another thread uses the host group.
@@ -40,7 +41,8 @@ class HostLayer {
                                                std::unique_ptr<Communicator> local) const = 0;
 
   // Return the layer of a group that only its own ranks make (make_group_of in communicator.hpp).
-  // Its ranks on this host connect to each other over shared memory, at a rendezvous with this key.
+  // The ranks of the group on this host connect to each other over shared memory. They find each
+  // other by `key`, which the caller of make_group_of() gives; no other group has it.
   struct Rendezvous {
     const std::string& key;
     double timeout_seconds;
@@ -53,11 +55,12 @@ class HostLayer {
 
   // Return true if the rank is on this host.
   virtual bool is_here(int world_rank) const noexcept = 0;
-  // Return the rank that a rank of this host has published that it waits for; -1: none.
+  // Return the rank that rank `world_rank` waits for, as that rank has published. Return -1 if it
+  // waits for none, or is on another host.
   virtual int awaited_by(int world_rank) const noexcept = 0;
 
-  // Return local() as a group of the family, for a group whose ranks are all on this host. This
-  // moves the host group out of this object, which must not be used afterwards.
+  // Take local() out of this object, and return it as a group of the family. The caller has checked
+  // that local() has all ranks of the group. This object must not be used afterwards.
   virtual std::unique_ptr<Communicator> take_local(std::shared_ptr<Family> family) = 0;
 };
 

@@ -23,10 +23,12 @@ void LongWait::publish() {
   }
 }
 
-// Find the ranks that cause a late collective, among the missing ones. A missing rank of this host
-// may itself wait for another rank, and has then published that rank. Replace it by that rank, and
-// return a line of text per replacement. A rank of this host that waits for no other rank has
-// stopped for certain: then set `is_certain`, and keep only such ranks in `missing`.
+// Find the ranks that cause a late collective, and store them in `missing`, which has the missing
+// ranks at first. If a missing rank of this host has published that it waits for another rank (not
+// this one), replace it by that rank, and repeat this for the new rank. Return a line of text per
+// replacement. A rank of this host that then waits for no rank has certainly stopped. If there are
+// such ranks, set `is_certain` to true and keep only them in `missing`; otherwise set `is_certain`
+// to false.
 std::vector<std::string> LongWait::find_culprits(std::vector<int>& missing,
                                                  bool& is_certain) const {
   const HostLayer* hosts = group_.hosts.get();

@@ -152,8 +152,8 @@ Progress MpiCommunicator::try_wait(Work work, const WaitLimits& limits) {
 }
 
 // The interrupt callback has set an exception in Python, so this throws even if the work is
-// complete. A complete work loses its result, but its group stays usable. Otherwise the family
-// fails.
+// complete. If the work is complete, its result is lost, but the group stays usable. If the work is
+// not complete, the family fails.
 void MpiCommunicator::throw_interrupted(Work work) {
   const std::lock_guard lock(group_.family->mutex());
   group_.require_open("wait");

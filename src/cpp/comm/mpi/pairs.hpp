@@ -30,8 +30,10 @@ class Pairs {
 
   std::uint64_t submit(Mailbox& mailbox, const Collective& collective);
   // Advance all sends and receives. check(peer, call, is_matched, start) is called for the oldest
-  // pending work of each pair and direction. Throws the errors of check(), CollectiveMismatch and
-  // Unreachable.
+  // pending send to each peer, and the oldest pending receive from each peer. check() throws if the
+  // failure of a rank ends that work. `is_matched`: a receive for which the header of the sender
+  // has arrived. `start`: the time of the submission. progress() throws the errors of check(),
+  // CollectiveMismatch and Unreachable.
   template <class Check>
   void progress(Mailbox& mailbox, Check&& check);
 

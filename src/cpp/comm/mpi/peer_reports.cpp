@@ -9,8 +9,8 @@
 namespace ngd::comm::mpi {
 namespace {
 
-// The time in which a header that a failed rank has sent before should arrive. If all headers
-// arrive, a collective may complete although a rank has failed.
+// The time to wait for the header that a rank may have sent before it failed. If the headers of all
+// ranks arrive, a collective may complete although a rank has failed.
 constexpr auto kGrace = std::chrono::milliseconds(100);
 // The time to wait for the report of a failed peer.
 constexpr auto kReportTime = std::chrono::milliseconds(200);
@@ -29,8 +29,8 @@ void PeerReports::check_needed(const PendingCollective& work, bool has_headers) 
   }
 }
 
-// Return true if a peer has failed, and a work that began at `start` has waited for kGrace since
-// then.
+// Return true if a peer has failed, and more than kGrace has passed both since `start`, the begin
+// of a work, and since the report of the failure arrived.
 bool PeerReports::has_failed(int peer, Clock::time_point start) const {
   if (!mailbox_.ended(peer) || has_left_in_order(peer)) return false;
   return Clock::now() - std::max(start, mailbox_.ended_at(peer)) > kGrace;
@@ -53,8 +53,9 @@ void PeerReports::throw_end(int peer, const CallRecord& mine) const {
 }
 
 // A send or a receive whose header was matched continues if its peer has left without a failure,
-// because the data may still arrive. Without a match, any failure in the group ends the send or
-// receive: its peer may be silent because it has died, and another rank has failed because of that.
+// because the data may still arrive. Without a match, the failure of any rank of the group ends the
+// send or receive. Its own peer may have died without a report, and another rank may have failed
+// because of that.
 void PeerReports::check_pair(int peer, const CallRecord& mine, bool is_matched,
                              Clock::time_point start) const {
   if (mailbox_.ended(peer) && !(is_matched && has_left_in_order(peer))) throw_end(peer, mine);

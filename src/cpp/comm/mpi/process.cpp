@@ -134,7 +134,8 @@ void keep_for_good(const void* memory) noexcept {
   try {
     blocks.push_back(memory);  // so that a leak checker finds a pointer to it
   } catch (const std::bad_alloc&) {
-    // Memory is short. The block is kept all the same, but a leak checker reports it.
+    // Memory is short. The block `memory` is not freed in this case either, but a leak checker
+    // reports it.
   }
 }
 

@@ -101,9 +101,10 @@ class RingAllReduce final : public WindowedTransfer {
  private:
   Slice part(const Window& window, int owner) const { return part_of(window.slice, owner, size_); }
 
-  // Step k of the reduce-scatter sends part rank - 1 - k and receives part rank - 2 - k. After the
-  // last step, rank r has the whole sum of part r. Step k of the all-gather sends part rank - k.
-  // Part numbers are modulo the number of ranks.
+  // Carry out step number window.step for the window's slice. Step k of the reduce-scatter sends
+  // part rank - 1 - k and receives part rank - 2 - k. After the last step, rank r has the whole sum
+  // of part r. Step k of the all-gather sends part rank - k. Part numbers are modulo the number of
+  // ranks.
   Outcome step(Window& window) override {
     const int exchanges = size_ - 1;
     const int k = window.step;

@@ -19,7 +19,7 @@ namespace ngd::comm::mpi {
 class TaskThread {
  public:
   TaskThread();  // throws std::system_error if no thread can be started
-  // Deleted, because the thread uses the object until the process ends.
+  // The destructor is deleted, because the thread uses the object until the process ends.
   ~TaskThread() = delete;
   TaskThread(const TaskThread&) = delete;
   TaskThread& operator=(const TaskThread&) = delete;

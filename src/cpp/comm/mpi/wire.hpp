@@ -38,7 +38,8 @@ struct Header {
   std::uint8_t has_program_text = 0;
   std::uint32_t number = 0;  // Sent: the tag; Failed: the number of ranks in the payload
   std::uint32_t payload_bytes = 0;
-  // Of Failed and Left: the number of the first collective that this rank will not complete.
+  // In a Failed or Left message: the number of the first collective that this rank will not
+  // complete.
   std::uint64_t sequence = 0;
   CallRecord call;
 };

@@ -89,8 +89,9 @@ void Works::finish_with_headers(PendingCollective& work) const {
 }
 
 // Before any data move, check again for reports of failures: if MPI has begun to send data to a
-// failed rank, it cannot cancel the message. A report arrives after the header, and MPI delivers
-// arrived messages before it sends.
+// failed rank, it cannot cancel the message. A peer that fails after it has sent its header sends
+// its report after the header, so the report may arrive later. Each call of progress() receives the
+// messages that have arrived.
 void Works::begin(PendingCollective& work, int slot) const {
   for (int look = 0; look < kLooksBeforeData; ++look) headers_.mailbox().progress();
   reports_.check_needed(work, true);

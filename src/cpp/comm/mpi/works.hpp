@@ -42,9 +42,9 @@ class Works {
     return works_.empty() ? nullptr : &works_.front();
   }
 
-  // The following functions take a work that is not complete. For a collective, call_of(),
-  // has_begun() and awaited_ranks() treat the first incomplete collective, because a wait waits for
-  // that one first.
+  // The following functions take a work that is not complete. If the work is a collective,
+  // call_of(), has_begun() and awaited_ranks() return the value for the first incomplete
+  // collective, not for the given one, because a wait waits for the first one first.
   static bool is_pair(Work work) noexcept { return work.sequence >= Pairs::kFirst; }
   const CallRecord& call_of(Work work) const;
   bool has_begun(Work work) const;                  // its data are being transferred

@@ -52,8 +52,9 @@ int open_descriptors() {
   return count;
 }
 
-// Each rank needs a connection, a segment and a pidfd per rank. Only rank 0 has the connections,
-// but with this check all ranks with the same limit fail in the same way.
+// Check that this process may open enough file descriptors (RLIMIT_NOFILE). Rank 0 needs a
+// connection, a segment and a pidfd for each rank. The other ranks do not need a connection for
+// each rank, but make the same check, so that all ranks with the same limit fail in the same way.
 void check_descriptors(int size) {
   rlimit limit{};
   const auto needed = static_cast<rlim_t>(open_descriptors() + 3 * size + 4);
@@ -111,7 +112,8 @@ class Rendezvous {
 
   Parcel& parcel(int rank) { return parcels_[static_cast<std::size_t>(rank)]; }
   bool has_come(int rank) { return parcel(rank).segment.valid(); }
-  // Called as soon as a failure can be sent to the other ranks.
+  // Create the segment of this rank, the memory that it shares with its peers. Called as soon as a
+  // failure can be sent to the other ranks.
   void make_segment() { parcel(rank_).segment = create_segment(size_); }
   std::vector<int> missing() {
     std::vector<int> ranks;
@@ -202,8 +204,9 @@ class Rendezvous {
           {KeptDescriptor(std::move(each.pidfd)), each.message.pid, each.message.start_time});
       CPU_OR(&all, &all, &each.message.cores);
     }
-    // If a quota allows fewer cores than the mask of this rank, the quota counts. Otherwise the
-    // cores of all ranks count, because the ranks may be bound to different cores.
+    // If a quota allows fewer cores than the affinity mask of this rank, `cores` is that lower
+    // number. Otherwise `cores` is the number of cores in the masks of all ranks together, because
+    // the ranks may be bound to different cores.
     const int available = device::available_cores();
     const bool has_quota = available < CPU_COUNT(&parcel(rank_).message.cores);
     assembly.cores = has_quota ? available : std::max(available, CPU_COUNT(&all));
@@ -475,7 +478,7 @@ class Client final : public Rendezvous {
   }
 
   // Send a message to rank 0. If rank 0 does not read any more, its last message has arrived: throw
-  // the reason that it has.
+  // the failure that this message contains.
   void send_to_server(const Message& message, int segment_fd = -1, int pidfd = -1) {
     const Channel::Sent sent = server_.send(message, segment_fd, pidfd, clock_);
     if (sent == Channel::Sent::Yes) return;

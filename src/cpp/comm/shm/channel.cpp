@@ -146,8 +146,8 @@ Channel::Got Channel::receive(Parcel& parcel) noexcept {
     parcel.pidfd = Descriptor(fds[1]);
   }
   parcel.cut = (header.msg_flags & MSG_CTRUNC) != 0;
-  // The message is of another version of ngd, or of another program. So its magic number must not
-  // match.
+  // A message of another length is from another version of ngd, or from another program. Clear its
+  // magic number, so that the caller rejects the message.
   if (length != static_cast<ssize_t>(sizeof parcel.message)) parcel.message.magic = 0;
   return Got::Parcel;
 }

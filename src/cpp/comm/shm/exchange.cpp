@@ -20,8 +20,8 @@
 //
 // An all_to_all in place (equal blocks; source and destination are the same) stores chunk c of the
 // peers where its own chunk c was. It takes no chunk before it has filled its own, and no rank
-// reads its source. If all ranks' calls allow it, the algorithm of cooperative.cpp does this
-// instead, and a large broadcast.
+// reads its source. If the calls of all ranks allow it, the algorithm of cooperative.cpp carries
+// out all_to_alls in place and large broadcasts instead.
 #include "comm/shm/exchange.hpp"
 
 #include <algorithm>

@@ -36,8 +36,8 @@ class Exchange {
   std::uint64_t source_bytes() const noexcept { return source_bytes_; }
   bool may_be_cooperative() const noexcept { return may_be_cooperative_; }
 
-  // Call the first function when the slot of this rank has its payload, or the second one when the
-  // slot has the offsets of its operands.
+  // Call publish_inline() when the slot of this rank contains its payload, or publish_operands()
+  // when the slot contains the offsets of its operands.
   void publish_inline() noexcept { out_chunks_ = 0; }
   void publish_operands(const Group& group, TaskHead& task) noexcept;
 

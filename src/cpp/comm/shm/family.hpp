@@ -94,8 +94,9 @@ class Family {
   // Throw the failure that `rank`, a rank of the world, has reported. Do nothing if the rank has
   // not failed.
   void check_rank(int rank) const;
-  // Return true if it is time for the next system calls about the peers. time_to_ask(): for the
-  // next call of the interrupt callback.
+  // time_to_watch() returns true if it is time to check again, by system calls, that the peers are
+  // alive. time_to_ask() returns true if it is time to call the interrupt callback again. `now`:
+  // the time in ns.
   bool time_to_watch(std::uint64_t now) noexcept;
   bool time_to_ask(std::uint64_t now) noexcept;
 
@@ -112,9 +113,9 @@ class Family {
     int ranks = 0;
     std::vector<std::uint64_t> letter_boxes{}, texts{};
   };
-  // Release a block when all ranks have departed: none uses the block any more. The caller has
-  // allocated the list, which has at most one entry, because this function must not allocate
-  // memory.
+  // Release each of the blocks as soon as all its ranks have departed: none uses the block any
+  // more. `blocks` has at most one entry. The parameter is a list that the caller has allocated,
+  // because this function must not allocate memory.
   void retire(std::list<Retired> blocks) noexcept;
 
  private:

@@ -13,8 +13,8 @@
 // the staging buffers (staging.hpp) in chunks. Each chunk goes through three acts (schedule.hpp):
 //   CopyIn    copy the elements that the peers need, from the source to this rank's buffer
 //   Reduce    when all ranks have copied the chunk in: reduce this rank's part, from its source and
-//             the peers' buffers, to its destination and to the buffers of the ranks that get the
-//             result, over the elements that were read there
+//             the peers' buffers. Store the result in this rank's destination (if it gets one), and
+//             in the buffers of the peers that get it, in place of the elements that were reduced
 //   CopyOut   when all ranks have reduced the chunk: copy the peers' parts from this rank's buffer
 //             to its destination
 // After CopyOut a rank may fill its buffer again without a further flag: a peer that has reduced

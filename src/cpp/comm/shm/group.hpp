@@ -97,7 +97,8 @@ class Group {
   // Return true if a need, the condition that a collective waits for, is met. Throws
   // CollectiveMismatch if a rank has published another collective than this rank.
   bool met(Need& need);
-  // Return the ranks of the world that have not raised the flag that a need waits for.
+  // Return the world ranks that have not yet raised the flag of a need, the condition that a
+  // collective waits for.
   std::vector<int> missing(const Need& need) const;
 
   // Throw CollectiveMismatch if collective number `sequence` of `rank` differs from that of this

@@ -11,7 +11,8 @@
 // An engine call that waits for its peers keeps `inside`, but releases `locked` as soon as another
 // thread wants it; `wanted` counts these threads. It also releases `locked` while it calls the
 // interrupt callback (comm::Communicator::set_interrupt), which may run any code, and so may close
-// or drop groups. Therefore a thread that holds `locked` waits for nothing but memory.
+// or drop groups. Therefore a thread that wants `locked` never waits until a peer acts or the
+// callback returns.
 #pragma once
 
 #include <atomic>
@@ -60,8 +61,8 @@ class Monitor {
   std::atomic<std::uint32_t> wanted_{0};
 };
 
-// The duration of an engine call. It converts to false if another thread is in an engine call: then
-// this object has no effect.
+// A guard that begins an engine call (submit, wait, done or split) and ends it when destroyed. The
+// guard converts to false if another thread is in an engine call: then the guard has no effect.
 class [[nodiscard]] Inside {
  public:
   explicit Inside(Monitor& monitor) noexcept : monitor_(monitor), has_entered_(monitor.enter()) {}
@@ -77,7 +78,7 @@ class [[nodiscard]] Inside {
   const bool has_entered_;
 };
 
-// The duration of the interrupt callback in an engine call, in which `locked` is released.
+// A guard that releases `locked` while it exists: for the interrupt callback in an engine call.
 class Outside {
  public:
   explicit Outside(Monitor& monitor) noexcept : monitor_(monitor) { monitor.unlock_inside(); }
@@ -89,7 +90,7 @@ class Outside {
   Monitor& monitor_;
 };
 
-// The duration of a short call, in which `locked` is set.
+// A guard that holds `locked` while it exists: for a short call, such as close or stats.
 class Locked {
  public:
   Locked(Monitor& monitor, RankRecord& sleeper) noexcept : monitor_(monitor) {

@@ -27,8 +27,9 @@
 // Otherwise the data pass through the staging buffers in chunks, with two more acts (schedule.hpp):
 //   CopyIn    before Sum: copy the elements that the node needs, from the source to the buffer
 //   CopyOut   in the end: copy the results of the node's ranks, from the buffer to the destination
-// In place of its own slice, a rank's buffer holds the partial sum, and the results for its
-// counterparts.
+// CopyIn leaves out slice i, this rank's own slice. There the rank's buffer holds the partial sum
+// after Sum. Combine then replaces piece h of it by the result, which the counterparts read in
+// Spread.
 #include "comm/shm/nodes.hpp"
 
 #include "comm/shm/copy.hpp"

@@ -28,7 +28,9 @@ class ProgramTexts {
       : heap_(heap), group_(group), held_(held) {}
 
   // Return the text of a program that collective number `sequence` uses. The text is stored at its
-  // first use. `slots_free_to`: collectives up to this number may be published (SlotQueue).
+  // first use. `slots_free_to`: collectives up to this number may be published (SlotQueue). It
+  // shows which collectives all ranks have finished, so that texts of unloaded programs can be
+  // released.
   ProgramText text_of(const ProgramIdentity* program, std::uint64_t sequence,
                       std::uint64_t slots_free_to);
   // Return the offsets of all texts in the heap. The caller must release them. Allocates no memory.

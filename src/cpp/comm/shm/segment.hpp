@@ -15,10 +15,11 @@
 //   staging  | buffers for operands in private memory, chunk by chunk (staging.hpp)
 //
 // Only its owner writes to a control block, except for `departed` and for staging buffers that
-// peers write results to (flat.cpp, nodes.cpp). Everything in a slot but its second line is written
-// before `published`, and stays until every rank has finished the slot's sequence. So a peer that
-// has read `published` may read all of it. Flags are stored and loaded sequentially consistent,
-// because a peer may sleep until one is raised (wait.hpp).
+// peers write results to (flat.cpp, nodes.cpp). Everything in a slot, except its second cache line
+// (`step`, `taken`, `first_ticket`), is written before `published`, and stays until every rank has
+// finished the collective of the slot. So a peer that has read `published` may read all of it.
+// Flags are stored and loaded sequentially consistent, because a peer may sleep until one is raised
+// (wait.hpp).
 #pragma once
 
 #include <algorithm>

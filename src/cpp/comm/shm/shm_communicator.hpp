@@ -101,7 +101,8 @@ class ShmCommunicator final : public Communicator, private Member, private Commo
   Waiter waiter_;
   double split_timeout_;
   std::uint32_t splits_ = 0;
-  // close() fills in this entry, which is allocated here because close() must not allocate memory.
+  // A list of one entry, which close() fills in and passes to Family::retire(). The entry is
+  // allocated here, because close() must not allocate memory.
   std::list<Family::Retired> retired_ = std::list<Family::Retired>(1);
 };
 

@@ -4,8 +4,9 @@
 //
 // Every chunk that is staged has a ticket. Tickets are numbered over all collectives of a group;
 // ticket t uses buffer t % kBuffers. Two rules say when a buffer may be filled again:
-//   - If the peers only read the buffer (exchange.cpp), they report it in Slot::taken. The buffer's
-//     guard is the need for these reports, so a rank can complete a collective before they arrive.
+//   - If the peers only read the buffer (exchange.cpp), they report it in Slot::taken. The buffer
+//     has a guard, a Need (a condition on flags of the ranks) that is met when all reports have
+//     arrived. Until then the buffer is in use, but this rank can already complete the collective.
 //   - If the peers also write results to it (flat.cpp, nodes.cpp), this rank holds the buffer until
 //     it has copied the results out.
 #pragma once

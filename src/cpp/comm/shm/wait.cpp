@@ -49,8 +49,9 @@ bool Ladder::spin_or_yield() noexcept {
   return false;
 }
 
-// Time without a core does not count as spinning, up to a limit: work of the caller between two
-// spins looks the same, and the caller must check its peers and its deadline now and then.
+// A long time between two calls means that the thread had no core, or that the caller did other
+// work; the two look the same. Such time does not count as spinning, but only up to a limit,
+// because the caller must check its peers and its deadline now and then.
 bool Ladder::spin() noexcept {
   pause_cpu();
   if (++count_ % kSpinsPerLook != 0) return true;

@@ -29,9 +29,10 @@ Need Works::need_of(Work work) const noexcept {
   return task != nullptr ? task->need : queue_.need_of_slot();
 }
 
-// Return the task (a pending collective) whose need blocks a work: the work's own task, or an
-// earlier one that uses the slot or the staging buffers that the work needs. Null if the work waits
-// for a slot that only peers still use.
+// Return the task (a pending collective) that blocks a work, because a condition that the task
+// waits for (its need) is not met. It is the task of the work itself, or an earlier task that uses
+// the slot or the staging buffers that the work needs. Null if the work waits for a slot that peers
+// still use, but this rank does not.
 const Task* Works::blocker(Work work) const noexcept {
   const Task* own_task = is_in_backlog(work) ? nullptr : &queue_.task(work.sequence);
   if (own_task != nullptr) {

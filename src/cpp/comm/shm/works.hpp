@@ -35,8 +35,9 @@ class Works {
   // else; -1 if there may be several.
   int only_awaited_rank(Work work) const noexcept;
 
-  // Return a text for error messages: the call of a work, the call whose need this is, and the call
-  // of a work of a group that was closed.
+  // Return texts for error messages. describe() returns the call of a work, or "wait" if the call
+  // is not known any more. describe_need() returns the call that waits for a need (a condition on
+  // flags of ranks). name_of() returns the name of the call of a work, even if the group is closed.
   std::string describe(Work work) const;
   std::string describe_need(const Need& need) const;
   std::string name_of(Work work) const;

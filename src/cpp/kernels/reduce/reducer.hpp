@@ -16,8 +16,9 @@ namespace ngd::kernels::reduce {
 inline constexpr std::int64_t kCell = 8;  // bytes of a cell, the memory of an accumulator
 
 struct Reducer {
-  // op: "sum", "mean", "prod", "max" or "min". total: the number of elements that are reduced to
-  // one result. For 16-bit floats, `loops` takes elements that were widened to f32.
+  // `op`: "sum", "mean", "prod", "max" or "min". refusal(op, dtype) must be empty. `total`: the
+  // number of elements that are reduced to one result, the divisor of a mean. The caller widens
+  // 16-bit floats to f32 before it calls `loops`. The accumulators of floats are f64.
   Reducer(const std::string& op, DType dtype, std::int64_t total);
 
   // Return the reason why there is no such reduction, or an empty text if there is one.
