@@ -39,8 +39,8 @@ CPU: Final = torch.device("cpu")
 class ProcessGroup(torch.distributed.ProcessGroup):
     """A group of ranks of torch.distributed that communicates through ngd.
 
-    Users call the functions of torch.distributed. The methods are those that these functions,
-    DistributedDataParallel and fully_shard call. Corresponds to `torch.distributed.ProcessGroup`.
+    Users call the functions of torch.distributed. Those functions, DistributedDataParallel and
+    fully_shard call the methods of this class. Corresponds to `torch.distributed.ProcessGroup`.
 
     Parameters
     ----------
@@ -53,9 +53,11 @@ class ProcessGroup(torch.distributed.ProcessGroup):
     store : Store
         The store by which the ranks found each other.
     owned : bool
-        True if `shutdown` must close the group; False if it is ngd's own world.
+        True if the group was created for torch.distributed, so `shutdown` closes it. False if it is
+        ngd's own world, which stays open.
     counts : bool
-        True if ngd's errors number the ranks within the group, False if they have global ranks.
+        True if ngd's errors about this group give ranks within the group, False if they give global
+        ranks.
     """
 
     def __init__(
@@ -500,7 +502,8 @@ class Call:
     ) -> None:
         """Raise unless there is one block per rank, of one dtype.
 
-        If `own` is given, block `rank` must have the size of `own`; with `is_even`, all blocks.
+        If the tensor `own` is given, the block of rank `rank` must have as many elements as `own`.
+        If `is_even` is True, every block must.
         """
         size = self.group.size()
         if len(blocks) != size:
@@ -555,12 +558,15 @@ def reduce_op(opts: Any) -> Any:
 
 
 def as_list(tensors: Any) -> list[Tensor]:
-    """Return a list of tensors. A single tensor becomes a list with this tensor."""
+    """Return a tensor or a list of tensors as a list of tensors."""
     return [tensors] if isinstance(tensors, Tensor) else tensors
 
 
 def as_lists(tensors: Any) -> list[list[Tensor]]:
-    """Return lists of blocks, one list per tensor. A flat list has the blocks of one tensor."""
+    """Return blocks as lists, one list of blocks per tensor.
+
+    The argument is a list of lists, or a list of the blocks of one tensor.
+    """
     return [tensors] if tensors and isinstance(tensors[0], Tensor) else tensors
 
 
