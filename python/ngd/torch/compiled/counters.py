@@ -21,7 +21,7 @@ KEY: Final = "random_step"
 
 
 class RandomCounter:
-    """A counter of the steps that draw random numbers. Steps, ranks and ops draw different ones.
+    """A counter of the steps that draw random numbers, so that each step draws different numbers.
 
     The first value depends on the seed of PyTorch on rank 0 (`torch.manual_seed`).
 
@@ -43,7 +43,11 @@ class RandomCounter:
         self.variable: Variable = variable(KEY, np.int64(self._value))
 
     def offset(self) -> Node:
-        """Return the offset of the random numbers, which differs between steps and ranks."""
+        """Return the offset for random ops: a node of the counter and the rank.
+
+        The offset differs between steps and between ranks, so the random numbers do, too. The
+        counter is not changed.
+        """
         rank = ops.cast(ops.own_rank(), "int64")
         return ops.add(self.variable * np.int64(2**32), rank)
 

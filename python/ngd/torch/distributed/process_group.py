@@ -142,7 +142,11 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         return False
 
     def add_ranks(self, error: Exception) -> Exception:
-        """Return an error to raise. Outside the default group, its message names the ranks."""
+        """Return the error to raise for `error`, and note that a call has failed.
+
+        Outside the default group, the message also lists the global ranks of the group, and the
+        error's `ranks` become global ranks.
+        """
         self._has_failed = True
         if self.ranks is None or not isinstance(error, CollectiveError):
             return error
@@ -155,10 +159,11 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         return with_ranks
 
     def abort_interrupted(self, error: BaseException) -> None:
-        """Leave the group after an exception of Ctrl-C or a signal handler during a call.
+        """Close the group after `error`, an exception that interrupted a call (such as Ctrl-C).
 
-        Otherwise the other ranks could match the next call of this rank with the interrupted one.
-        The pending works stay outstanding until a poll finds that the group is closed.
+        Without this, the other ranks could match the next call of this rank with the interrupted
+        call. The tensors of pending works are kept alive until a poll finds that the group is
+        closed.
         """
         self._has_failed = True
         text = "".join(traceback.format_exception_only(type(error), error)).strip()
@@ -167,7 +172,8 @@ class ProcessGroup(torch.distributed.ProcessGroup):
     def shutdown(self) -> None:
         """Wait for the pending works and leave the group.
 
-        ngd's own world stays open, unless a call has failed.
+        If the group is ngd's own world, it stays open. If a call of the group has failed, ngd's own
+        world is closed, too.
         """
         wait_for_group(self)
         if self._is_owned:
@@ -195,7 +201,7 @@ class ProcessGroup(torch.distributed.ProcessGroup):
     allreduce_coalesced = allreduce
 
     def broadcast(self, tensors: Any, opts: Any = 0, *_: Any) -> Work:
-        """Overwrite the tensors on all ranks by those of the root."""
+        """Overwrite the tensors on all ranks with the root's tensors."""
         root = opts if isinstance(opts, int) else opts.rootRank
         return self._in_place("broadcast", tensors, None, root)
 
@@ -222,7 +228,7 @@ class ProcessGroup(torch.distributed.ProcessGroup):
     # ---- collectives with one block per rank
 
     def allgather(self, output_tensors: Any, input_tensors: Any, *_: Any) -> Work:
-        """Give every rank the tensors of all ranks, whose sizes may differ."""
+        """Give every rank the tensors of all ranks. Different ranks may send different sizes."""
         inputs, outputs = as_list(input_tensors), as_lists(output_tensors)
         call = Call(self, "all_gather")
         for tensor, blocks in zip(inputs, outputs, strict=True):
@@ -238,7 +244,8 @@ class ProcessGroup(torch.distributed.ProcessGroup):
     ) -> Work:
         """Gather several tensors, as `allgather` does.
 
-        `output_lists` has one list of tensors per rank.
+        `output_lists` has one list per rank, with one tensor per input. In `allgather` it is the
+        opposite: one list per input, with one tensor per rank.
         """
         list_sizes = [len(of_rank) for of_rank in output_lists]
         if list_sizes != [len(inputs)] * self._size:
@@ -308,7 +315,7 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         return call.start([block for blocks in outputs for block in blocks])
 
     def gather_single(self, output: Tensor, input: Tensor, opts: Any) -> Work:
-        """Give the root the tensors of all ranks in one tensor, `output`; elsewhere it is empty."""
+        """Give the root the tensors of all ranks in one tensor, `output`. Other ranks ignore it."""
         call, is_root = Call(self, "gather"), self._rank == opts.rootRank
         if is_root:
             call.check_whole(output, "output", input, "input")
@@ -460,7 +467,10 @@ class Call:
         )
 
     def start(self, outputs: list[Tensor], seconds: float = 0.0) -> Work:
-        """Submit all collectives and return their handle; `seconds` > 0 replaces the timeout."""
+        """Submit all collectives and return their handle.
+
+        `seconds` > 0 is the longest time of a wait; otherwise the timeout of the group applies.
+        """
         work = Work(self.group, self.kind, self._calls, outputs, self._tensors, self.copies)
         if seconds > 0:
             work.seconds = seconds
@@ -471,7 +481,10 @@ class Call:
             return start_work(work)
 
     def receive(self, tensor: Tensor) -> Tensor:
-        """Return contiguous memory to receive a tensor into."""
+        """Return contiguous memory to receive a tensor into.
+
+        If it is not the memory of the tensor, the data is copied to the tensor after the receive.
+        """
         check(tensor, self.kind)
         destination = destination_for(tensor)
         if destination is not tensor:
@@ -487,7 +500,7 @@ class Call:
     def reduce_blocks(
         self, source: Tensor, output: Tensor, op: Any, counts: list[int] | None = None
     ) -> None:
-        """Add a reduce_scatter to the call."""
+        """Add a reduce_scatter of the blocks in `source` to the call; `output` gets one block."""
         self.submit(
             scale_operand(op, source), self.receive(output), output.numel(), op, counts=counts
         )

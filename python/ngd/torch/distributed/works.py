@@ -68,7 +68,7 @@ class WorkGroup(Protocol):
     """The timeout of a wait, in seconds."""
 
     def add_ranks(self, error: Exception) -> Exception:
-        """Return an error that names the ranks of the group."""
+        """Return the error to raise for `error`: outside the default group, it lists the ranks."""
         ...
 
     def abort_interrupted(self, error: BaseException) -> None:
@@ -255,7 +255,8 @@ class Work(torch.distributed.Work):
                 time.sleep(BUSY_SLEEP_SECONDS)
 
     def _advance(self, seconds: float) -> None:
-        """Drive the core for up to `seconds`."""
+        """Drive the core for up to `seconds` per call; finish the work if all calls are complete.
+        """
         if not self._is_started():
             self._group.queue.flush()
         if self._is_over:  # the submission has failed
@@ -281,7 +282,7 @@ class Work(torch.distributed.Work):
             self._fail(error)
 
     def _give_up(self, seconds: float) -> None:
-        """Raise a CollectiveTimeoutError that names the missing ranks, unless the work is complete.
+        """Raise a CollectiveTimeoutError that names the missing ranks, if the work is not complete.
         """
         try:
             for call in self._calls:
