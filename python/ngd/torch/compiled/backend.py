@@ -61,7 +61,10 @@ def compile_graph(module: fx.GraphModule, examples: Sequence[Any]) -> CompiledGr
 
 
 class Specialized(NamedTuple):
-    """A graph of Dynamo, compiled for fixed shapes. StaticGraph describes the last two fields."""
+    """A graph of Dynamo, compiled for fixed shapes.
+
+    The class StaticGraph describes `attributes` and `outputs`.
+    """
 
     program: GraphProgram
     attributes: list[torch.Tensor]
@@ -298,7 +301,11 @@ class GraphProgram:
         )
 
     def _read_by(self, gradients: Sequence[Node]) -> list[int]:
-        """Return the numbers of the inputs that the backward pass reads."""
+        """Return the numbers of the inputs that are needed to compute `gradients`.
+
+        The backward program also gets the residuals, so inputs that only the residuals need are
+        left out.
+        """
         needed = set(topological(gradients, self.residuals))
         return [number for number, node in enumerate(self.inputs) if node in needed]
 

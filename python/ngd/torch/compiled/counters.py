@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The counter of random draws, which PyTorch's checkpoints of the optimizer contain."""
+"""The counter of random draws.
+
+The counter is stored in `optimizer.param_groups[0]`, so a checkpoint of `optimizer.state_dict()`
+contains it.
+"""
 
 from __future__ import annotations
 

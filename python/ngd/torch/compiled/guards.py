@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guards that raise if the program misuses the model or optimizer of a compiled step."""
+"""Guards that raise if the user misuses the model or optimizer of a compiled step.
+
+Misuses are calls of `loss.backward()` or `optimizer.step()`, and uses of a model that a failed step
+has left with invalid values.
+"""
 
 from __future__ import annotations
 

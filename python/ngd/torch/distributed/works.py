@@ -255,8 +255,7 @@ class Work(torch.distributed.Work):
                 time.sleep(BUSY_SLEEP_SECONDS)
 
     def _advance(self, seconds: float) -> None:
-        """Drive the core for up to `seconds` per call; finish the work if all calls are complete.
-        """
+        """Drive the core for up to `seconds` per call; finish the work if all are complete."""
         if not self._is_started():
             self._group.queue.flush()
         if self._is_over:  # the submission has failed
@@ -282,8 +281,7 @@ class Work(torch.distributed.Work):
             self._fail(error)
 
     def _give_up(self, seconds: float) -> None:
-        """Raise a CollectiveTimeoutError that names the missing ranks, if the work is not complete.
-        """
+        """Raise a CollectiveTimeoutError that names the missing ranks, if the work is pending."""
         try:
             for call in self._calls:
                 if call.started:
