@@ -263,7 +263,10 @@ class DiLoCo:
 
     @property
     def weights(self) -> list[Any]:
-        """The outer weights, as arrays of at least float32, in the order of the parameters."""
+        """The outer weights, as arrays in the order of the parameters.
+
+        float16 and bfloat16 weights are widened to float32.
+        """
         return [v.numpy() for v in self._weights]
 
     def step(self) -> dict[int, Any]:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A data-parallel job between hosts that continues without a lost host, and adds new hosts.
+"""A data-parallel job on several hosts that survives the loss of a host and adds new hosts.
 
 MPI cannot continue after the loss of a rank, so the job is a sequence of worlds. Ray reports the
 available hosts and runs on them what mpirun would start by ssh (daemon.py). Within a world, the
 ranks communicate by MPI. If a host is lost or a new host waits, the world ends. The next world
-starts from the newest commit that a host still has (`ngd.horovod.torch.elastic`).
+starts from the newest commit that a host still has. A commit is a copy of the training state, which
+`ngd.horovod.torch.elastic` writes to a file of each host.
 """
 
 from __future__ import annotations

@@ -65,7 +65,10 @@ class SharedTensor:
         self.show()
 
     def show(self) -> None:
-        """Make the tensor a view of the variable's current memory."""
+        """Make the tensor a view of the variable's memory.
+
+        Call this again after the core has moved the memory of variables.
+        """
         self.view.show()
         self.tensor.data = as_tensor(self.view.array)
         self._address = self.tensor.data_ptr()

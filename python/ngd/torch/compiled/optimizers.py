@@ -219,7 +219,8 @@ class TranslatedOptimizer:
     def _count_of(self, p: torch.Tensor) -> int:
         """Return the number of updates of a parameter, from PyTorch's state.
 
-        If PyTorch's state does not count updates, return 1 if there is state, and else 0.
+        PyTorch's state for SGD has no count. Then return 1 for a parameter that has state, and 0
+        for one without, because only the first update differs from the later ones.
         """
         state = self.optimizer.state.get(p, {})
         if self.translation.counts:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rendezvous: how the ranks of torch.distributed become a group of ngd.
 
-- The default group is ngd's world, if ngd's environment describes the same ranks.
+- The default group is ngd's world, if the environment variables of the launcher give ngd the same
+  rank and number of ranks as torch.distributed.
 - Any other group is created by its members, because only they call `new_group` of torch. They
   exchange what they must agree on through the store of torch.distributed. If ngd's world uses MPI,
   the new group is a group of that world. Otherwise the members share memory, so they must be on one
