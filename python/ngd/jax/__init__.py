@@ -494,10 +494,12 @@ def recv(
     group : Group, optional
         The ranks; by default the world.
 
-    Notes ----- The gradient of `after` is the token of the send that returns the gradient of the
-    array to `source`. A rank whose loss depends on a received array must therefore also
-    differentiate by `after`. It must use this token, for example return it from the compiled
-    function, because JAX drops a send whose token is not used:
+    Notes
+    -----
+    The gradient of `after` is the token of the send that returns the gradient of the array to
+    `source`. A rank whose loss depends on a received array must therefore also differentiate by
+    `after`. It must use this token, for example return it from the compiled function, because JAX
+    drops a send whose token is not used:
 
         # rank 0
         loss = lambda w: send(tanh(x @ w), 1)

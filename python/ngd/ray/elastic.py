@@ -149,7 +149,9 @@ class Host:
         return self.run(world, [self.mpirun, *settings, *arguments], cluster)
 
     def run(self, world: int, command: Sequence[str], more: Mapping[str, str] = {}) -> int:
-        """Run a command in its own session, with additional variables, and return its exit code.
+        """Run a command in a new POSIX session and return its exit code.
+
+        The environment of the command is that of the host, plus the variables in `more`.
 
         Raises
         ------
@@ -555,8 +557,8 @@ class _Job:
     def _lose(self, host: HostRecord, reason: str) -> None:
         """Drop a host.
 
-        If the host was not ready yet, it cannot be used, so its node is never tried again. A host
-        that was ready may return.
+        If the host was not ready yet, its node is not tried again, because the node may be
+        unusable. A host that was ready may return.
         """
         if self.hosts.get(host.node) is not host:
             return

@@ -34,6 +34,9 @@ def refuse_backward(*args: Any, **options: Any) -> None:
 class StepGuard:
     """A guard that makes `optimizer.step()` raise, except in a `with` block of this guard.
 
+    The user must not call `optimizer.step()`, because the compiled step updates the parameters.
+    In eager PyTorch, that step calls `optimizer.step()` itself, in a `with` block of the guard.
+
     Parameters
     ----------
     optimizer : torch.optim.Optimizer

@@ -184,7 +184,10 @@ def axes_of(dim: int | Sequence[int] | None, rank: int) -> tuple[int, ...] | Non
 
 
 class UnsupportedOpError(Exception):
-    """An op, or a use of one, that has no rule. The translation adds the line that calls it."""
+    """An op that has no rule, or arguments of an op that its rule cannot translate.
+
+    `translate` adds the line of the model to the message.
+    """
 
 
 def expect(holds: bool, use: str) -> None:
