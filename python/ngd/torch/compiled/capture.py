@@ -151,7 +151,10 @@ class _Interpreter(fx.Interpreter):
     """An interpreter of a graph of Dynamo that enters and exits the graph's autocast regions."""
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a function of the graph; begin or end an autocast region for its two functions."""
+        """Call a function of the graph.
+
+        A call that begins or ends an autocast region of the graph enters or exits `torch.autocast`.
+        """
         if target is torch.amp.autocast_mode._enter_autocast:
             region = torch.autocast(*args)
             region.__enter__()
