@@ -7,14 +7,14 @@
 
 Each rank is a process with one CPU device; jax.distributed is not needed. The operands are arrays
 as in ngd's collectives (docs/collectives.md), or trees of arrays. Every rank traces the same
-program. A call is a custom call of XLA's foreign function interface. It copies no array and runs no
-Python while the program runs.
+program. Each call of a collective is compiled to a custom call of XLA's foreign function interface.
+The custom call copies no array and runs no Python.
 
 In one compiled function, the calls run in the order of the program, because each call takes a token
 from the call before it. The token is not part of this API. Calls in separately compiled functions,
-or in the bodies of loops, have the order that their operands require. If the order differs between
-ranks, all ranks raise an error. JAX drops a call whose result is not used, so all ranks must use
-the result, or none.
+or in the bodies of loops, are ordered only by their data: a call runs after the computations of its
+operands. If the order differs between ranks, all ranks raise an error. JAX drops a call whose
+result is not used, so all ranks must use the result, or none.
 
 With `async_op=True`, another thread of the process makes the call. XLA continues with computations
 that do not need the result, while the call waits for the other ranks.
@@ -53,7 +53,8 @@ LINEAR: Final = ("none", "sum", "mean")
 """The reductions that have a gradient."""
 
 _groups: Final[list[Group]] = []
-"""The groups that compiled programs may call, by their number. They are never released."""
+"""The registered groups. A compiled program refers to a group by its index in this list, so a group
+is never removed."""
 
 
 def register_group(group: Group) -> int:
@@ -68,16 +69,22 @@ def register_group(group: Group) -> int:
 
 
 collective_p: Final = Primitive("ngd_collective")
-"""The primitive of a collective on one array. Params: kind, op, root, group, asynchronous, site."""
+"""The primitive of a collective on one array.
+
+Params: kind (the name of the collective), op (the reduction), root (a rank), group (the number from
+`register_group`), asynchronous (True if another thread makes the call), site (the user's line)."""
 send_p: Final = Primitive("ngd_send")
 """The primitive of a send. It takes an array and returns a scalar.
 
-The second operand is a value that must be computed before the send. Params: root (the receiving
-rank), tag, group, asynchronous, site."""
+The first operand is the array. The second operand, `before`, is ignored, but JAX computes it before
+the send, so it orders two calls. Params: root (the receiving rank), tag, group, asynchronous, site
+(the user's line)."""
 recv_p: Final = Primitive("ngd_recv")
-"""The primitive of a receive. It takes a scalar and returns an array.
+"""The primitive of a receive. It returns the received array.
 
-The second operand is that of send_p. Params: those of send_p, shape and dtype."""
+The first operand is a scalar, `after` of `recv`. Both operands are ignored, but JAX computes them
+before the receive. Params: root (the sending rank), tag, group, asynchronous, site (the user's
+line), shape and dtype."""
 
 
 def operand(x: Any, where: str) -> Any:
@@ -112,7 +119,8 @@ def point_to_point_params(
 ) -> dict[str, Any]:
     """Check the arguments of a send or a receive, and return params of send_p or recv_p.
 
-    `name` is the name of the argument with the other rank. recv_p also needs shape and dtype.
+    `name` is the name of the public argument that gives the other rank, for error messages. The
+    caller adds the params shape and dtype of recv_p.
     """
     where, ranks = f"ngd.jax.{call}", group_or_world(group)
     other = check_other_rank(other, ranks.rank, ranks.size, where, name)
@@ -128,7 +136,7 @@ def result_aval(x: Any, *, kind: str, group: int, **_: Any) -> Any:
 
 @functools.cache
 def compiled_call(primitive: Primitive, **params: Any) -> Any:
-    """Return a jitted function that runs this primitive with these params and nothing else."""
+    """Return a jitted function that only binds this primitive with these params. It is cached."""
     return jax.jit(functools.partial(primitive.bind, **params))
 
 
@@ -175,7 +183,11 @@ def register() -> None:
 
 
 def jvp_collective(primals: Any, tangents: Any, **params: Any) -> Any:
-    """Run a collective on the operand and, if there is a tangent, on the tangent."""
+    """Return the result of a collective and its tangent.
+
+    The tangent is the result of a second collective, on the tangent of the operand. If the operand
+    has no tangent, the result has none.
+    """
     if params["op"] not in LINEAR:
         raise GradientError(
             f"ngd.jax.{params['kind']}: expected op='sum' or 'mean' to differentiate; got "
@@ -212,8 +224,8 @@ def transpose_collective(upstream: Any, x: Any, *, kind: str, op: str, **params:
 def batch_collective(operands: Any, axes: Any, **params: Any) -> Any:
     """Run one collective on a batch.
 
-    A collective that divides the operand into blocks divides the first axis, so the batch axis
-    becomes the last axis.
+    A collective on whole arrays keeps the batch axis at its position. Any other collective uses the
+    first axis of the operand, so the batch axis is moved to the end.
     """
     (x,), (axis,) = operands, axes
     if KINDS[params["kind"]].operand == "whole":
@@ -225,7 +237,8 @@ def batch_collective(operands: Any, axes: Any, **params: Any) -> Any:
 def jvp_exchange(primitive: Primitive, primals: Any, tangents: Any, **params: Any) -> Any:
     """Run a send or a receive, and the same call on the tangent.
 
-    The second call depends on the result of the first one, which JAX would otherwise drop.
+    The second call takes the result of the first call as an operand. Otherwise JAX could drop the
+    first call, if nothing else uses its result.
     """
     result = primitive.bind(*primals, **params)
     if type(tangents[0]) is ad.Zero:
@@ -243,9 +256,9 @@ def transpose_send(token: Any, x: Any, before: Any, **params: Any) -> Any:
 def transpose_recv(
     upstream: Any, after: Any, before: Any, *, shape: Any, dtype: Any, **params: Any
 ) -> Any:
-    """Send the gradient of the received array back.
+    """Send the gradient of the received array back to the rank that sent the array.
 
-    The token of this send becomes the gradient of `after`.
+    Return the token of this send as the gradient of `after`, the scalar operand of the receive.
     """
     if type(upstream) is ad.Zero:
         return [ad.Zero(after.aval), None]
@@ -274,7 +287,11 @@ def batch_recv(operands: Any, axes: Any, *, shape: Any, **params: Any) -> Any:
 
 
 def lower_send(ctx: Any, x: Any, before: Any, **params: Any) -> Any:
-    """Lower send_p. The tokens keep the order of calls, so the program does not need `before`."""
+    """Lower send_p without its operand `before`.
+
+    The tokens of the custom calls keep the order of calls, so the compiled program does not need
+    `before`.
+    """
     return lower(ctx, x, kind="send", **params)
 
 
@@ -284,7 +301,7 @@ def lower_recv(ctx: Any, after: Any, before: Any, *, shape: Any, dtype: Any, **p
 
 
 def define(primitive: Primitive, lowering: Any) -> None:
-    """Register the functions that run a primitive outside of jax.jit, and that lower it."""
+    """Register how JAX runs a primitive outside of jax.jit, and how JAX lowers it to XLA."""
     primitive.def_impl(functools.partial(run, primitive))
     # A cached lowering would reuse the token of another call.
     mlir.register_lowering(primitive, lowering, platform="cpu", cacheable=False)
@@ -422,10 +439,11 @@ def send(
     """Send an array to rank `to`, which receives it by `recv`. Return a token.
 
     The token is a scalar 0 of the dtype of `x`. It is computed when the array has been received.
-    Nothing is sent unless the token is used: return it, or add it to the loss. If the token is part
-    of the loss, the gradient flows through the other rank; see `recv`. A rank receives arrays in
-    the order in which the other rank sends them. The ranks compare the tag, the dtype and the
-    number of elements.
+    JAX drops the send unless the token is used: return the token from the compiled function, or add
+    it to the loss. If the token is part of the loss, this rank receives the gradient of the array
+    from the other rank; the notes of `recv` have an example. A rank receives arrays in the order in
+    which the other rank sends them. The ranks compare the tag, the dtype and the number of
+    elements.
 
     Parameters
     ----------
@@ -480,7 +498,8 @@ def recv(
     -----
     The gradient of `after` is the token of the send that returns the gradient of the array to
     `source`. A rank whose loss depends on a received array must therefore also differentiate by
-    `after`, and use this token:
+    `after`. It must use this token, for example return it from the compiled function, because JAX
+    drops a send whose token is not used:
 
         # rank 0
         loss = lambda w: send(tanh(x @ w), 1)

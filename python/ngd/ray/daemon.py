@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The program that mpirun calls instead of ssh, as `daemon.py ADDRESS COMMAND...`.
 
-It lets Ray run the command on the host with this address, in the host's actor `elastic.Host`.
+mpirun calls it to start ranks on another host of the job. ADDRESS is the address of that host. The
+program lets the actor of the host (`elastic.Host`) run the command, so no ssh is needed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ HOSTS: Final = "NGD_RAY_HOSTS"
 """The environment variable with a JSON object: the address of each host, and the name of the host's
 actor."""
 WORLD: Final = "NGD_RAY_WORLD"
-"""The environment variable with the number of the world that the command belongs to."""
+"""The environment variable with the number of the world, counted from 1, that the command belongs
+to."""
 
 
 def main() -> int:

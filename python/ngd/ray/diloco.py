@@ -82,7 +82,7 @@ class Rank:
         return [widen_to_float32(value_of(leaf)) for leaf in self.leaves] if self.is_first else None
 
     def get_carried(self) -> list[Any]:
-        """Return the values that a new worker gets in addition to the weights."""
+        """Return the values of `carried`, which a new worker copies in addition to the weights."""
         return [
             state_values(leaf) if isinstance(leaf, LiveState) else value_of(leaf)
             for leaf in self.carried()
@@ -98,7 +98,11 @@ class Rank:
                 set_value(leaf, value)
 
     def carried(self) -> list[Any]:
-        """Return the variables, arrays and live states in `carried` of the user's worker."""
+        """Return the leaves of the attribute `carried` of the user's worker.
+
+        The leaves are variables, arrays and objects of class LiveState, such as the state of an
+        optimizer. Without the attribute, the list is empty.
+        """
         return trees.flatten(getattr(self.worker, "carried", ()), is_state)[0]
 
     def train(self, number: int, weights: list[Any]) -> tuple[Any, Any]:
@@ -123,7 +127,11 @@ class Rank:
 
 
 def encoder(arrays: list[Any], wire: Any) -> Any:
-    """Return a step that takes weights before and after a round, and returns the encoded change."""
+    """Return a compiled step that encodes the change of the weights in a round.
+
+    The inputs of the step are the weights before the round, then the weights after it. The outputs
+    are the differences (before - after) in the format `wire`.
+    """
     before, after = (
         [placeholder(f"{name}{i}", a.shape, a.dtype) for i, a in enumerate(arrays)]
         for name in ("before", "after")
@@ -137,7 +145,11 @@ def encoder(arrays: list[Any], wire: Any) -> Any:
 
 
 def wire_dtype_of(dtype: Any, wire: Any) -> Any:
-    """Return the dtype in which floats of `dtype` are sent: `dtype` if `wire` is float32."""
+    """Return the dtype in which changes of dtype `dtype` are sent.
+
+    If `wire` is float32, this is `dtype` itself; otherwise it is bfloat16. For int8, `encode_int8`
+    is used instead.
+    """
     return dtype if wire == float32 else bfloat16
 
 
@@ -251,7 +263,10 @@ class DiLoCo:
 
     @property
     def weights(self) -> list[Any]:
-        """The outer weights, as arrays of at least float32, in the order of the parameters."""
+        """The outer weights, as arrays in the order of the parameters.
+
+        float16 and bfloat16 weights are widened to float32.
+        """
         return [v.numpy() for v in self._weights]
 
     def step(self) -> dict[int, Any]:
@@ -270,7 +285,7 @@ class DiLoCo:
         return reports
 
     def close(self) -> None:
-        """End all workers."""
+        """Kill the processes of all workers immediately, and release their resources in Ray."""
         for worker in list(self._workers):
             self._end(worker)
 
@@ -329,9 +344,10 @@ class DiLoCo:
         logger.info("ngd.ray.DiLoCo: worker %d starts", number)
 
     def _admit(self, num_workers: int) -> None:
-        """Add new workers that have started, until `num_workers` workers are ready.
+        """Make workers ready that have started, until `num_workers` workers are ready.
 
-        Raise WorkerError if the deadline is over, or if too few workers have been started.
+        Raise WorkerError if the deadline is over, or if fewer than `num_workers` workers exist,
+        because lost workers have used up the restarts.
         """
         limit = time.monotonic() + self._deadline
         while True:
@@ -360,7 +376,11 @@ class DiLoCo:
             time.sleep(POLL_SECONDS)
 
     def _add_worker(self, worker: Worker, initial_weights: list[Any]) -> None:
-        """Add a worker. After the first round, it gets the carried values of another worker."""
+        """Mark a new worker as ready for the next round.
+
+        After the first round, first copy the carried values of another worker to it. If the new
+        worker is lost while it copies them, it does not become ready.
+        """
         if self._update is None:
             self._compile(initial_weights)
         for peer in self._ready_workers if self.round else ():
@@ -404,7 +424,8 @@ class DiLoCo:
     def _results_of(self, worker: Worker, refs: list[Any], limit: float | None = None) -> Any:
         """Return a worker's results. If the worker is lost or late, drop it and return None.
 
-        `limit` is a time of `time.monotonic`; None means `deadline` seconds from now.
+        `limit` is the latest time for the results, as a value of `time.monotonic()`. None means the
+        driver's `deadline` in seconds from now.
         """
         limit = time.monotonic() + self._deadline if limit is None else limit
         try:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A data-parallel job between hosts that continues without a lost host, and adds new hosts.
+"""A data-parallel job on several hosts that survives the loss of a host and adds new hosts.
 
 MPI cannot continue after the loss of a rank, so the job is a sequence of worlds. Ray reports the
 available hosts and runs on them what mpirun would start by ssh (daemon.py). Within a world, the
 ranks communicate by MPI. If a host is lost or a new host waits, the world ends. The next world
-starts from the newest commit that a host still has (`ngd.horovod.torch.elastic`).
+starts from the newest commit that a host still has. A commit is a copy of the training state, which
+`ngd.horovod.torch.elastic` writes to a file of each host.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ them, because they would describe another job to mpirun."""
 RESERVED: Final = ("NGD_ELASTIC_DIR", "NGD_ELASTIC_HOSTS", "NGD_EXPECT_SIZE", "NGD_RESTART_COUNT")
 """The environment variables of the ranks that ngd sets and the user must not set."""
 WORLD: Final = "world"
-"""The name of the folder, within a host's folder, for a world's temporary files and the marks that
-the ranks create (see RANK)."""
+"""The name of the folder, within a host's folder, for the temporary files of a world. The ranks
+also create empty files there when they start and when they end without an error (see RANK)."""
 RANK: Final = f"""
 : "${{OMPI_MCA_btl_sm_backing_directory:=$NGD_ELASTIC_DIR/{WORLD}}}"
 export OMPI_MCA_btl_sm_backing_directory
@@ -67,12 +68,14 @@ environment of mpirun cannot set it, because mpirun sends its OMPI_... variables
 
 
 class Host:
-    """The actor of a host. It runs mpirun, or the commands that mpirun starts there.
+    """The actor of a host, which runs commands there.
 
-    The ranks are children of these processes. NGD_ELASTIC_DIR is the folder of the host, in which
-    the ranks store their commits. The actor creates a file there to notify the ranks that new hosts
-    wait (`membership.hosts_wait`). The ranks create another file if they end for that reason. If
-    the process of the actor is killed, a guard (guard.py) cleans up.
+    The actor of the first host of a world runs mpirun. The actors of the other hosts run the
+    commands by which mpirun starts ranks there (daemon.py). NGD_ELASTIC_DIR is the folder of the
+    host, in which the ranks store their commits: copies of the training state. The actor creates
+    the file HOSTS_WAIT there to notify the ranks that new hosts wait. If the ranks end for that
+    reason, they create the file AGAIN there. If the process of the actor is killed, a guard
+    (guard.py) cleans up.
     """
 
     def __init__(
@@ -99,7 +102,8 @@ class Host:
         Raises
         ------
         WorkerError
-            The working directory, a build of ngd in mode OMPI, or Open MPI 5 is missing.
+            This host has no directory with the path of the driver's working directory, no ngd that
+            was built for Open MPI (mode OMPI), or no Open MPI 5.
         """
         if not Path(self.directory).is_dir():
             raise WorkerError(
@@ -131,9 +135,10 @@ class Host:
         return socket.gethostname(), f"{mpirun}, {version}"
 
     def lead(self, world: int, arguments: Sequence[str], cluster: Mapping[str, str]) -> int:
-        """Run mpirun with these arguments and return its exit code.
+        """Run mpirun on the first host of a world and return the exit code of mpirun.
 
-        `cluster` has the environment variables that daemon.py reads.
+        `arguments` are the arguments of mpirun. `cluster` has environment variables for daemon.py:
+        how to find the actors of the other hosts.
         """
         agent = Path(self.folder, "agent")
         line = shlex.join([sys.executable, daemon.__file__])
@@ -144,7 +149,9 @@ class Host:
         return self.run(world, [self.mpirun, *settings, *arguments], cluster)
 
     def run(self, world: int, command: Sequence[str], more: Mapping[str, str] = {}) -> int:
-        """Run a command in its own session, with additional variables, and return its exit code.
+        """Run a command in a new POSIX session and return its exit code.
+
+        The environment of the command is that of the host, plus the variables in `more`.
 
         Raises
         ------
@@ -257,10 +264,11 @@ def run_elastic(
     """Run a script on the hosts of a Ray cluster, and continue when hosts are lost or added.
 
     Open MPI starts `ranks` ranks on each host, and Ray reserves the cores for them. The script
-    trains in `ngd.horovod.torch.elastic.run`. If a host is lost or a rank fails, all ranks are
-    started again on the remaining hosts, and continue from the newest commit. If a new host joins
-    the cluster, the ranks end at the next commit, and are started again with it. A new host that
-    cannot be used is left out. The logger "ngd" reports each event.
+    trains in a function that `ngd.horovod.torch.elastic.run` wraps, and saves its state by commits.
+    If a host is lost or a rank fails, all ranks are started again on the remaining hosts, and
+    continue from the newest commit. If a new host joins the cluster, the ranks end at the next
+    commit, and are started again with it. A new host that cannot be used is left out. The logger
+    "ngd" reports each event.
 
     Parameters
     ----------
@@ -270,7 +278,7 @@ def run_elastic(
     ranks : int
         The number of ranks per host.
     cpus : int
-        The number of CPUs that Ray reserves per rank, and of the threads of a rank.
+        The number of CPUs that Ray reserves per rank, and the number of threads of each rank.
     min_hosts : int
         The smallest number of hosts. With fewer hosts, the job waits for new ones until the
         deadline.
@@ -312,7 +320,7 @@ def run_elastic(
 
 
 def _check_words(command: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Raise if the command or the environment is not valid."""
+    """Raise unless the command and the environment are strings without reserved variables."""
     where = "ngd.ray.run_elastic"
     if isinstance(command, str) or not all(isinstance(word, str) for word in command):
         raise TypeError(f"{where}: command: expected a list of strings; got {command!r}")
@@ -351,9 +359,10 @@ class _Job:
         self.worlds = 0
 
     def run(self, restarts_left: int) -> None:
-        """Run one world after the other, until the command has ended on all ranks of a world.
+        """Run one world after the other, until all ranks of a world have ended without an error.
 
-        A failure uses up a restart. If none is left, raise WorkerError.
+        If the ranks ended because new hosts wait, start another world. Each failure uses one of the
+        restarts. If no restart is left, raise WorkerError.
         """
         while True:
             world = self._gather()
@@ -391,8 +400,9 @@ class _Job:
     def _gather(self) -> list[HostRecord]:
         """Return the hosts of the next world: the ready hosts, at most `host_limit`.
 
-        Wait for at least `least` hosts, and before the first world for all hosts of the cluster.
-        After the deadline, `least` hosts are enough, and fewer raise WorkerError.
+        Wait until `least` hosts (the caller's `min_hosts`) are ready. Before the first world, wait
+        for all hosts of the cluster until the deadline. Raise WorkerError if fewer than `least`
+        hosts are ready at the deadline.
         """
         limit = time.monotonic() + self.deadline
         while True:
@@ -545,7 +555,11 @@ class _Job:
         return None
 
     def _lose(self, host: HostRecord, reason: str) -> None:
-        """Drop a host. If it was not ready yet, do not try its node again."""
+        """Drop a host.
+
+        If the host was not ready yet, its node is not tried again, because the node may be
+        unusable. A host that was ready may return.
+        """
         if self.hosts.get(host.node) is not host:
             return
         if not host.is_ready:
@@ -555,7 +569,10 @@ class _Job:
         self._forget(host)
 
     def _forget(self, host: HostRecord) -> None:
-        """End the actor of a host. The host's guard ends the processes that the actor started."""
+        """Remove a host from `hosts` and kill its actor.
+
+        The host's guard then ends the processes that the actor started.
+        """
         if self.hosts.get(host.node) is host:
             del self.hosts[host.node]
         with contextlib.suppress(RayError):

@@ -18,12 +18,15 @@ from pathlib import Path
 from typing import Final
 
 KILL_SECONDS: Final = 5.0
-"""The longest time to wait for killed processes, in seconds. A process that waits for a broken disk
-may need longer."""
+"""The longest time in seconds that `end_session` waits until killed processes have ended.
+Afterwards it returns, even if a process has not ended, for example because it waits for a disk."""
 
 
 def end_session(leader: int) -> None:
-    """Kill the processes of a session, also new ones, until none is left or the time is over."""
+    """Kill the processes of a session, including new ones, until none is left.
+
+    Return after KILL_SECONDS even if processes are left. `leader` is the number of the session.
+    """
     limit = time.monotonic() + KILL_SECONDS
     while (pids := processes(leader)) and time.monotonic() < limit:
         for pid in pids:
@@ -44,7 +47,7 @@ def processes(session: int) -> list[int]:
 
 
 def main() -> None:
-    """Start the guard in the background: read the input to its end, then clean up."""
+    """Fork a child that reads the input to its end and then cleans up. The parent exits at once."""
     if os.fork():  # when Ray ends an actor, it kills the children, but not the grandchildren
         os._exit(0)
     sessions: set[int] = set()

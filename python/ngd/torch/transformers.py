@@ -31,7 +31,7 @@ class Trainer(transformers.Trainer):
     Raises
     ------
     CompileError
-        The model cannot be translated. The message names the line.
+        The model cannot be translated. The message names the line of the model.
     TypeError
         ngd.torch.compile_step cannot translate the optimizer.
     """
@@ -39,14 +39,22 @@ class Trainer(transformers.Trainer):
     _compiled: CompiledStep | None = None
 
     def create_accelerator_and_postprocess(self) -> None:
-        """Create the accelerator. It does not wrap the model: the program has the all-reduce."""
+        """Create the accelerator, but let it leave the model unwrapped.
+
+        The accelerator does not need DistributedDataParallel, because the compiled step contains
+        the all-reduce of the gradients.
+        """
         super().create_accelerator_and_postprocess()
         self.accelerator.prepare_model = _unwrapped
 
     def create_scheduler(
         self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
     ) -> Any:
-        """Create the scheduler. The optimizer's `step` does nothing: the program updates."""
+        """Create the scheduler, and replace the optimizer's `step` by a method that does nothing.
+
+        The compiled step updates the parameters. The method still exists, because schedulers need
+        it.
+        """
         self.optimizer.step = MethodType(_no_step, self.optimizer)  # schedulers need a method
         return super().create_scheduler(num_training_steps, optimizer)
 
@@ -102,7 +110,10 @@ class Trainer(transformers.Trainer):
         return self.compute_loss(model, dict(batch), num_items_in_batch=items) * scale
 
     def _is_part_of_a_sum(self, num_items_in_batch: Any) -> bool:
-        """Return True if transformers.Trainer adds up the losses of the micro-batches."""
+        """Return True if each micro-batch's loss is already divided for the whole update.
+
+        Then transformers.Trainer adds up the losses. Otherwise it takes their mean.
+        """
         is_scaled = getattr(self, "loss_is_scaled_for_ga", None)
         if is_scaled is not None:
             return bool(is_scaled)
@@ -110,10 +121,10 @@ class Trainer(transformers.Trainer):
         return has_count or self.compute_loss_func is not None
 
     def _clip_grad_norm(self, model: nn.Module) -> None:
-        """Do nothing: the program clips."""
+        """Do nothing, because the compiled step clips the gradients."""
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> None:
-        """Return None, so that no norm is logged: the gradients exist in the program only."""
+        """Return None, so that no norm is logged: only the compiled step has the gradients."""
 
 
 def _unwrapped(model: nn.Module, *args: Any, **options: Any) -> nn.Module:

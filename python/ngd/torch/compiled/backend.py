@@ -38,7 +38,8 @@ from .translate import translate
 WHERE: Final = 'torch.compile(backend="ngd")'
 
 MAX_PROGRAMS: Final = 64
-"""The largest number of programs per graph. PyTorch runs the calls that need one more."""
+"""The largest number of programs per graph. When it is reached, PyTorch runs the calls that would
+need another program."""
 
 
 def compile_graph(module: fx.GraphModule, examples: Sequence[Any]) -> CompiledGraph:
@@ -60,7 +61,10 @@ def compile_graph(module: fx.GraphModule, examples: Sequence[Any]) -> CompiledGr
 
 
 class Specialized(NamedTuple):
-    """A graph of Dynamo, compiled for fixed shapes. StaticGraph describes the last two fields."""
+    """A graph of Dynamo, compiled for fixed shapes.
+
+    The class StaticGraph describes `attributes` and `outputs`.
+    """
 
     program: GraphProgram
     attributes: list[torch.Tensor]
@@ -95,7 +99,11 @@ class CompiledGraph:
         return tuple(_output(each, tensors, values) for each in specialized.outputs)
 
     def _specialized(self, arguments: tuple[Any, ...]) -> Specialized | None:
-        """Return the program for these arguments, or None if PyTorch must run the graph."""
+        """Return the program for these arguments, or None if PyTorch must run the graph.
+
+        PyTorch must run the graph if ngd cannot compile it, or if it already has MAX_PROGRAMS
+        programs.
+        """
         if not self._is_translatable:
             return None
         key = (torch.is_grad_enabled(), *(_signature(each) for each in arguments))
@@ -142,8 +150,9 @@ def _signature(argument: Any) -> Any:
 
 
 _programs: Final[WeakValueDictionary[Any, GraphProgram]] = WeakValueDictionary()
-"""All programs. A key has the text of the graph, the types of its tensors and PyTorch's modes, so
-two graphs of Dynamo that compute the same share one program."""
+"""All programs that are in use. A key has the text that describes the graph's ops, the types of its
+tensors, and PyTorch's settings: gradients, autocast and default dtype. Graphs with equal keys share
+one program."""
 
 
 @without_collector()
@@ -165,7 +174,10 @@ def specialize(module: fx.GraphModule, arguments: tuple[Any, ...]) -> Specialize
 
 
 def _nothing_saved() -> AbstractContextManager[None]:
-    """Return a context that hides tensors of a compilation from the caller's saved-tensor hooks."""
+    """Return a context in which the caller's saved-tensor hooks are not called.
+
+    A compilation runs the graph on fake tensors, which these hooks must not get.
+    """
     hooks: AbstractContextManager[None] = torch.autograd.graph.saved_tensors_hooks(
         lambda tensor: tensor, lambda tensor: tensor
     )
@@ -195,7 +207,7 @@ class LockedStep:
     def __init__(self, inputs: Sequence[Node], outputs: Sequence[Node]) -> None:
         needed = set(topological(outputs))
         self.read = [number for number, node in enumerate(inputs) if node in needed]
-        """The numbers of the inputs that are read."""
+        """The numbers of the inputs that the step reads, because an output depends on them."""
         self._step = compile([inputs[number] for number in self.read], list(outputs))
         self._lock = threading.Lock()
 
@@ -233,7 +245,8 @@ class GraphProgram:
         results = self._translated(captured, draws)
         self.has_draws = draws.count > 0
         self.results = [*results[len(self.written) :], *results[: len(self.written)]]
-        """The values, and the next values of the inputs that the graph writes to."""
+        """The nodes of the values that the program returns, followed by the new contents of the
+        inputs that the graph writes to."""
         self.trained = [number for number, each in enumerate(tensors) if each.requires_grad]
         tracked = [number in self.tracked for number in self.written]
         flags = [value.has_gradient for value in static.values] + tracked
@@ -261,7 +274,8 @@ class GraphProgram:
     def _translated(self, captured: GraphCapture, draws: Draws) -> list[Node]:
         """Return the results of the captured graph as nodes.
 
-        A value is transposed to the order of its dimensions in PyTorch's memory, `Value.order`.
+        ngd computes contiguous arrays. If PyTorch's tensor has its dimensions in another order in
+        memory (`Value.order`), the node is transposed to that order.
         """
         inputs = iter(self.inputs)
         values = {
@@ -275,9 +289,10 @@ class GraphProgram:
         return results
 
     def _gradients(self, adjoints: dict[int, Node]) -> list[Node | None]:
-        """Return the gradient of each trained input; None if no adjoint reaches the input.
+        """Return the gradient of each input that requires a gradient, or None.
 
-        `adjoints` has the adjoints by the number of the result.
+        `adjoints` has the gradient of the loss with respect to each result, by the number of the
+        result. The gradient of an input is None if none of these results depends on the input.
         """
         numbers = list(adjoints)
         targets = [self.inputs[number] for number in self.trained]
@@ -286,12 +301,16 @@ class GraphProgram:
         )
 
     def _read_by(self, gradients: Sequence[Node]) -> list[int]:
-        """Return the numbers of the inputs that the backward pass reads."""
+        """Return the numbers of the inputs that are needed to compute `gradients`.
+
+        The backward program also gets the residuals, so inputs that only the residuals need are
+        left out.
+        """
         needed = set(topological(gradients, self.residuals))
         return [number for number, node in enumerate(self.inputs) if node in needed]
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Run the graph, write to its inputs, and return its values."""
+        """Run the graph, write the new contents of its changed inputs, and return the values."""
         draws = next_draws() if self.has_draws else None
         if self.differentiable:
             results = _Differentiable.apply(self, draws, *tensors)
@@ -365,7 +384,10 @@ class GraphProgram:
         return step, [gradient is not None for gradient in gradients]
 
     def _in_order(self, number: int, adjoint: Any) -> torch.Tensor:
-        """Return the adjoint of result `number`, permuted as the program permutes the result."""
+        """Return the gradient of result `number` with its dimensions in the order of the node.
+
+        The node of a value has the dimensions in the order `Value.order` (see `_translated`).
+        """
         values = self.values
         return adjoint.permute(values[number].order) if number < len(values) else adjoint
 
@@ -373,8 +395,9 @@ class GraphProgram:
 def _examples(static: StaticGraph, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return example inputs for torch.export, without values.
 
-    They require a gradient if `tensors` do, because PyTorch may run other ops for such tensors.
-    The inputs in `static.tracked` never require a gradient.
+    An example requires a gradient if the tensor does, because PyTorch may run other ops for such
+    tensors. Exception: an input in `static.tracked`, which the graph writes to in a way that
+    autograd records, never requires a gradient.
     """
     examples = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for t in tensors]
     for number, (example, tensor) in enumerate(zip(examples, tensors, strict=True)):
@@ -384,7 +407,7 @@ def _examples(static: StaticGraph, tensors: Sequence[torch.Tensor]) -> list[torc
 
 
 def _output(output: Output, inputs: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> Any:
-    """Return an output of a graph of Dynamo: a fixed object, a view or a computed value."""
+    """Return an output of a graph of Dynamo: an object that is not a tensor, a view or a value."""
     if isinstance(output, Fixed):
         return output.value
     if isinstance(output, View):

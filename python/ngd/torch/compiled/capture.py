@@ -129,7 +129,7 @@ def capture(
 
 
 class GraphCapture(NamedTuple):
-    """A graph of Dynamo as a graph of aten ops without in-place ops.
+    """A graph of Dynamo that was exported to aten ops without in-place ops.
 
     Attributes
     ----------
@@ -138,7 +138,8 @@ class GraphCapture(NamedTuple):
     inputs : list of Input
         Its inputs in order: arguments and constants.
     mutated : list of int
-        The numbers of the arguments whose next values are the first outputs of the graph.
+        The numbers of the arguments that the graph of Dynamo writes to. The first outputs of this
+        graph are their contents after the writes.
     """
 
     module: fx.GraphModule
@@ -150,7 +151,10 @@ class _Interpreter(fx.Interpreter):
     """An interpreter of a graph of Dynamo that enters and exits the graph's autocast regions."""
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a function of the graph, or enter or exit an autocast region."""
+        """Call a function of the graph.
+
+        A call that begins or ends an autocast region of the graph enters or exits `torch.autocast`.
+        """
         if target is torch.amp.autocast_mode._enter_autocast:
             region = torch.autocast(*args)
             region.__enter__()
@@ -208,17 +212,17 @@ Changes = dict[tuple[str, str], Any]
 
 
 OWN_ASSIGNMENT: Final = r"The tensor attributes? (self\.\S*_flat_weights\[\d+\](, )?)+ w"
-"""A pattern of torch.export's warning about nn.RNN, nn.GRU and nn.LSTM, which is ignored: these
-modules list their parameters twice."""
+"""A pattern of a warning of torch.export that is ignored. The warning reports assigned tensor
+attributes: nn.RNN, nn.GRU and nn.LSTM keep their parameters also in a list, `_flat_weights`."""
 
 
 def _export(
     where: str, module: nn.Module, examples: tuple[Any, ...], changed: Changes | None = None
 ) -> ExportedProgram:
-    """Export a module, and decompose the ops that have no rule, or that write in place.
+    """Export a module, and decompose ops that ngd has no rule for, or that write in place.
 
-    While `export` runs, it fills `changed`: the Python attributes that the forward pass changes,
-    and their new values.
+    While torch.export runs the module, the module fills `changed` with the new values of the Python
+    attributes that the forward pass changes.
     """
     with watched(where), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # PyTorch warns about its own modules
@@ -319,7 +323,10 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
 
 
 def _keep_regions_without_gradient(module: fx.GraphModule) -> None:
-    """Detach the results of `torch.no_grad()` regions, because decomposed graphs lack regions."""
+    """Detach the results of `torch.no_grad()` regions.
+
+    The decomposition removes the regions, and without this, their results would get gradients.
+    """
     for node in list(module.graph.nodes):
         if node.target is not torch.ops.higher_order.wrap_with_set_grad_enabled:
             continue

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The counter of random draws, which PyTorch's checkpoints of the optimizer contain."""
+"""The counter of random draws.
+
+The counter is stored in `optimizer.param_groups[0]`, so a checkpoint of `optimizer.state_dict()`
+contains it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ KEY: Final = "random_step"
 
 
 class RandomCounter:
-    """A counter of the steps that draw random numbers. Steps, ranks and ops draw different ones.
+    """A counter of the steps that draw random numbers, so that each step draws different numbers.
 
     The first value depends on the seed of PyTorch on rank 0 (`torch.manual_seed`).
 
@@ -43,7 +47,11 @@ class RandomCounter:
         self.variable: Variable = variable(KEY, np.int64(self._value))
 
     def offset(self) -> Node:
-        """Return the offset of the random numbers, which differs between steps and ranks."""
+        """Return the offset for random ops: a node of the counter and the rank.
+
+        The offset differs between steps and between ranks, so the random numbers do, too. The
+        counter is not changed.
+        """
         rank = ops.cast(ops.own_rank(), "int64")
         return ops.add(self.variable * np.int64(2**32), rank)
 

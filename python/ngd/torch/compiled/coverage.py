@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ops of a captured model: translated, constant or missing."""
+"""The ops of a captured model: translated, constant or missing.
+
+ngd runs a translated op. PyTorch computes a constant op once, because all of its operands are
+constants. A missing op has no rule.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 
 The graph is run once on fake tensors, which have shapes and strides but no values. The run shows
 which outputs are views of inputs or of other outputs, and which inputs the graph writes to. It also
-finds code whose gradient would be lost in a graph without in-place ops.
+finds code whose gradient would be lost: a torch.autograd.Function, a hook on a tensor, or an
+in-place write that autograd does not record.
 """
 
 from __future__ import annotations
@@ -88,16 +89,18 @@ class StaticGraph(NamedTuple):
     Attributes
     ----------
     module : GraphModule
-        The graph. Its inputs are tensors, and its outputs are the values.
+        The graph. Its inputs are tensors. Its outputs are the tensors that `values` describes.
     text : str
-        A text that two graphs share only if they compute the same.
+        A text that lists the ops of the graph. Graphs with the same text compute the same, so they
+        can share a program.
     attributes : list of Tensor
         The tensors that the graph of Dynamo holds. They are inputs of `module`, after the arguments
         of the call.
     values : list of Value
-        The tensors that the program computes.
+        Descriptions of the tensors that the graph computes. Views of inputs or of other values are
+        left out.
     outputs : list of Output
-        The outputs of the graph of Dynamo.
+        The outputs of the graph of Dynamo: values, views, and objects that are not tensors.
     tracked : frozenset of int
         The numbers of the inputs that the graph writes to and for which autograd records the write.
     """
@@ -157,7 +160,7 @@ PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 
 
 def _expect_plain_tensors(where: str, arguments: Sequence[Any]) -> None:
-    """Raise for tensors whose elements are not in the memory of this process."""
+    """Raise unless all tensors are strided CPU tensors of the class Tensor or Parameter."""
     for each in _tensors(arguments):
         if each.device.type != "cpu":
             refuse(where, f"a tensor on the device {each.device}")
@@ -219,10 +222,15 @@ class _FakeRun(fx.Interpreter):
         self.attributes = attributes
         self._history: dict[torch.Tensor, Any] = {}
         self._trained: set[int] = set()
-        """The memory of tensors that require a gradient."""
+        """The memory of tensors that require a gradient, as the numbers that `memory_of`
+        returns."""
 
     def run_node(self, node: fx.Node) -> Any:
-        """Compute a node, and raise for code whose gradient would be lost."""
+        """Compute a node on fake tensors, and raise if its gradient would be lost.
+
+        This is so for a higher-order op, such as a torch.autograd.Function or a hook, and for a
+        write to a tensor that autograd does not record.
+        """
         if isinstance(node.target, HigherOrderOperator):
             refuse(self.where, f"{_described(node.target)} (called at {site_of(node)})")
         if node.op == "get_attr" and node.target in self.attributes:
@@ -242,7 +250,10 @@ class _FakeRun(fx.Interpreter):
         return result
 
     def _expect_seen_by_autograd(self, node: fx.Node, written: torch.Tensor) -> None:
-        """Raise if autograd does not record a node's write to memory that has a gradient."""
+        """Raise if autograd does not record a node's write to a tensor that requires a gradient.
+
+        The tensor may also share its memory with a tensor that requires a gradient.
+        """
         is_hidden = (
             not torch.is_grad_enabled()
             if written.requires_grad
@@ -279,14 +290,15 @@ def memory_of(tensor: torch.Tensor) -> int:
 
 
 class _Outputs:
-    """The outputs of a graph as values and views.
+    """The outputs of a graph, sorted into values and views.
 
     Attributes
     ----------
     numbers : list of int
         For each value, its number among the outputs of the graph.
     values, outputs
-        See StaticGraph.
+        Values are tensors with new memory, and outputs may be views of them. StaticGraph describes
+        both lists.
     """
 
     def __init__(self, where: str, inputs: Sequence[torch.Tensor], results: Sequence[Any]) -> None:
@@ -334,8 +346,9 @@ class _Outputs:
     def _bases(self) -> dict[int, int]:
         """Return, for each memory, the number of an output that covers all of it.
 
-        The other outputs in this memory are views of that output. Memory without such an output
-        is left out. If outputs overlap in it, raise.
+        Memory means the storage of tensors. The other outputs in the storage are views of that
+        output. If no output covers all of the storage, it is left out, and each of its outputs
+        becomes a value. Raise if these outputs overlap.
         """
         groups: dict[int, list[int]] = {}
         for number, result in enumerate(self._results):
@@ -415,7 +428,10 @@ class _StaticCopy:
         self._inputs: dict[str, fx.Node] = {}
 
     def copied(self, values: Sequence[int]) -> tuple[fx.Graph, str]:
-        """Return the copy and its text. `values` has the numbers of the outputs to keep."""
+        """Return the copy, and the text that describes its ops.
+
+        `values` has the numbers of the outputs to keep.
+        """
         for node in self.nodes:
             if node.op == "placeholder":
                 is_tensor = isinstance(self.known[node], torch.Tensor)
@@ -454,7 +470,11 @@ class _StaticCopy:
         self.lines.append(f"{self._words[copied_node]} = {node.op} {target} {arguments}")
 
     def _text(self, arguments: Any) -> str:
-        """Return the text of arguments. An object without a comparable value gets a unique text."""
+        """Return a text that describes arguments of a call.
+
+        If an argument has no comparable value, the text is different in each call, so that no other
+        graph has the same text.
+        """
         leaves, structure = pytree.tree_flatten(arguments)
         words = [self._words[each] if isinstance(each, fx.Node) else _word(each) for each in leaves]
         return f"{words} {structure}"
@@ -466,7 +486,10 @@ WORDS: Final = (type(None), str, complex, *NUMBERS, torch.layout, torch.memory_f
 
 
 def _word(value: Any) -> str:
-    """Return the text of an argument that is not a node."""
+    """Return the text of an argument that is not a node, for the text of the graph.
+
+    The text of an object without a comparable value is different in each call.
+    """
     if isinstance(value, WORDS):
         return repr(value)
     if isinstance(value, slice):

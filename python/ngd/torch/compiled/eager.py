@@ -35,7 +35,7 @@ class EagerStep:
     group : Group
         The ranks.
     guard : StepGuard
-        The guard of the optimizer.
+        The guard that makes `optimizer.step()` raise outside of the step.
     """
 
     def __init__(
@@ -58,11 +58,14 @@ class EagerStep:
         batch : tuple
             The arguments of the loss function.
         form : Form
-            The kind of call: an update, a micro-batch or, if both flags are False, an evaluation.
+            The kind of call. `trains` means a step that updates the parameters, `accumulates` a
+            micro-batch without an update. If both are False, the call is an evaluation.
         weight : float
-            The weight of this rank's loss.
+            The factor of this rank's loss before the backward pass. If it is 0, there is no
+            backward pass.
         total : float
-            The sum of this rank's weights since the last update.
+            The sum of this rank's weights since the last update. An update divides the summed
+            gradients by the sum of `total` over all ranks.
         """
         if not form.trains and not form.accumulates:
             with torch.no_grad():

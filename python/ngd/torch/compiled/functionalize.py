@@ -2,9 +2,9 @@
 """Make exported graphs functional without PyTorch's decompositions, if that is simple.
 
 `run_decompositions` traces a graph again, which takes as long as the export. Most models need only
-a small part of it: each op has a rule, and in-place ops write to results without views, or to
-buffers. This module replaces these in-place ops by functional ones. Other graphs are decomposed by
-PyTorch.
+a small part of it: each op has a rule, and in-place ops write only to buffers, or to results of
+other ops that have no views. This module replaces these in-place ops by functional ones. Other
+graphs are decomposed by PyTorch.
 """
 
 from __future__ import annotations
@@ -31,13 +31,15 @@ IS_TRAINING, MOMENTUM = 5, 6
 """The positions of the arguments `training` and `momentum` of batch_norm."""
 BATCH_NORM: Final = aten._native_batch_norm_legit_functional.default
 NEXT_STATISTICS: Final = (3, 4)
-"""The positions of the next running mean and variance in the results of BATCH_NORM."""
+"""The positions of the next running mean and variance in the results of the op BATCH_NORM, the
+functional form of batch normalization."""
 IN_PLACE: Final = frozenset(
     {"add_", "sub_", "mul_", "div_", "neg_", "clamp_", "clamp_min_", "clamp_max_", "masked_fill_"}
     | {"relu_", "leaky_relu_", "elu_", "silu_", "hardswish_", "hardsigmoid_", "hardtanh_"}
     | {"sigmoid_", "tanh_", "exp_", "sqrt_"}
 )
-"""The in-place ops whose functional counterparts have a result of the first argument's dtype."""
+"""The in-place ops that a functional op can replace. The name of the functional op lacks the final
+"_". `keeps_type` checks that both have results of the first argument's dtype."""
 MAKE_NEW: Final = frozenset(
     {"linear", "matmul", "conv1d", "conv2d", "conv3d", "scaled_dot_product_attention"}
     | {"batch_norm", "layer_norm", "group_norm", "rms_norm", "softmax", "log_softmax"}
@@ -46,8 +48,8 @@ MAKE_NEW: Final = frozenset(
     | {"cross_entropy_loss", "nll_loss", "nll_loss_nd", "l1_loss", "kl_div"}
     | {"square", "multiply", "true_divide", "clip", "relu6", "selu", "log_sigmoid"}
 )
-"""The composite ops whose results are never views. The schemas of composite ops lack this
-information."""
+"""The composite ops whose results are never views. The schema of a composite op does not state
+which results are views, so these ops are listed here."""
 
 
 def make_functional(program: ExportedProgram) -> bool:
@@ -80,7 +82,8 @@ class Plan:
         }
         self.variables = set(inputs) - constants
         self.written: dict[fx.Node, fx.Node] = {}
-        """The value that each in-place op writes to, by op."""
+        """The node whose memory each in-place op writes to, by op. It is not an in-place op
+        itself."""
         self.statistics: dict[fx.Node, tuple[fx.Node, ...]] = {}
         """The buffers that each batch normalization writes to, by op."""
 
@@ -128,7 +131,11 @@ class Plan:
                 self.graph.erase_node(node)
 
     def _origin(self, node: fx.Node) -> fx.Node:
-        """Return the value whose memory an in-place op returns; return any other node itself."""
+        """Return the node whose memory a node returns.
+
+        The result of an in-place op that the plan replaces is the memory of its first argument,
+        perhaps through several such ops. For any other node, return the node.
+        """
         while node in self.written:
             node = self.written[node]
         return node
@@ -155,7 +162,7 @@ class Plan:
         return origin in self.buffers or makes_new(origin)
 
     def _is_read_only(self, user: fx.Node) -> bool:
-        """Return True if an op that reads a value creates no view of the value."""
+        """Return True if `user`, which reads a value, does not create a view of the value."""
         return user.op == "output" or user in self.written or makes_new(user)
 
     def _after(self, node: fx.Node, target: Any, args: Iterable[Any]) -> fx.Node:
@@ -165,7 +172,10 @@ class Plan:
         return new_node
 
     def _part(self, made: fx.Node, number: int, like: fx.Node) -> fx.Node:
-        """Insert a node that returns result `number` of `made`; it has the type of `like`."""
+        """Insert a node that selects result number `number` of node `made`.
+
+        The new node gets the shape and dtype of node `like`.
+        """
         with self.graph.inserting_after(made):
             part = self.graph.call_function(operator.getitem, (made, number))
         part.meta = {**made.meta, "val": like.meta["val"]}
@@ -182,7 +192,7 @@ class Plan:
 
 
 def fits_constants(node: fx.Node) -> bool:
-    """Return True if PyTorch can compute an op of constants in advance.
+    """Return True if PyTorch can compute an op in advance. All operands are constants.
 
     The op must not write to a constant, and it must not draw random numbers.
     """
@@ -219,9 +229,10 @@ def name_of(target: OpOverload) -> str:
 
 
 def keeps_type(node: fx.Node) -> bool:
-    """Return True if no other operand changes the dtype of the first one.
+    """Return True if type promotion gives the result the dtype of the first operand.
 
-    Then the functional op returns that dtype, as the in-place op does.
+    An in-place op always keeps that dtype. A functional op may return another one, if another
+    operand has a wider dtype.
     """
     dtype = dtype_of(node.args[0])
     others: list[Any] = [*node.args[1:], *node.kwargs.values()]

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guards that raise if the program misuses the model or optimizer of a compiled step."""
+"""Guards that raise if the user misuses the model or optimizer of a compiled step.
+
+Misuses are calls of `loss.backward()` or `optimizer.step()`, and uses of a model that a failed step
+has left with invalid values.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +34,9 @@ def refuse_backward(*args: Any, **options: Any) -> None:
 class StepGuard:
     """A guard that makes `optimizer.step()` raise, except in a `with` block of this guard.
 
+    The user must not call `optimizer.step()`, because the compiled step updates the parameters.
+    In eager PyTorch, that step calls `optimizer.step()` itself, in a `with` block of the guard.
+
     Parameters
     ----------
     optimizer : torch.optim.Optimizer
@@ -55,15 +62,16 @@ class StepGuard:
 
 
 def is_poisoned(variables: Iterable[Variable]) -> bool:
-    """Return True if a step failed while it updated one of the variables."""
+    """Return True if a step failed while it updated at least one of `variables`."""
     return any(of.cell.poisoned for of in variables)
 
 
 class PoisonGuard:
-    """A guard that makes a poisoned model and optimizer raise until new values are loaded.
+    """A guard that makes the model and the optimizer raise after a failed update.
 
-    A step that fails while it updates parameters leaves them with mixed values. PyTorch can still
-    read the memory, so hooks raise instead.
+    A step that fails while it updates parameters may leave some old and some new values: the model
+    is poisoned. PyTorch could still read these values, so hooks raise in the forward pass and in
+    `state_dict`, until a complete checkpoint is loaded.
 
     Parameters
     ----------
@@ -72,7 +80,8 @@ class PoisonGuard:
     optimizer : torch.optim.Optimizer
         Its optimizer.
     repair : callable
-        A function that is called after `load_state_dict` of the model has loaded all of its values.
+        A function that makes the model valid again. It is called after `load_state_dict` of the
+        model has loaded all values.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, repair: Callable[[], None]) -> None:
@@ -89,7 +98,7 @@ class PoisonGuard:
         ]
 
     def refuse(self, use: str) -> None:
-        """Raise a PoisonedVariableError. `use` is the call that its message names."""
+        """Raise a PoisonedVariableError whose message begins with `use`, the call that was made."""
         raise PoisonedVariableError(
             f"{use}: expected a model with valid values; got one whose last step failed while it "
             "updated the parameters. Load a complete checkpoint with model.load_state_dict and "

@@ -21,15 +21,15 @@ SET_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
 
 
 class Value(NamedTuple):
-    """The known facts about a tensor of the graph.
+    """The memory of a tensor of the graph, and if autograd sees writes to the tensor.
 
     Attributes
     ----------
     memory : Node
         The node that allocated the memory.
     is_detached : bool
-        True if autograd does not see writes to this tensor. It may see writes to the same memory by
-        other tensors.
+        True if autograd does not see writes to this tensor. Autograd may see a write to the same
+        memory through another tensor.
     """
 
     memory: fx.Node
@@ -37,17 +37,20 @@ class Value(NamedTuple):
 
 
 class _Walk:
-    """A walk over the graph. `trained` has the nodes that allocated memory with a gradient."""
+    """A walk over the graph that raises for writes that autograd does not see.
+
+    `trained` has the nodes that allocated the memory of tensors that require a gradient.
+    """
 
     def __init__(self, where: str, trained: set[fx.Node]) -> None:
         self.where, self.trained = where, trained
         self.values: dict[fx.Node, Any] = {}
 
     def run(self, module: fx.GraphModule, has_grad: bool, operands: Iterable[Any] = ()) -> Any:
-        """Visit the nodes in order, and return the known facts about the outputs.
+        """Visit the nodes in order, and return the Value of each output (None if unknown).
 
-        `has_grad` is False inside a `torch.no_grad()` region. `operands` has the facts about the
-        inputs; without it, each input has memory of its own.
+        `has_grad` is False inside a `torch.no_grad()` region. `operands` has the Value of each
+        input. Without it, each input has memory of its own.
         """
         values_of_inputs = iter(operands)
         for node in module.graph.nodes:
@@ -90,7 +93,10 @@ class _Walk:
         return Value(node, False)
 
     def _item(self, node: fx.Node, operands: list[Any]) -> Any:
-        """Return the facts about one result of a region, or of an op with several results."""
+        """Return the Value of one result of an op with several results.
+
+        The op may also be a `torch.no_grad()` or `torch.enable_grad()` region of the graph.
+        """
         (source,) = operands[:1] or [None]
         number = node.args[1] if len(node.args) > 1 else 0
         if isinstance(source, list) and isinstance(number, int):
@@ -135,7 +141,7 @@ def _aliases(node: fx.Node) -> tuple[list[fx.Node], fx.Node | None]:
 
 
 def expect_no_hidden_writes(where: str, module: fx.GraphModule, parameters: Iterable[str]) -> None:
-    """Raise a CompileError for a write that autograd does not see to a value with a gradient.
+    """Raise a CompileError if a tensor that requires a gradient is written unseen by autograd.
 
     Parameters
     ----------
@@ -144,7 +150,7 @@ def expect_no_hidden_writes(where: str, module: fx.GraphModule, parameters: Iter
     module : GraphModule
         An exported graph, with its in-place ops and regions.
     parameters : iterable of str
-        The names of the inputs that have a gradient.
+        The names of the inputs that require a gradient.
     """
     names = set(parameters)
     trained = {n for n in module.graph.nodes if n.op == "placeholder" and n.name in names}

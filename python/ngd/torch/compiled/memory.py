@@ -65,7 +65,10 @@ class SharedTensor:
         self.show()
 
     def show(self) -> None:
-        """Make the tensor a view of the variable's current memory."""
+        """Make the tensor a view of the variable's memory.
+
+        Call this again after the core has moved the memory of variables.
+        """
         self.view.show()
         self.tensor.data = as_tensor(self.view.array)
         self._address = self.tensor.data_ptr()
@@ -92,7 +95,7 @@ class ModelMemory:
     def __init__(self, model: nn.Module, group: Group) -> None:
         self.model, self.group = model, group
         self.variables: dict[torch.Tensor, Variable] = {}
-        """The variable of each parameter and buffer."""
+        """The variable of each parameter and buffer, by the tensor of the model."""
         self._shared: dict[torch.Tensor, SharedTensor] = {}
         self._moves = -1
 
@@ -112,7 +115,8 @@ class ModelMemory:
     def read_written(self, where: str) -> None:
         """Assign to the variables what the user has written to tensors since the last step.
 
-        All ranks must have written the same values, because the ranks of a host share one copy.
+        All ranks must have written the same values: a parameter is equal on all ranks, and the
+        ranks of a host share one copy.
 
         Raises
         ------
@@ -134,16 +138,21 @@ class ModelMemory:
         assign_written(where, find_written(views), self.group)
 
     def assign_all(self) -> None:
-        """Assign the values of all tensors to their variables, which may be poisoned."""
+        """Assign the values of all tensors to their variables.
+
+        The variables may be poisoned, which means that a step failed while it updated them. The
+        assignment makes them valid.
+        """
         for tensor, of in self.variables.items():
             of.assign(as_array(tensor))
         for each in self._shared.values():
             each.show()
 
     def show(self, computed: Collection[Node]) -> None:
-        """Make the tensors of the variables in `computed` views of these variables.
+        """Make tensors of the model views of their variables.
 
-        Renew all views if the memory of variables has moved.
+        `computed` has the variables of the program that runs next. If the memory of any variable
+        has moved, renew all views.
         """
         for tensor, of in self.variables.items():
             if of in computed and tensor not in self._shared:
@@ -162,7 +171,11 @@ class ModelMemory:
         self._shared.pop(tensor, None)
 
     def constants(self) -> tuple[tuple[int, int], ...]:
-        """Return the checksums of the buffers that have no variable: constants of the programs."""
+        """Return the checksums of the buffers that have no variable.
+
+        Such a buffer is a constant of the programs. If its checksum changes, a new program is
+        compiled.
+        """
         return tuple(
             _core.checksum(np.ascontiguousarray(as_array(buffer)))
             for buffer in self.model.buffers()

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizers of torch.optim as updates of an ngd program. Their state is PyTorch's state."""
+"""Optimizers of torch.optim as updates in ngd programs.
+
+ngd's variables have the state of the optimizer. The tensors in PyTorch's `optimizer.state` are
+views of the variables, or copies if the variables are sharded.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +98,8 @@ def expect_translatable(where: str, optimizer: Any) -> Translation:
 class Cohort(NamedTuple):
     """Parameters of one group that have had the same number of updates.
 
-    PyTorch counts the updates of each parameter. A program needs one count per cohort.
+    PyTorch counts the updates of each parameter; a parameter without a gradient is not updated. A
+    program has one count per cohort.
 
     Attributes
     ----------
@@ -103,7 +108,8 @@ class Cohort(NamedTuple):
     optimizer : ngd.optim.Optimizer
         ngd's optimizer, with the count of these parameters.
     parameters : dict of Tensor to None
-        The parameters, in the order of the group. Each program trains all of them, or none.
+        The parameters, in the order of the group. If a program trains only some of them, the cohort
+        is split. The values of the dict are None.
     """
 
     group: int
@@ -128,7 +134,8 @@ class TranslatedOptimizer:
         self.where, self.optimizer, self.memory = where, optimizer, memory
         self.translation = expect_translatable(where, optimizer)
         self.generation = 0
-        """The number of splits of cohorts. A program from before a split has wrong counts."""
+        """The number of splits of cohorts so far. Programs that were compiled before a split are
+        dropped, because their counts of updates are wrong."""
         self._groups: dict[int, optim.Optimizer] = {}
         self._rates: dict[int, float] = {}
         self._cohorts: list[Cohort] = []
@@ -162,7 +169,7 @@ class TranslatedOptimizer:
                 cast(Variable, group_optimizer.lr).assign(rate)
 
     def updates(self, gradients: Mapping[Variable, Node]) -> dict[Variable, Node]:
-        """Return the next values of the variables that one program updates.
+        """Return the next values of the parameters and of their optimizer state, by variable.
 
         Parameters
         ----------
@@ -212,7 +219,8 @@ class TranslatedOptimizer:
     def _count_of(self, p: torch.Tensor) -> int:
         """Return the number of updates of a parameter, from PyTorch's state.
 
-        If PyTorch's state does not count updates, return 1 if there is state, and else 0.
+        PyTorch's state for SGD has no count. Then return 1 for a parameter that has state, and 0
+        for one without, because only the first update differs from the later ones.
         """
         state = self.optimizer.state.get(p, {})
         if self.translation.counts:
@@ -242,14 +250,21 @@ class TranslatedOptimizer:
         return self._groups[number]
 
     def _split(self, cohort: Cohort, others: Sequence[torch.Tensor], count: int = -1) -> None:
-        """Move the parameters `others` to a new cohort. If `count` is -1, it keeps the count."""
+        """Move the parameters `others` of a cohort to a new cohort.
+
+        `count` is the number of updates of the new cohort; -1 means that of the old cohort.
+        Programs with the old cohort become invalid.
+        """
         for p in others:
             del cohort.parameters[p]
         self._add_cohort(cohort.group, int(cohort.optimizer.step) if count < 0 else count, others)
         self.generation += 1
 
     def _add_states(self, cohort: Cohort, parameters: Sequence[torch.Tensor]) -> None:
-        """Register the state variables of new parameters, and assign the state of PyTorch."""
+        """Find the state variables of parameters, and assign PyTorch's state to them.
+
+        Parameters that already have state variables are skipped.
+        """
         by_name = cohort.optimizer.state.variables
         for p in parameters:
             if p in self._states:
@@ -332,7 +347,8 @@ class TranslatedOptimizer:
     def _gather_state(self, optimizer: Optimizer) -> None:
         """Copy sharded state into PyTorch's state before PyTorch saves it.
 
-        All ranks call this, because `shard="world"` keeps only one copy over all hosts.
+        State is sharded if each rank keeps only a part of it. With `shard="world"`, the parts are
+        on several hosts, so all ranks must call this together.
         """
         for p, variables in self._states.items():
             for name, of in variables.items():

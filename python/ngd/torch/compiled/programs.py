@@ -28,18 +28,18 @@ from .translate import translate
 
 
 class Form(NamedTuple):
-    """The kind of a program.
+    """The kind of a program. If `trains` and `accumulates` are False, it is an evaluation.
 
     Attributes
     ----------
     trains : bool
         True if it updates the parameters.
     accumulates : bool
-        True if it adds the gradients of a micro-batch to sums.
+        True if it adds the gradients of a micro-batch to this rank's sums, without an update.
     has_sums : bool
-        True if it trains with the sums of earlier micro-batches.
+        True if it trains, and adds the sums of earlier micro-batches to the gradients first.
     has_weight : bool
-        True if the loss of each rank has a weight.
+        True if the program has an argument for the weight of this rank's loss.
     """
 
     trains: bool
@@ -138,7 +138,11 @@ class ProgramBuilder:
         )
 
     def _inputs(self, captured: Capture) -> tuple[dict[str, Any], list[Node]]:
-        """Return the value of each input of a captured graph by name, and the placeholders."""
+        """Return the inputs of a captured graph by name, and the list of placeholders.
+
+        Tensor arguments become placeholders, parameters and changed buffers become variables, and
+        other inputs are constants.
+        """
         tensors = self.memory.tensors()
         values: dict[str, Any] = {}
         inputs = []
@@ -157,7 +161,11 @@ class ProgramBuilder:
     def _value_of(
         self, path: str, kind: str, captured: Capture, tensors: Mapping[str, torch.Tensor]
     ) -> Any:
-        """Return the variable of a parameter or buffer; for a read-only buffer, its tensor."""
+        """Return the variable of a parameter or buffer.
+
+        For a buffer that no program writes to, return its tensor, which becomes a constant of the
+        program.
+        """
         tensor = tensors[path]
         is_fixed = kind == "buffer" and path not in captured.mutated
         if is_fixed and tensor not in self.memory.variables:
@@ -218,7 +226,10 @@ class ProgramBuilder:
         return self._clipped(_reduced(gradients, total))
 
     def _sum(self, of: Variable) -> Variable:
-        """Return the variable that sums this rank's gradients over micro-batches."""
+        """Return the variable with the sum of a parameter's gradients over micro-batches.
+
+        `of` is the variable of the parameter. Each rank has its own sum.
+        """
         if of not in self._sums:
             zeros = np.zeros(of.shape, of.dtype)
             self._sums[of] = variable(f"{of.name}.accumulated", zeros, per_rank=True)
@@ -234,8 +245,9 @@ class ProgramBuilder:
 def _reduced(gradients: Mapping[Variable, Node], total: Node | None) -> dict[Variable, Node]:
     """Return the mean of the gradients over the ranks.
 
-    `total` is the sum of this rank's weights. If it is given, the sum of the gradients is divided
-    by the sum of the weights of all ranks.
+    `total` is the sum of the weights of this rank's losses since the last update. If it is given,
+    return instead the sum of the gradients over all ranks, divided by the sum of `total` over all
+    ranks, or 0 if that sum is 0.
     """
     if total is None:
         return {v: ops.all_reduce(g, op="mean") for v, g in gradients.items()}
@@ -249,8 +261,8 @@ def _reduced(gradients: Mapping[Variable, Node], total: Node | None) -> dict[Var
 def _differentiated(loss: Node) -> set[Node]:
     """Return the nodes that a loss depends on, except through detached values.
 
-    A step updates only the parameters among these nodes. PyTorch's optimizers leave other
-    parameters unchanged, even with a weight decay.
+    The training step updates only the parameters among these nodes. PyTorch's optimizers also leave
+    the other parameters unchanged, even with a weight decay.
     """
     detached = [node for node in topological([loss]) if node.op.name == "stop_gradient"]
     return set(topological([loss], detached))

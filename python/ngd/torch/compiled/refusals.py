@@ -40,7 +40,7 @@ class UntranslatableError(CompileError):
 
     @classmethod
     def of(cls, where: str, expected: str, got: str, advice: str) -> UntranslatableError:
-        """Return the error of a public call."""
+        """Return an error whose message has these parts. `where` is the public call."""
         error = cls(f"{where}: expected {expected}; got {got}. {advice}")
         error.expected, error.got = expected, got
         return error
@@ -75,7 +75,11 @@ def python_state(model: nn.Module) -> State:
 
 
 def _plain(value: Any) -> Any:
-    """Return an immutable form of a plain Python value, to compare; for other objects the class."""
+    """Return an immutable form of a Python value that can be compared.
+
+    The form of a number, a text, a list, a tuple or a dict compares its contents. Any other object
+    is compared only by its class.
+    """
     if isinstance(value, (bool, int, float, str, type(None))):
         return value
     if isinstance(value, (list, tuple)):
@@ -92,7 +96,10 @@ def changed_state(before: State, model: nn.Module) -> list[tuple[str, str]]:
 
 
 def refuse_state(where: str, path: str, name: str) -> NoReturn:
-    """Raise a CompileError for a Python value that each forward pass changes and uses."""
+    """Raise a CompileError for attribute `name` of the module at `path`.
+
+    Each forward pass changes the attribute and uses its value, as for a Python counter of calls.
+    """
     raise CompileError(
         f"{where}: expected a model that computes the same in each step; got one whose forward "
         f"pass changes and uses the attribute {f'{path}.{name}' if path else name!r}, which would "
@@ -106,9 +113,11 @@ _watching: Final = threading.RLock()
 
 @contextmanager
 def watched(where: str) -> Iterator[None]:
-    """Raise a CompileError if the model uses a custom Function or adds a hook to a tensor.
+    """Return a context manager in which custom gradients raise a CompileError.
 
-    One thread at a time captures a model. The other threads are not watched.
+    Custom gradients are calls of a torch.autograd.Function that is not PyTorch's own, and of
+    Tensor.register_hook. Only the thread that enters the context is watched; one thread at a time
+    can enter it.
     """
     with _watching, _replaced_methods(where, threading.get_ident()):
         yield

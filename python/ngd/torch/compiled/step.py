@@ -31,9 +31,11 @@ from .rules.registry import as_array, as_numpy_dtype
 
 WHERE: Final = "ngd.torch.compile_step"
 MANY_PROGRAMS: Final = 8
-"""The number of compiled programs at which a warning names the arguments that have changed."""
+"""The number of compiled programs at which a step warns. The warning lists what has changed since
+the previous program: the batch, the model, the optimizer or the buffers."""
 MAX_PROGRAMS: Final = 64
-"""The number of programs that a step keeps."""
+"""The largest number of programs that a step keeps. When it is exceeded, the least recently used
+program is dropped."""
 Fallback = Literal["error", "torch"]
 
 
@@ -177,7 +179,11 @@ class CompiledStep:
         return pytree.tree_unflatten(tensors, program.results)
 
     def _execute(self, program: Program, arrays: list[Any]) -> list[Any]:
-        """Run a program. A failure during the updates poisons the model."""
+        """Run a program.
+
+        If it fails during the updates, the parameters may be invalid. Then add hooks that make the
+        model raise until a checkpoint is loaded (PoisonGuard).
+        """
         try:
             return list(program.executable(*arrays))
         except BaseException:
@@ -186,7 +192,10 @@ class CompiledStep:
             raise
 
     def _repair(self) -> None:
-        """Make a poisoned model valid: assign the values that the user has loaded to variables."""
+        """Make a model valid after a failed update, when the user has loaded a checkpoint.
+
+        The loaded values of the tensors are assigned to ngd's variables.
+        """
         self._poison = None
         self._memory.assign_all()
 
@@ -233,7 +242,10 @@ class CompiledStep:
         )
 
     def _fall_back(self, error: CompileError) -> EagerStep:
-        """Warn, and return the step that runs this batch and all later ones in eager PyTorch."""
+        """Warn that ngd cannot translate the model, and return a step in eager PyTorch.
+
+        That step runs this batch and all later ones.
+        """
         warnings.warn(
             f"{WHERE}: fallback='torch': the model runs in eager PyTorch, with ngd's collectives: "
             f"{error}",
@@ -276,7 +288,8 @@ def _structure(model: nn.Module) -> tuple[Any, ...]:
 def _signature(leaf: Any) -> Any:
     """Return the properties of an argument that a program depends on.
 
-    For a tensor these are its dtype and shape. Any other value is its own signature.
+    For a tensor these are its dtype and shape. For any other value it is the value itself, so
+    another value needs another program.
     """
     if not isinstance(leaf, torch.Tensor):
         return leaf

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Translate an exported graph of aten ops into ngd nodes, one rule per op.
 
-Ops with constant arguments are computed by PyTorch during the translation. So masks and relative
-positions become constants. The type of each node is compared with the type that the export found.
+If all arguments of an op are constants, PyTorch computes the op during the translation. For
+example, attention masks and relative positions become constants. The shape and dtype of each node
+are compared with those that torch.export recorded.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ ADVICE: Final = (
     'Replace the op by others, or use the backend "ngd" of torch.distributed, which runs any model.'
 )
 IGNORED: Final = frozenset({"device", "layout", "pin_memory", "memory_format"})
-"""Arguments of aten ops about the storage of a tensor."""
+"""Arguments of aten ops that do not change the values. The translation leaves them out."""
 
 
 def translate(
@@ -109,7 +110,10 @@ def _apply(rule: Rule, call: Call, args: Any, kwargs: Mapping[str, Any]) -> Any:
 
 @contextmanager
 def _named(where: str, node: fx.Node) -> Iterator[None]:
-    """Add the op, the user's line and the module to the errors of a rule."""
+    """Return a context manager that turns errors of a rule into CompileErrors.
+
+    The message names the op `node.target`, the user's line and the module.
+    """
     try:
         yield
     except UnsupportedOpError as error:
@@ -127,7 +131,7 @@ def _named(where: str, node: fx.Node) -> Iterator[None]:
 
 
 def _expect_type(node: fx.Node, value: Any) -> None:
-    """Raise if an output has another type than in the export.
+    """Raise if an output has another shape or dtype than in the export.
 
     If an op has several outputs, only those that the graph reads are checked, because each of these
     has its own node. PyTorch 2.9 gives the last states of LSTM layers a wrong shape.

@@ -2,7 +2,8 @@
 """Tensors as ngd's collectives take them: address, name of the dtype, number of elements.
 
 A tensor that is not contiguous is sent as a contiguous copy. A list of tensors that are not next to
-each other in memory is copied, too. Work copies received data back.
+each other in memory is copied, too. After a receive into a copy, the class Work copies the data to
+the tensor or the list.
 """
 
 from __future__ import annotations
@@ -36,14 +37,15 @@ BOOLEAN_REDUCTIONS: Final = {
     "MIN": "min",
     "BAND": "min",
 }
-"""ngd's reductions of booleans, by the name in torch.distributed.ReduceOp."""
+"""ngd's reductions of booleans, by the name in torch.distributed.ReduceOp. For booleans, a sum is a
+logical or (max), and a product is a logical and (min)."""
 
 COMPLEX_REDUCTIONS: Final = {name: REDUCTIONS[name] for name in ("SUM", "AVG", "PREMUL_SUM")}
 """The reductions of complex numbers, which are sent as pairs of real numbers."""
 
 
 def check(tensor: Tensor, where: str) -> None:
-    """Raise TypeError unless the tensor is dense and on the CPU."""
+    """Raise TypeError unless the tensor is on the CPU and not sparse (its layout is strided)."""
     if not tensor.is_cpu or tensor.layout is not torch.strided:
         raise TypeError(
             f"{where}: expected a dense tensor on the CPU; got a {tensor.layout} tensor on "
@@ -113,7 +115,11 @@ def pack(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def destination_for_all(tensors: Sequence[Tensor]) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-    """Return memory to receive all tensors into, and the copies (to, from) to make afterwards."""
+    """Return memory to receive all tensors into, and a list of copies.
+
+    Each copy is a pair (tensor, part of the memory). After the receive, the caller copies each part
+    to its tensor. If the tensors are adjacent, the memory is their own, and the list is empty.
+    """
     adjacent = first_if_adjacent(tensors)
     if adjacent is not None:
         return adjacent, []
@@ -126,7 +132,8 @@ def destination_for_all(tensors: Sequence[Tensor]) -> tuple[Tensor, list[tuple[T
 def wire(tensor: Tensor) -> tuple[str, int]:
     """Return the dtype in which a tensor is sent, and the number of values per element.
 
-    A complex number is sent as two real numbers. If ngd does not have a dtype, its bytes are sent.
+    A complex number is sent as two real numbers. If ngd does not have the dtype, the tensor is sent
+    as bytes: the dtype is uint8, and the number of values is the size of an element in bytes.
     """
     name = DTYPES.get(tensor.dtype)
     if name is not None:

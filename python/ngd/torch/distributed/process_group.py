@@ -39,8 +39,8 @@ CPU: Final = torch.device("cpu")
 class ProcessGroup(torch.distributed.ProcessGroup):
     """A group of ranks of torch.distributed that communicates through ngd.
 
-    Users call the functions of torch.distributed. The methods are those that these functions,
-    DistributedDataParallel and fully_shard call. Corresponds to `torch.distributed.ProcessGroup`.
+    Users call the functions of torch.distributed. Those functions, DistributedDataParallel and
+    fully_shard call the methods of this class. Corresponds to `torch.distributed.ProcessGroup`.
 
     Parameters
     ----------
@@ -53,9 +53,11 @@ class ProcessGroup(torch.distributed.ProcessGroup):
     store : Store
         The store by which the ranks found each other.
     owned : bool
-        True if `shutdown` must close the group; False if it is ngd's own world.
+        True if the group was created for torch.distributed, so `shutdown` closes it. False if it is
+        ngd's own world, which stays open.
     counts : bool
-        True if ngd's errors number the ranks within the group, False if they have global ranks.
+        True if ngd's errors about this group give ranks within the group, False if they give global
+        ranks.
     """
 
     def __init__(
@@ -140,7 +142,11 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         return False
 
     def add_ranks(self, error: Exception) -> Exception:
-        """Return an error to raise. Outside the default group, its message names the ranks."""
+        """Return the error to raise for `error`, and note that a call has failed.
+
+        Outside the default group, the message also lists the global ranks of the group, and the
+        error's `ranks` become global ranks.
+        """
         self._has_failed = True
         if self.ranks is None or not isinstance(error, CollectiveError):
             return error
@@ -153,10 +159,11 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         return with_ranks
 
     def abort_interrupted(self, error: BaseException) -> None:
-        """Leave the group after an exception of Ctrl-C or a signal handler during a call.
+        """Close the group after `error`, an exception that interrupted a call (such as Ctrl-C).
 
-        Otherwise the other ranks could match the next call of this rank with the interrupted one.
-        The pending works stay outstanding until a poll finds that the group is closed.
+        Without this, the other ranks could match the next call of this rank with the interrupted
+        call. The tensors of pending works are kept alive until a poll finds that the group is
+        closed.
         """
         self._has_failed = True
         text = "".join(traceback.format_exception_only(type(error), error)).strip()
@@ -165,7 +172,8 @@ class ProcessGroup(torch.distributed.ProcessGroup):
     def shutdown(self) -> None:
         """Wait for the pending works and leave the group.
 
-        ngd's own world stays open, unless a call has failed.
+        If the group is ngd's own world, it stays open. If a call of the group has failed, ngd's own
+        world is closed, too.
         """
         wait_for_group(self)
         if self._is_owned:
@@ -193,7 +201,7 @@ class ProcessGroup(torch.distributed.ProcessGroup):
     allreduce_coalesced = allreduce
 
     def broadcast(self, tensors: Any, opts: Any = 0, *_: Any) -> Work:
-        """Overwrite the tensors on all ranks by those of the root."""
+        """Overwrite the tensors on all ranks with the root's tensors."""
         root = opts if isinstance(opts, int) else opts.rootRank
         return self._in_place("broadcast", tensors, None, root)
 
@@ -220,7 +228,7 @@ class ProcessGroup(torch.distributed.ProcessGroup):
     # ---- collectives with one block per rank
 
     def allgather(self, output_tensors: Any, input_tensors: Any, *_: Any) -> Work:
-        """Give every rank the tensors of all ranks, whose sizes may differ."""
+        """Give every rank the tensors of all ranks. Different ranks may send different sizes."""
         inputs, outputs = as_list(input_tensors), as_lists(output_tensors)
         call = Call(self, "all_gather")
         for tensor, blocks in zip(inputs, outputs, strict=True):
@@ -236,7 +244,8 @@ class ProcessGroup(torch.distributed.ProcessGroup):
     ) -> Work:
         """Gather several tensors, as `allgather` does.
 
-        `output_lists` has one list of tensors per rank.
+        `output_lists` has one list per rank, with one tensor per input. In `allgather` it is the
+        opposite: one list per input, with one tensor per rank.
         """
         list_sizes = [len(of_rank) for of_rank in output_lists]
         if list_sizes != [len(inputs)] * self._size:
@@ -306,7 +315,7 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         return call.start([block for blocks in outputs for block in blocks])
 
     def gather_single(self, output: Tensor, input: Tensor, opts: Any) -> Work:
-        """Give the root the tensors of all ranks in one tensor, `output`; elsewhere it is empty."""
+        """Give the root the tensors of all ranks in one tensor, `output`. Other ranks ignore it."""
         call, is_root = Call(self, "gather"), self._rank == opts.rootRank
         if is_root:
             call.check_whole(output, "output", input, "input")
@@ -458,7 +467,10 @@ class Call:
         )
 
     def start(self, outputs: list[Tensor], seconds: float = 0.0) -> Work:
-        """Submit all collectives and return their handle; `seconds` > 0 replaces the timeout."""
+        """Submit all collectives and return their handle.
+
+        `seconds` > 0 is the longest time of a wait; otherwise the timeout of the group applies.
+        """
         work = Work(self.group, self.kind, self._calls, outputs, self._tensors, self.copies)
         if seconds > 0:
             work.seconds = seconds
@@ -469,7 +481,10 @@ class Call:
             return start_work(work)
 
     def receive(self, tensor: Tensor) -> Tensor:
-        """Return contiguous memory to receive a tensor into."""
+        """Return contiguous memory to receive a tensor into.
+
+        If it is not the memory of the tensor, the data is copied to the tensor after the receive.
+        """
         check(tensor, self.kind)
         destination = destination_for(tensor)
         if destination is not tensor:
@@ -485,7 +500,7 @@ class Call:
     def reduce_blocks(
         self, source: Tensor, output: Tensor, op: Any, counts: list[int] | None = None
     ) -> None:
-        """Add a reduce_scatter to the call."""
+        """Add a reduce_scatter of the blocks in `source` to the call; `output` gets one block."""
         self.submit(
             scale_operand(op, source), self.receive(output), output.numel(), op, counts=counts
         )
@@ -500,7 +515,8 @@ class Call:
     ) -> None:
         """Raise unless there is one block per rank, of one dtype.
 
-        If `own` is given, block `rank` must have the size of `own`; with `is_even`, all blocks.
+        If the tensor `own` is given, the block of rank `rank` must have as many elements as `own`.
+        If `is_even` is True, every block must.
         """
         size = self.group.size()
         if len(blocks) != size:
@@ -555,12 +571,15 @@ def reduce_op(opts: Any) -> Any:
 
 
 def as_list(tensors: Any) -> list[Tensor]:
-    """Return a list of tensors. A single tensor becomes a list with this tensor."""
+    """Return a tensor or a list of tensors as a list of tensors."""
     return [tensors] if isinstance(tensors, Tensor) else tensors
 
 
 def as_lists(tensors: Any) -> list[list[Tensor]]:
-    """Return lists of blocks, one list per tensor. A flat list has the blocks of one tensor."""
+    """Return blocks as lists, one list of blocks per tensor.
+
+    The argument is a list of lists, or a list of the blocks of one tensor.
+    """
     return [tensors] if tensors and isinstance(tensors[0], Tensor) else tensors
 
 

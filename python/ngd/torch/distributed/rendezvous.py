@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rendezvous: how the ranks of torch.distributed become a group of ngd.
 
-- The default group is ngd's world, if ngd's environment describes the same ranks.
+- The default group is ngd's world, if the environment variables of the launcher give ngd the same
+  rank and number of ranks as torch.distributed.
 - Any other group is created by its members, because only they call `new_group` of torch. They
   exchange what they must agree on through the store of torch.distributed. If ngd's world uses MPI,
   the new group is a group of that world. Otherwise the members share memory, so they must be on one
@@ -48,7 +49,7 @@ def matching_world(rank: int, size: int) -> Group | None:
 def create_group(
     store: Any, rank: int, size: int, ranks: list[int] | None, name: str
 ) -> tuple[Group, bool]:
-    """Return a new group, and True if its errors number its ranks from 0 instead of globally."""
+    """Return a new group, and True if its errors have group ranks or False if global ranks."""
     world = world_over_mpi()
     if world is None or ranks is None or ranks[rank] != world.rank:
         number = 0  # no world over MPI, or torch numbers its ranks differently
@@ -77,7 +78,8 @@ def create_group(
 def host() -> str:
     """Return a name of this host that is unique per network namespace.
 
-    Ranks of a host find each other by abstract sockets, which a network namespace limits.
+    The ranks of a host find each other by abstract sockets, which are visible only within one
+    network namespace.
     """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return config.host() or f"{boot}:{Path('/proc/self/ns/net').stat().st_ino}"

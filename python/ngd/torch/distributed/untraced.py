@@ -5,8 +5,8 @@ While a compiled function runs code that is not part of its graphs, torch.compil
 every Python function that is called. These include the methods that PyTorch's C++ code calls in
 this package. They hold addresses and handles of the C++ core, so they cannot be part of a graph.
 torch.compiler.disable would exclude them, but it imports the compiler, which takes seconds, and it
-makes each call slower. This decorator sets flags in PyTorch's hook of the interpreter, which does
-not need the compiler.
+makes each call slower. This decorator marks the methods and their bytecode as skipped (`eval_frame`
+of PyTorch), which does not import the compiler.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ Class = TypeVar("Class", bound=type)
 def exclude_from_tracing(cls: Class) -> Class:
     """Exclude the methods of a class, and all functions that they call, from torch.compile.
 
-    An older PyTorch does not have the hook. Then the methods are only kept out of graphs.
+    An older PyTorch lacks `set_code_exec_strategy`. Then the methods are not part of graphs, but
+    torch.compile may still compile functions that they call.
     """
     methods = [method for method in vars(cls).values() if isinstance(method, FunctionType)]
     for method in methods:

@@ -5,8 +5,8 @@ On one host, ngd has no thread of its own. A collective progresses only while a 
 of the C++ core; this thread *drives* the core. The rules are:
 
 - One thread at a time drives the core. It holds the lock `turns`. A waiting thread drives in short
-  slices and releases the lock in between, because its collective may need one that another thread
-  has not submitted yet.
+  slices and releases the lock in between, because its collective may complete only after another
+  thread has submitted a collective.
 - A wait for one collective also advances the pending collectives of all other groups, because ranks
   may wait for the collectives of several groups in different orders.
 - A thread that calls ngd's own functions does not take the lock. If such a thread is in the core, a
@@ -50,11 +50,12 @@ SHORT_SLICE_SECONDS: Final = 2e-4
 works."""
 
 BUSY_SLEEP_SECONDS: Final = 50e-6
-"""The pause after which another thread, which does not use the lock, has probably left the
-group."""
+"""The pause, in seconds, after BusyError: a thread that calls ngd directly, without the lock
+`turns`, is in the core. After this pause, that call has probably returned."""
 
 LAST_SLICE_SECONDS: Final = 1e-3
-"""The length of the last wait after a timeout, whose error names the missing ranks."""
+"""The length of one last wait of a work that is late. If the work does not complete, the core
+raises an error that names the missing ranks."""
 MAX_OUTSTANDING: Final = 64
 """The number of outstanding works above which a submission polls all of them."""
 
@@ -67,11 +68,11 @@ class WorkGroup(Protocol):
     """The timeout of a wait, in seconds."""
 
     def add_ranks(self, error: Exception) -> Exception:
-        """Return an error that names the ranks of the group."""
+        """Return the error to raise for `error`: outside the default group, it lists the ranks."""
         ...
 
     def abort_interrupted(self, error: BaseException) -> None:
-        """Leave the group after an exception that was raised during a call."""
+        """Close the group after `error`, an exception that interrupted one of its calls."""
         ...
 
 
@@ -92,16 +93,20 @@ os.register_at_fork(after_in_child=reset_after_fork)
 
 
 class Queue:
-    """The works of a group that could not be submitted because another thread was in the core.
+    """The works of a group that wait for their submission.
 
-    The caller of its methods holds the lock `turns`.
+    A work waits if another thread was in a call of the C++ core when the work was started. A caller
+    of the methods holds `turns`, the lock of the thread that drives the core.
     """
 
     def __init__(self) -> None:
         self._waiting: deque[Work] = deque()
 
     def start(self, work: Work) -> None:
-        """Submit a work now or later; raise if its submission fails."""
+        """Submit a work; raise if its submission fails.
+
+        If another thread is in the core, or other works wait, put the work into the queue instead.
+        """
         if not self._waiting:
             with contextlib.suppress(BusyError):
                 self._submit(work)
@@ -109,7 +114,11 @@ class Queue:
             self._waiting.append(work)
 
     def flush(self) -> None:
-        """Submit the works in the queue. A work that fails keeps its error. May raise BusyError."""
+        """Submit the works in the queue.
+
+        If the submission of a work fails, the work keeps the error, which its `wait` raises. If
+        another thread is in the core, raise BusyError; the other works stay in the queue.
+        """
         while self._waiting:
             work = self._waiting[0]
             try:
@@ -177,7 +186,7 @@ class Work(torch.distributed.Work):
         return True
 
     def synchronize(self) -> None:
-        """Wait for the result: the CPU has no streams."""
+        """Wait for the result, as `wait` does, because the CPU has no streams."""
         self.wait()
 
     def is_completed(self) -> bool:
@@ -246,7 +255,7 @@ class Work(torch.distributed.Work):
                 time.sleep(BUSY_SLEEP_SECONDS)
 
     def _advance(self, seconds: float) -> None:
-        """Drive the core for up to `seconds`."""
+        """Drive the core for up to `seconds` per call; finish the work if all are complete."""
         if not self._is_started():
             self._group.queue.flush()
         if self._is_over:  # the submission has failed
@@ -272,7 +281,7 @@ class Work(torch.distributed.Work):
             self._fail(error)
 
     def _give_up(self, seconds: float) -> None:
-        """Raise a CollectiveTimeoutError that names the missing ranks."""
+        """Raise a CollectiveTimeoutError that names the missing ranks, if the work is pending."""
         try:
             for call in self._calls:
                 if call.started:
@@ -306,7 +315,7 @@ class Work(torch.distributed.Work):
 
 
 def profiler_range(name: str, tensors: Sequence[Tensor]) -> Any:
-    """Return a range for torch.profiler, whose name is "ngd:NAME", as gloo's is "gloo:NAME"."""
+    """Return a context manager that records the range "ngd:NAME" in torch.profiler."""
     distinct = {id(tensor): tensor for tensor in tensors}
     return torch._C._profiler._RecordFunctionFast(f"ngd:{name}", list(distinct.values()))
 
@@ -339,7 +348,7 @@ def wait_for_group(group: WorkGroup) -> None:
 
 
 def poll_group(group: WorkGroup) -> None:
-    """Poll all works of a closed group, which releases their tensors."""
+    """Poll all works of a closed group, so that each work fails and releases its tensors."""
     with turns:
         for work in list(outstanding):
             if work._group is group:

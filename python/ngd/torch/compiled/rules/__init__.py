@@ -34,7 +34,7 @@ FAMILIES: Final[tuple[ModuleType, ...]] = (
     creation,
     random,
 )
-"""The modules with the rules, in the order of the documentation."""
+"""The modules with the rules, in the order in which docs/torch_ops.md lists their ops."""
 
 __all__ = [
     "FAMILIES",

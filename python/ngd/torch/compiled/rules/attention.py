@@ -58,9 +58,10 @@ def attention(
 
 
 def _simplified(mask: Any, is_causal: bool) -> tuple[Node | None, bool]:
-    """Return the mask and the causal flag, without a constant mask that is not needed.
+    """Return (mask, is_causal) without a constant mask that is not needed.
 
-    A mask is not needed if it is all true, or if it is the causal mask, which the flag replaces.
+    If the mask is all true, return None for it. If it is the causal mask, return None for it and
+    True for the flag `is_causal`.
     """
     if not isinstance(mask, torch.Tensor):
         return (None if mask is None else as_node(mask)), is_causal

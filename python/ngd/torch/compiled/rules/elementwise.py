@@ -65,7 +65,7 @@ UNARY: Final[dict[Any, tuple[Callable[[Node], Node], T]]] = {
     aten.tanh.default: (ops.tanh, X),
     aten.trunc.default: (ops.trunc, X),
 }
-"""The ops of one operand, with the ngd function and a sample."""
+"""The ops of one operand, with the ngd function and an operand for the tests of the rule."""
 
 
 def _register_unary(target: Any, function: Callable[[Node], Node], operand: T) -> None:
@@ -115,7 +115,10 @@ BINARY: Final[dict[str, tuple[Callable[..., Node], list[Any], T]]] = {
 
 
 def _second(target: Any, operand: T) -> Any:
-    """Return a second operand for a sample of an op: a number, or a tensor to broadcast."""
+    """Return a second operand for the test of a binary op.
+
+    For an op with a scalar operand it is a number. Otherwise it is a tensor that is broadcast.
+    """
     return 1.5 if "Scalar" in target._overloadname else operand._replace(shape=(3,))
 
 

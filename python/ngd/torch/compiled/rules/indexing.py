@@ -38,12 +38,18 @@ def embedding(
 
 
 def _is_computed_mask(index: Any) -> bool:
-    """Return True if an index is a boolean mask that the step computes, and not a constant."""
+    """Return True if an index is a boolean mask that the step computes, not a constant one.
+
+    The number of true elements of a computed mask is not known when the step is compiled.
+    """
     return isinstance(index, Node) and index.dtype.kind == "b"
 
 
 def _index(indices: Sequence[Any]) -> tuple[Any, ...]:
-    """Return PyTorch's list of index tensors as an index of a node."""
+    """Return PyTorch's list of index tensors as an index tuple for a node: `node[index]`.
+
+    None becomes a full slice, and a constant tensor becomes an array.
+    """
     for index in indices:
         use = "an index by a computed mask, whose result has no fixed shape"
         expect(not _is_computed_mask(index), use)
@@ -103,7 +109,11 @@ def gather(call: Call, x: Any, dim: int, indices: Any, sparse_grad: bool = False
 
 
 def _corner(x: Node, dim: int, indices: Node) -> tuple[slice, ...]:
-    """Return slices of `x` to the lengths of `indices`, with the whole dimension `dim`."""
+    """Return the index of the part of `x` that gather can read.
+
+    In dimension `dim` it is all of `x`. In any other dimension it has the length of `indices`, from
+    the start of `x`.
+    """
     return tuple(
         slice(None) if axis == dim else slice(0, indices.shape[axis]) for axis in range(x.ndim)
     )
@@ -119,7 +129,11 @@ def index_select(call: Call, x: Any, dim: int, indices: Any) -> Node:
 
 
 def _full_index(indices: Node, dim: int) -> tuple[Any, ...]:
-    """Return an index tuple: `indices` at dimension `dim`, and each element's own position else."""
+    """Return the index tuple of the elements that scatter writes to.
+
+    Element e of the source is written to position `indices[e]` in dimension `dim`, and to the
+    position of e in the other dimensions.
+    """
     return tuple(
         indices
         if axis == dim

@@ -107,10 +107,11 @@ def batch_norm_and_statistics(
     momentum: float,
     eps: float,
 ) -> NodeOrNodes:
-    """Return the result, two outputs for a backward op, and the next running statistics.
+    """Return the result, None, None, and the next running mean and variance.
 
-    The two outputs are None, because nothing reads them. The running variance averages the unbiased
-    variances of the batches, as in torch.nn.BatchNorm1d.
+    None replaces the statistics that PyTorch saves for its backward op, because ngd does not use
+    that op. The running variance is an average of the unbiased variances of the batches, as in
+    torch.nn.BatchNorm1d.
     """
     x, mean, variance = as_node(x), as_node(mean), as_node(variance)
     weight, bias = as_optional_node(weight), as_optional_node(bias)
@@ -130,7 +131,7 @@ def batch_norm_and_statistics(
 
 
 def _average(old: Node, new: Node, old_factor: float, new_factor: float) -> Node:
-    """Return the weighted sum of two statistics in the dtype of the old one."""
+    """Return old * old_factor + new * new_factor, in the dtype of the running statistic `old`."""
     factors = (np.asarray(factor, old.dtype) for factor in (old_factor, new_factor))
     old_weight, new_weight = factors
     return old * old_weight + ops.cast(new, old.dtype) * new_weight

@@ -120,7 +120,7 @@ def resize_smoothly(
 
 
 def _is_ratio(call: Call, x: Any, scale: Sequence[float] | None) -> bool:
-    """Return True if a scale is exactly the ratio of the sizes of result and operand."""
+    """Return True if no scale is given, or if output size = input size * scale on each axis."""
     if scale is None:
         return True
     sizes = zip(call.shape[2:], as_node(x).shape[2:], scale, strict=True)

@@ -88,7 +88,11 @@ def outer(call: Call, a: Any, b: Any) -> Node:
 
 
 def per_axis(value: PerAxis) -> Any:
-    """Return PyTorch's number, or list of numbers per axis, in the form that ngd takes."""
+    """Return an argument such as a stride or padding in the form that ngd takes.
+
+    PyTorch passes an int for all axes, or a list of ints. A list of one int becomes an int, and a
+    longer list becomes a tuple.
+    """
     if isinstance(value, int):
         return value
     return value[0] if len(value) == 1 else tuple(value)

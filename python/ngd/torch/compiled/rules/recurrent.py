@@ -18,7 +18,10 @@ FEATURES, HIDDEN = 3, 2
 
 
 def _parameters(gates: int, layers: int, directions: int) -> list[T]:
-    """Return the weights and biases of layers for a sample, in PyTorch's order."""
+    """Return random weights and biases of recurrent layers for a test of the rule.
+
+    Each layer and direction has four tensors, in PyTorch's order.
+    """
     rows = gates * HIDDEN
     sizes = [FEATURES] + [HIDDEN * directions] * (layers - 1)
     return [

@@ -24,7 +24,8 @@ REDUCTIONS: Final[dict[str, tuple[Callable[..., Node], list[Any], list[Any]]]] =
     "prod": (ops.prod, [aten.prod.default], [aten.prod.dim_int]),
     "sum": (ops.sum, [aten.sum.default], [aten.sum.dim_IntList]),
 }
-"""The reductions with an argument `dtype`, in which they are computed."""
+"""The reductions whose aten ops have an argument `dtype`, the dtype in which PyTorch computes the
+reduction and returns the result."""
 
 
 def _register_reduction(function: Callable[..., Node], whole: Any, along: Any) -> None:

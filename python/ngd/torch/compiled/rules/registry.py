@@ -73,7 +73,7 @@ class Draws:
     def __init__(self, offset: Node, seed: Node | None = None) -> None:
         self._offset, self._seed = offset, seed
         self.count = 0
-        """The number of calls that draw."""
+        """The number of calls so far that have drawn random numbers."""
 
     def next(self) -> dict[str, Any]:
         """Return the seed and the offset for one more call, as ngd's random ops take them."""
@@ -118,7 +118,10 @@ class Call:
 
     @property
     def operand_dtype(self) -> DType:
-        """The dtype to which PyTorch promotes the first two operands."""
+        """The dtype to which PyTorch promotes the first two arguments.
+
+        The op must have at least two arguments.
+        """
         first, second = (
             arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in self.fx_node.args[:2]
         )
@@ -181,11 +184,17 @@ def axes_of(dim: int | Sequence[int] | None, rank: int) -> tuple[int, ...] | Non
 
 
 class UnsupportedOpError(Exception):
-    """An op, or a use of one, that has no rule. The translation adds the line that calls it."""
+    """An op that has no rule, or arguments of an op that its rule cannot translate.
+
+    `translate` adds the line of the model to the message.
+    """
 
 
 def expect(holds: bool, use: str) -> None:
-    """Raise an UnsupportedOpError for a use of an op that has no translation."""
+    """Raise an UnsupportedOpError unless `holds` is True.
+
+    `use` describes the use of the op that has no translation.
+    """
     if not holds:
         raise UnsupportedOpError(use)
 
@@ -218,7 +227,8 @@ def rule(
     Parameters
     ----------
     *targets : OpOverload or str
-        The ops. The name of an op's overload if a library that may be missing defines it.
+        The ops. An op of a library that may not be installed is given as text, by the name of its
+        overload.
     samples : iterable of Sample
         Arguments that all of these ops take, for the tests.
     is_random : bool, default False

@@ -92,7 +92,7 @@ def slice_along(
 
 
 def index_along(x: Node, dim: int, index: Any) -> tuple[Any, ...]:
-    """Return an index of a tensor that selects along one dimension."""
+    """Return an index tuple that is `index` in dimension `dim` and a full slice in others."""
     index_: list[Any] = [slice(None)] * x.ndim
     index_[dim] = index
     return tuple(index_)
