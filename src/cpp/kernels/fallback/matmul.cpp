@@ -3,9 +3,9 @@
 // computed in their own dtype. Other integers and bool are computed in u32, and 16-bit floats in
 // f32: their operands are cast to scratch memory first, and the result is cast back.
 //
-// kernels/table.inc has two rows for this kernel. The row above oneDNN's row offers the kernel only
-// for the shapes that it multiplies faster than oneDNN (is_fastest). The row below oneDNN's row
-// offers it for all shapes.
+// kernels/table.inc has two rows for this kernel; the first row of an op that offers a kernel is
+// used. The row above oneDNN's row offers the kernel only for the shapes that it multiplies faster
+// than oneDNN (is_fastest). The row below oneDNN's row offers it for all shapes.
 #include <algorithm>
 #include <bit>
 
