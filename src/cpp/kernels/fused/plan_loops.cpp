@@ -163,8 +163,8 @@ class LoopPlanner {
   }
 
   // Release the buffers whose values no loop after that of statement t reads. If `has_no_buffer` is
-  // true, the value of statement t is stored in the memory of an output, so it has no buffer to
-  // release.
+  // true, statement t has no buffer of its own to release: its value is in the memory of an output,
+  // or in the slot of its operand.
   void release_dead(int t, bool has_no_buffer) {
     if (last_use_[as_index(t)] < 0 && !has_no_buffer) slots_.release(slot_of_[as_index(t)]);
     for (int r = 0; r < t; ++r)
