@@ -13,7 +13,7 @@ double number(const char* name, double fallback);  // throws Init if it is not a
 // Return the environment variable `name` as an integer, or `fallback` if the variable is not set or
 // is empty. Throws Init if the value is not an integer from `min_value` to `max_value`.
 // `alternatives` is a part of the error message: the other values that the caller accepts, such as
-// "'auto' or ".
+// "auto or ".
 int whole_number(const char* name, int fallback, int min_value, int max_value,
                  const char* alternatives = "");
 

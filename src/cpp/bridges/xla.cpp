@@ -168,8 +168,8 @@ void run(const Request& request) {
 
 // Notify the ranks of the call's group of a failure, or the ranks of all groups if the call names
 // no group. If a rank fails before its collective begins, the rank must not use the group again:
-// the other ranks would match the failed collective with the rank's next one. The call changes
-// nothing in a group that has failed already.
+// the other ranks would match the failed collective with the rank's next one. notify_group()
+// changes nothing in a group that has failed already.
 void notify_group(const Request& request, const char* message) noexcept {
   if (request.group != nullptr) return request.group->abort(message);
   const std::scoped_lock lock(registry().guard);

@@ -2,13 +2,13 @@
 // The mean and the variance over any axes, in one pass over memory.
 //
 // A chunk (reduce/geometry.hpp) fits in a cache, and is read twice. The first time, its mean is
-// computed, and rounded to the type of the elements. This rounded mean is the shift, a number near
-// all elements that makes the differences small. The second time, the differences of the chunk's
-// elements from the shift, and the squares of these differences, are summed. The mean of the chunk,
-// and the sum of squares around the mean, follow from both sums. Chunks are combined in order, by
-// Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample
-// variances" (1979), equation 2.1. 16-bit floats are widened to float32 in a small buffer, piece by
-// piece, and the results are float32.
+// computed, and rounded to the type of the elements. This rounded mean is the shift, a number that
+// keeps the differences small. The second time, the differences of the chunk's elements from the
+// shift, and the squares of these differences, are summed. The mean of the chunk, and the sum of
+// squares around the mean, follow from both sums. Chunks are combined in order, by Chan, Golub and
+// LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances" (1979),
+// equation 2.1. 16-bit floats are widened to float32 in a small buffer, piece by piece, and the
+// results are float32.
 #include "kernels/fallback/moments.hpp"
 
 #include <algorithm>

@@ -50,8 +50,8 @@ struct Block {
 };
 
 // A sink that prefetches nothing. A sink is the object that uses the computed blocks. Its function
-// prefetch_tile is called before each tile of the last range of the depth, so that it can prefetch
-// the memory that it needs after the tile is complete.
+// prefetch_tile is called before each tile of the last range of the depth, so that the sink can
+// prefetch memory that it needs later.
 struct NoSink {
   void prefetch_tile(Range, Range) const {}
 };
