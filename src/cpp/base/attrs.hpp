@@ -35,8 +35,8 @@ class Attrs {
   double number(const std::string& name) const;  // also accepts an integer up to 2^53
   const std::string& text(const std::string& name) const;
   const std::vector<std::int64_t>& integers(const std::string& name) const;
-  // numbers() and texts() also accept an empty list of integers, because an empty list has the type
-  // of a list of integers.
+  // numbers() and texts() also accept an empty list of integers, because any empty list is stored
+  // as a list of integers.
   std::vector<double> numbers(const std::string& name) const;
   std::vector<std::string> texts(const std::string& name) const;
   const std::map<std::string, Attr>& all() const noexcept { return values_; }

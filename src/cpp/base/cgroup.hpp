@@ -23,9 +23,9 @@ struct CgroupFiles {
 
 // Call `visit` with the cgroup of this process in the hierarchy of `controller` ("cpu", "memory"),
 // and then with each cgroup that encloses it, innermost first. In a container, the paths in
-// /proc/self/cgroup may begin at another root than the hierarchy that the process sees. The folders
-// of the inner cgroups then do not exist, and the root, which is visited last, is the cgroup of the
-// container.
+// /proc/self/cgroup may be relative to the host's root cgroup, while the mounted hierarchy begins
+// at the cgroup of the container. Then the folders of the inner cgroups do not exist. The root of
+// the mount is visited last, and is the cgroup of the container.
 void visit_enclosing_cgroups(std::string_view controller,
                              const std::function<void(const Cgroup&)>& visit,
                              const CgroupFiles& files = {});

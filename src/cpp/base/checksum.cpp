@@ -3,9 +3,11 @@
 // divided into blocks of 16 stripes, and a stripe has 8 words of 64 bits. There are 8 accumulators
 // (`lanes`): accumulator i sums over word i of every stripe. For each word, the loop adds two
 // terms: the product of the two 32-bit halves of (word xor key), and the word with its two halves
-// exchanged. XXH3 adds its second term to the accumulator next to this one instead. After each
-// block, the accumulators are scrambled. The compiler vectorizes the loop. With SSE2 and a
-// prefetch, the loop reaches the speed of memory, so this file is compiled for the baseline only.
+// exchanged. XXH3 differs: it adds its second term, the word itself, to the neighbouring
+// accumulator. After each block, each accumulator is scrambled: it is combined with a shifted copy
+// of itself and a key by xor, and multiplied by a constant. The compiler vectorizes the loop. With
+// the SSE2 of the baseline and a prefetch, the loop is as fast as memory. A higher SIMD level could
+// not make it faster, so this file is compiled for the baseline only.
 #include "base/checksum.hpp"
 
 #include <algorithm>

@@ -10,8 +10,10 @@ namespace ngd::config {
 
 std::string text(const char* name, const char* fallback);
 double number(const char* name, double fallback);  // throws Init if it is not a number >= 0
-// Return an integer from `min_value` to `max_value`. Throws Init for any other value.
-// `alternatives` is a part of the message: the other values that the caller accepts.
+// Return the environment variable `name` as an integer, or `fallback` if the variable is not set or
+// is empty. Throws Init if the value is not an integer from `min_value` to `max_value`.
+// `alternatives` is a part of the error message: the other values that the caller accepts, such as
+// "auto or ".
 int whole_number(const char* name, int fallback, int min_value, int max_value,
                  const char* alternatives = "");
 

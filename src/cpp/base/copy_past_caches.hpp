@@ -20,7 +20,9 @@
 
 namespace ngd {
 
-// The functions are static because *.simd.cpp files include this file (base/simd.hpp).
+// The functions are static because *.simd.cpp files, which are compiled once per SIMD level,
+// include this file. Otherwise the linker could pick the copy of a higher level for code of the
+// baseline.
 #if defined(__SSE2__)
 inline constexpr bool kCanBypassCaches = true;
 

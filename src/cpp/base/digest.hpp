@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// SHA-256 (FIPS 180-4). It makes names that every user of the host can see, and that do not reveal
-// the text that they are made from.
+// SHA-256 (FIPS 180-4). The hash is used in the names of Unix domain sockets. Every user of the
+// host can see these names, but the names do not reveal the text that was hashed.
 #pragma once
 
 #include <string>

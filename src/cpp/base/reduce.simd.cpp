@@ -47,8 +47,8 @@ struct Multiply {
   static double apply(double a, double b) { return a * b; }
 };
 
-// A NaN in `a` is returned by a != a. A NaN in `b` is returned because every comparison with it is
-// false.
+// If `a` is NaN, the test a != a is true and selects `a`. If `b` is NaN, every comparison with `b`
+// is false, which selects `b`.
 struct Least {
   template <class T>
   static T apply(T a, T b) {
@@ -181,8 +181,8 @@ double quotient_of(const Term& term, int n, double divisor, bool is_float64) {
   const auto scaled = [&](int i) { return term(i) * scale; };
   const double scaled_quotient = sum_of(scaled, 0, n) / divisor;
   const double quotient = scaled_quotient / scale;
-  // A mean cannot exceed the largest term. If the mean is infinite although its scaled value is
-  // finite, the cause is a rounding, and the mean is the largest double.
+  // A mean cannot exceed the largest term. If scaled_quotient is finite but the division by `scale`
+  // overflows, scaled_quotient is too large by a rounding. The mean is then the largest double.
   if (divisor >= n && is_finite(scaled_quotient) && !is_finite(quotient))
     return std::copysign(std::numeric_limits<double>::max(), quotient);
   return quotient;

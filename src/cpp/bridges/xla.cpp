@@ -30,9 +30,10 @@ using namespace xla_ffi;
 
 namespace {
 
-// The groups and call sites of XLA's calls. A call names its group by the index in `groups`, and
-// has a pointer to the text of its call site in `sites`. The object is never destroyed, because
-// threads of XLA and of this file may make a call while the process ends.
+// The groups and call sites of the collectives that XLA calls. A call names its group by the index
+// in `groups`, and points to the text of its call site in `sites`: the line of the user's program
+// that calls the collective. The object is never destroyed, because threads of XLA and of this file
+// may make a call while the process ends.
 struct Registry {
   std::mutex guard;
   std::vector<comm::Communicator*> groups;
@@ -166,9 +167,9 @@ void run(const Request& request) {
 }
 
 // Notify the ranks of the call's group of a failure, or the ranks of all groups if the call names
-// no group. After a failure before its collective begins, a rank must not use the group again: the
-// other ranks would match the rank's next collective with this one. A group that has failed already
-// does not change.
+// no group. If a rank fails before its collective begins, the rank must not use the group again:
+// the other ranks would match the failed collective with the rank's next one. notify_group()
+// changes nothing in a group that has failed already.
 void notify_group(const Request& request, const char* message) noexcept {
   if (request.group != nullptr) return request.group->abort(message);
   const std::scoped_lock lock(registry().guard);
@@ -196,8 +197,9 @@ class Background {
     XLA_FFI_Future* future;
   };
 
-  // Append `call`, a list of exactly one call, to the calls of the thread. This cannot fail and
-  // allocates no memory, because the call's future exists already and must be completed.
+  // Append `call`, a list of exactly one call, to the calls of the thread. The function must not
+  // fail, because the call's future exists already and XLA waits for this future. It allocates no
+  // memory: the list's node is moved.
   void add(std::list<Pending>&& call) noexcept {
     {
       const std::scoped_lock lock(guard_);

@@ -39,7 +39,8 @@ class QueueError : public Error {
   const void* origin_;
 };
 
-// A position in a queue: after the work that was enqueued before the event was last recorded.
+// A mark in a queue. Recording an event places the mark after all work that is enqueued so far. The
+// queue reaches the event when this work is done.
 class Event {
  public:
   virtual ~Event() = default;

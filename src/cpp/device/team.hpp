@@ -51,8 +51,8 @@ void for_range(std::int64_t count, std::int64_t grain, Body&& body) {
 }
 
 // Call body(piece) for each piece in [0, pieces). A thread gets consecutive pieces. There may be
-// more pieces than threads: a kernel that was built for more threads than a forked child has still
-// runs all its pieces.
+// more pieces than threads. For example, a forked child has fewer threads than the process that
+// built the kernel, but runs all pieces of the kernel.
 template <class Body>
 void for_pieces(std::int64_t pieces, Body&& body) {
   for_range(pieces, 1, [&](std::int64_t begin, std::int64_t end) {

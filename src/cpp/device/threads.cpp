@@ -28,8 +28,9 @@ namespace {
 std::atomic<int> thread_share{0};  // 0 = not set
 std::atomic<bool> forked{false};
 
-// Return the number of CPUs in the affinity mask. A cpu_set_t has 1024 bits. If the kernel has more
-// CPUs, sched_getaffinity needs a larger set.
+// Return the number of CPUs in the affinity mask, or 1 if it cannot be read. A cpu_set_t has 1024
+// bits. If the operating system supports more CPUs, sched_getaffinity fails with EINVAL, and the
+// function tries again with a set of twice the size.
 int affinity_cores() noexcept {
   constexpr int kMostCpus = 1 << 20;
   for (int cpus = CPU_SETSIZE; cpus <= kMostCpus; cpus *= 2) {
@@ -62,8 +63,8 @@ struct OffKernelAffinity {
   std::atomic<int> version{0};  // 0 = the kernels' threads are not bound
 } off_kernel_affinity;
 
-// Return the cores of all OpenMP places. Allocates no memory: after the rendezvous, a rank must not
-// fail here.
+// Return the cores of all OpenMP places. Allocates no memory: the function is called after the
+// ranks have found each other, when a rank must not fail because of an allocation.
 cpu_set_t cores_of_places() {
   cpu_set_t cores;
   CPU_ZERO(&cores);

@@ -16,9 +16,9 @@ int available_cores() noexcept;
 // that runs kernels. Throws the errors of thread_count().
 void set_thread_share(int threads);
 // Keeps a thread that runs no kernels off the cores of the kernels' threads, if OpenMP binds these
-// to places (OMP_PROC_BIND). The thread owns this object, which is not thread_local: a thread_local
-// variable would be constructed at its first use, and the C library ends the process if there is no
-// memory for it.
+// to places (OMP_PROC_BIND). The object is a variable of the thread's function. It is not
+// thread_local: a thread_local variable is allocated at its first use, and the C library ends the
+// process if this allocation fails.
 class OffKernelCores {
  public:
   // Move the calling thread to cores on which no kernels run. If kernels run on all cores, the

@@ -16,7 +16,7 @@ struct HostBuffer {
 };
 
 // Call function number `function` of the program. Return false if it has raised an exception. The
-// callback then keeps the exception, which the call of the step raises.
+// callback then keeps the exception, and the call that runs the step raises it.
 using HostCallback = bool (*)(std::int64_t function, std::span<const HostBuffer> inputs,
                               std::span<const HostBuffer> outputs) noexcept;
 

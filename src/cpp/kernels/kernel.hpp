@@ -56,17 +56,17 @@ class Kernel {
   virtual void prepare() {}
   virtual void run(const KernelArgs& args) const = 0;
   virtual std::size_t scratch_bytes() const { return 0; }  // of KernelArgs::scratch
-  // Return the pairs of an output and an input whose memory the output may use. All pairs may be
-  // used together, but two outputs never share bytes. If one buffer serves several inputs, an
-  // output in this buffer needs a pair with each of them.
+  // Return the pairs of an output and an input whose memory the output may use. The caller may use
+  // several pairs at once, but must give each output its own bytes. If one buffer serves several
+  // inputs, an output may use this buffer only if the output has a pair with each of these inputs.
   virtual std::vector<InPlace> in_place() const { return {}; }
 };
 
 // The answer of a row to a query.
 struct Offer {
   std::unique_ptr<Kernel> kernel;  // null: refused
-  // The reason for a refusal. Empty if a later row of the table offers the same kernel, because
-  // that row then gives the reason.
+  // The reason for a refusal. It is empty if a later row of the table has the same kernel without
+  // this row's conditions, because the later row gives the reason if it refuses too.
   std::string refusal = {};
   // False if 16-bit operands are widened in memory or their products are emulated: the kernel is
   // then slower than the same kernel of float32.

@@ -16,7 +16,7 @@ constexpr std::int64_t kGrainWork = 1 << 14;  // the minimum of elements per thr
 
 // take_along_axis and add_along_axis. The tensor is seen as [outer, length, inner], and the indices
 // and the selected elements as [outer, count, inner]. The indices select along the middle axis. A
-// line is the elements along the middle axis.
+// line is all elements along the middle axis for one outer index and one inner index.
 class AlongAxis final : public Kernel {
  public:
   explicit AlongAxis(const KernelQuery& query)

@@ -83,8 +83,8 @@ bool less(T a, T b) {
 }
 
 // Store the k largest or smallest elements of a row in `values`, and their indices in `indices`. A
-// result whose pointer is null is not stored. `positions` is scratch memory for the indices of all
-// elements of the row; only the first k of them are sorted by value.
+// result whose pointer is null is not stored. `positions` is scratch memory for `length` indices.
+// After the call, its first k elements are the indices of the result, best value first.
 template <class T>
 void select_top_k(const T* x, std::int64_t length, std::int64_t k, bool is_largest,
                   std::int64_t* positions, T* values, std::int64_t* indices) {

@@ -4,12 +4,13 @@
 // The column matrix of an image is [groups, in * kernel, positions]. It has one row per input
 // channel and kernel position, and one column per output position. Its element is the datum that
 // the weight of this channel and kernel position multiplies at this output position. The output
-// positions of an image are divided into chunks, so that the column matrix of a chunk is small:
+// positions of an image are divided into chunks, so that the column matrix of a chunk is small. dy
+// is the gradient of the result:
 //
 //   result chunk    = weights @ columns of the data
-//   data gradient   = weights transposed @ result chunk. This is a column matrix, and each of its
-//                     elements is added to the datum that the element belongs to.
-//   weight gradient = sum over images and chunks of result chunk @ columns transposed
+//   data gradient   : columns = weights transposed @ dy chunk. Each element of the columns is then
+//                     added to the gradient of the datum that the element belongs to.
+//   weight gradient = sum over images and chunks of dy chunk @ columns of the data, transposed
 //
 // f32 and f64 are computed in their own dtype, and 16-bit floats in f32: their operands are cast to
 // scratch memory first, and the result is cast back.
@@ -51,8 +52,10 @@ MatmulShape product_of(const ConvShape& s, std::int64_t positions) {
   }
 }
 
-// The division of the output positions of an image into chunks, and the sizes of the parts of the
-// scratch memory, in elements.
+// The division of the output positions of an image into chunks, and the numbers of elements of the
+// scratch memory: `columns` for the column matrix of a chunk, `part` for a chunk of the result or
+// of its gradient (0 if one chunk has all positions), and `product` for the weight gradient of one
+// chunk (0 for other ops).
 struct Chunks {
   explicit Chunks(const ConvShape& s) : positions(s.window_count()) {
     const std::int64_t rows = std::max<std::int64_t>(s.groups * s.in * s.kernel_places(), 1);
@@ -192,10 +195,11 @@ class Columns {
                       });
   }
 
-  // Divide `positions` output positions into runs of neighbours along the last axis, and call
-  // body(line, x, run) for each run of `run` positions. For a run, kernel position `weight` reads
-  // the line of the data that begins at element `line`, from position x of the line on, with the
-  // stride of the convolution. If `line` is -1, the whole line is padding.
+  // Divide `positions` output positions, from number `begin` on, into runs of neighbours along the
+  // last axis. Call body(line, x, run) for each run; `run` is its number of positions. `weight` is
+  // the number of a kernel position. For a run, this kernel position reads the line of the data
+  // that begins at element `line`, from position x on, with the stride of the convolution. x may be
+  // outside of the line: the data there is padding. If `line` is -1, the whole line is padding.
   template <class Body>
   void for_runs(std::int64_t weight, std::int64_t begin, std::int64_t positions,
                 Body&& body) const {
@@ -213,8 +217,9 @@ class Columns {
     }
   }
 
-  // Return the position along an axis that kernel position `weight` of window number `window`
-  // reads. It may be outside of the data.
+  // Return the position of the data that a window reads along an axis. `window` and `weight` are
+  // the numbers of the window and of the kernel position along this axis. The result may be outside
+  // of the data, in the padding.
   std::int64_t data_position(std::size_t axis, std::int64_t window, std::int64_t weight) const {
     return window * s_.strides[axis] - s_.before[axis] + weight * s_.dilations[axis];
   }

@@ -133,8 +133,8 @@ class ScatterAdd final : public Kernel {
   DType dtype_;
 };
 
-// row_number: the number of a row in row-major order, computed from one index per axis. The first
-// input has the indices of the outermost axis.
+// row_number: the flat index of a row in row-major order (as numpy.ravel_multi_index), computed
+// from one index per axis. The first input has the indices of the outermost axis.
 class RowNumber final : public Kernel {
  public:
   explicit RowNumber(const KernelQuery& query) : count_(query.outputs[0].count()) {
@@ -223,8 +223,8 @@ class Iota final : public Kernel {
   std::int64_t count_, length_ = 1, inner_ = 1;
 };
 
-// Return the reason why an op cannot select a part of type `part` from the tensor by the indices of
-// the query, or an empty text if it can.
+// Return the reason why the indices in operand 1 of the query cannot select elements with the dtype
+// and shape of `part` from `tensor`, or an empty text if they can.
 std::string refusal_of(const KernelQuery& query, const TensorType& tensor, const TensorType& part) {
   const std::int64_t axis = query.attrs.integer("axis");
   if (axis < 0 || axis >= static_cast<std::int64_t>(tensor.shape.size()))

@@ -16,8 +16,7 @@ namespace {
 template <class T>
 class ComputedArray {
  public:
-  // max_elements: the largest number of elements that one product reads from, or stores in, this
-  // array.
+  // max_elements: the largest number of elements of this operand or result in one product.
   ComputedArray(DType dtype, std::int64_t max_elements)
       : item_bytes_(static_cast<std::int64_t>(size_of(dtype))),
         widen_(gemm::cast_to_computed(dtype)),
@@ -36,7 +35,8 @@ class ComputedArray {
     return scratch;
   }
   // Return the memory in which a product stores its result: the output from element `first` on, or
-  // `scratch` if the output has 16-bit floats. store() then rounds these to the output.
+  // `scratch` if the output has 16-bit floats. In the second case, store() rounds the elements of
+  // `scratch` and stores them in the output.
   T* result_memory(void* data, std::int64_t first, T* scratch) const {
     return narrow_ == nullptr ? static_cast<T*>(data) + first : scratch;
   }

@@ -3,9 +3,9 @@
 // computed in their own dtype. Other integers and bool are computed in u32, and 16-bit floats in
 // f32: their operands are cast to scratch memory first, and the result is cast back.
 //
-// kernels/table.inc has two rows for this kernel. The row above oneDNN's row offers the kernel only
-// for the shapes that it multiplies faster than oneDNN (is_fastest). The row below oneDNN's row
-// offers it for all shapes.
+// kernels/table.inc has two rows for this kernel; the first row of an op that offers a kernel is
+// used. The row above oneDNN's row offers the kernel only for the shapes that it multiplies faster
+// than oneDNN (is_fastest). The row below oneDNN's row offers it for all shapes.
 #include <algorithm>
 #include <bit>
 
@@ -111,22 +111,23 @@ bool has_mostly_empty_vector(const MatmulShape& shape) {
          shape.k >= kLanes;
 }
 
-// Return true if a few rows are multiplied by a matrix whose row length is a power of two. The
-// copies that oneDNN makes of such a matrix share few sets of the caches, and wait for memory. On
-// one core of an EPYC (Zen 5), ngd's GEMM takes 0.7 to 0.9 of oneDNN's time, and 0.92 with 192
-// rows. For 128 x 768 by 768 x 3072, both take equally long. With fewer than 32 rows, ngd's GEMM is
-// not faster if the matrix is in no cache. If the matrix is in a cache, ngd's GEMM takes up to 1.9
-// times as long as oneDNN, because it packs the whole matrix.
+// Return true if a few rows are multiplied by a matrix whose rows have a power of two of elements.
+// oneDNN is slow for such a matrix: oneDNN copies the matrix, and the rows compete for few sets of
+// the caches. On one core of an EPYC (Zen 5), ngd's GEMM takes 0.7 to 0.9 of oneDNN's time, and
+// 0.92 with 192 rows. For 128 x 768 by 768 x 3072, both take equally long. With fewer than 32 rows,
+// ngd's GEMM is not faster if the matrix is in no cache. If the matrix is in a cache, ngd's GEMM
+// takes up to 1.9 times as long as oneDNN, because it packs the whole matrix.
 bool has_conflicting_rows(const MatmulShape& shape) {
   constexpr std::int64_t kMaxRows = 128, kMinColumns = 512, kMinDepth = 128;
   return !shape.transpose_a && shape.m <= kMaxRows && shape.n >= kMinColumns &&
          shape.k >= kMinDepth && std::has_single_bit(static_cast<std::uint64_t>(shape.n));
 }
 
-// Return true if A is transposed and the depth is small, as for the gradient of weights in a step
-// of few samples. elementwise_product.cpp multiplies the same shapes with the same GEMM, so the
-// results of both kernels have the same bits. With AVX-512, this GEMM takes 0.94 to 0.98 of
-// oneDNN's time.
+// Return true if A is transposed and the depth, the length of the summed axis, is small. The
+// gradient of a weight has this form if a step has few samples, because the depth is the number of
+// samples. If a fused kernel has such a product among its inputs, elementwise_product.cpp computes
+// it with the same GEMM, so the results of both kernels have the same bits. With AVX-512, this GEMM
+// takes 0.94 to 0.98 of oneDNN's time.
 bool is_shallow_gradient(const MatmulShape& shape) {
   constexpr std::int64_t kMaxDepth = 256;
   return shape.transpose_a && shape.k <= kMaxDepth &&

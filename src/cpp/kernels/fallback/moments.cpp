@@ -2,12 +2,13 @@
 // The mean and the variance over any axes, in one pass over memory.
 //
 // A chunk (reduce/geometry.hpp) fits in a cache, and is read twice. The first time, its mean is
-// computed, and rounded to the type of the elements. This rounded mean is the shift. The second
-// time, the differences of the chunk's elements from the shift, and the squares of these
-// differences, are summed. The mean of the chunk, and the sum of squares around the mean, follow
-// from both sums. Chunks are combined in order, by Chan, Golub and LeVeque, "Updating formulae and
-// a pairwise algorithm for computing sample variances" (1979), equation 2.1. 16-bit floats are
-// widened buffer by buffer, and the results are float32.
+// computed, and rounded to the type of the elements. This rounded mean is the shift, a number that
+// keeps the differences small. The second time, the differences of the chunk's elements from the
+// shift, and the squares of these differences, are summed. The mean of the chunk, and the sum of
+// squares around the mean, follow from both sums. Chunks are combined in order, by Chan, Golub and
+// LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances" (1979),
+// equation 2.1. 16-bit floats are widened to float32 in a small buffer, piece by piece, and the
+// results are float32.
 #include "kernels/fallback/moments.hpp"
 
 #include <algorithm>
@@ -101,16 +102,18 @@ class MomentsKernel final : public Kernel {
     if (g.chunks == 1) store(result, moments, columns, args);
   }
 
-  // Call visit(elements, count, stride) for each segment of a task. If T is wider than the stored
-  // 16-bit floats, a segment is widened to a buffer, piece by piece, and `visit` gets the pieces.
-  // `count` is a number of elements if segments are pieces of a row, and a number of rows
-  // otherwise. `stride` is the number of elements from one row to the next.
+  // Call visit(elements, count, stride) for each segment of a task: a piece of a dense row if the
+  // last axis is reduced (by_rows), or a block of rows otherwise. If the input has 16-bit floats, a
+  // segment is widened to a buffer, piece by piece, and `visit` gets the pieces. `count` is the
+  // number of elements if by_rows, and the number of rows otherwise. `stride` is the number of
+  // elements from one row to the next.
   template <class Visit>
   void for_pieces(std::int64_t task, const KernelArgs& args, const Visit& visit) const {
     const Geometry& g = geometry_;
     const auto* x = static_cast<const std::byte*>(args.inputs[0]);
     const std::int64_t columns = g.by_rows ? 1 : g.columns_of(task / g.chunks);
-    // A multiple of the blocks whose sums the loops compute, so that no block is divided.
+    // The size of the buffer in elements. The loops sum the elements in blocks; the size is a
+    // multiple of a block, so that no block is divided.
     constexpr std::int64_t kBuffer = kRowBlock * kMaxColumns;
     alignas(64) T widened[kBuffer];
     const std::int64_t max_length = g.by_rows ? kBuffer : kRowBlock;

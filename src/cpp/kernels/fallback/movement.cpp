@@ -114,7 +114,8 @@ struct Window {
   Shape strides;
 };
 
-// Return the window that the attributes `starts` and `steps` select in a dense tensor.
+// Return the first element and the strides that the attributes `starts` and `steps` select in a
+// dense tensor.
 Window window_of(const Shape& tensor, const Attrs& attrs) {
   Window window{0, row_major_strides(tensor)};
   for (std::size_t a = 0; a < tensor.size(); ++a) {

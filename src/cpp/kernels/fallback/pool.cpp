@@ -76,9 +76,9 @@ struct PoolShape : Windows {
     return {first, last, start + first * step};
   }
 
-  // Call handle(window, body) for each window of a plane, in order; `window` is its number. When
-  // `handle` calls body(read), read(position) is called for each position of the data that the
-  // window reads.
+  // Call handle(window, body) for each window of a plane, in order. `window` is the number of the
+  // window. `body` is a function that `handle` may call: body(read) calls read(position) for each
+  // position of the data that the window reads.
   template <class Each>
   void for_windows(Each&& handle) const {
     std::int64_t window = 0;
@@ -139,7 +139,8 @@ class MaxPool final : public Kernel {
   }
 
   // Compute max_pool with channels last. The channels of a window are computed together, kPiece at
-  // a time, and the threads share the rows of windows.
+  // a time. The threads share the rows of windows: a row is all windows along the last spatial
+  // axis.
   template <class T>
   void run_channels_last(const KernelArgs& args) const {
     const PoolShape::Axes& counts = shape_.counts;
@@ -276,8 +277,9 @@ class AvgPool final : public Kernel {
       for (std::int64_t i = 0; i < shape_.data_places(); ++i) x[i] = T(sums[i]);
   }
 
-  // Return the number of positions by which the sum of a window is divided: those in the data or,
-  // if padding counts, all positions up to the end of the padding.
+  // Return the number of positions by which the sum of a window is divided. If includes_pad_ is
+  // false, it is the number of positions in the data. Otherwise, positions in the padding count
+  // too, but not those after the end of the padding, where the last window may end.
   std::int64_t divisor(std::int64_t window) const {
     std::int64_t product = 1;
     for (std::size_t axis = 3; axis-- > 0; window /= shape_.counts[axis]) {

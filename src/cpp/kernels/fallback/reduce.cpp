@@ -75,8 +75,8 @@ class Reduce final : public Kernel {
       loops_.columns(x, count, geometry_.along.stride, columns, cells);
   }
 
-  // Widen a segment of 16-bit floats to f32, one buffer at a time, and add it to the accumulators
-  // in `cells`.
+  // Widen a segment of 16-bit floats to f32, as many elements as fit the buffer at a time, and add
+  // them to `cells`, the accumulators of the task.
   void add_16_bit_segment(const std::byte* x, std::int64_t count, std::int64_t columns,
                           void* cells) const {
     constexpr std::int64_t kBuffer = 4096;

@@ -66,8 +66,8 @@ StridedCopy::StridedCopy(const Shape& shape, const Shape& source_strides,
     inner_ = outer_.back();
     outer_.pop_back();
   }
-  // The copy is a transpose if the target is dense along the inner axis, and the source along
-  // another.
+  // The copy is a transpose if the target is dense along the inner axis, and the source is dense
+  // along another axis.
   const auto dense =
       std::find_if(outer_.begin(), outer_.end(), [](const Axis& a) { return a.source == 1; });
   if (dense != outer_.end() && inner_.target == 1 && std::abs(inner_.source) > 1) {
@@ -95,9 +95,9 @@ void StridedCopy::merge_axes(const Shape& shape, const Shape& source_strides,
 
 void StridedCopy::run(const void* source, void* target) const {
   if (outer_count_ == 0 || middle_.length == 0 || inner_.length == 0) return;
-  // The threads share the bands of all outer indices. A band is a piece of the middle axis of a
-  // transpose, or of the inner axis if there is only one outer index, and otherwise the whole copy
-  // of an outer index.
+  // The threads share the bands of all outer indices. In a transpose, a band is a piece of the
+  // middle axis. In another copy with only one outer index, a band is a piece of the inner axis.
+  // Otherwise, a band is the whole inner axis of one outer index.
   const std::int64_t side = kLine / item_;
   const std::int64_t bands = is_transpose_       ? divide_up(middle_.length, side)
                              : outer_count_ == 1 ? divide_up(inner_.length, kGrainWork)

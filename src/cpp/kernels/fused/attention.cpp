@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention in blocks, without a matrix of all scores: T. Dao et al., "FlashAttention" (2022,
-// arXiv:2205.14135), algorithms 1 and 4, in the order of "FlashAttention-2" (2023,
+// arXiv:2205.14135), algorithms 1 and 4, with the order of loops of "FlashAttention-2" (2023,
 // arXiv:2307.08691), algorithm 1.
 //
 // The score of a query and a key is their dot product times `scale`, plus the mask. The weights of
@@ -9,10 +9,10 @@
 // scores.
 //
 // A block of queries (kQueries) of one head is combined with one block of keys (kKeyBlock) after
-// the other. The scores of both blocks stay in the second-level cache. The forward kernel adds up
-// the exponentials and the weighted values block by block, and rescales its sums if the maximum
-// grows. The backward kernel recomputes the scores, and gets the weights from the logsums. In
-// causal attention, query i sees the keys up to i, and blocks of keys that no query of the block
+// the other. The scores of this pair of blocks stay in the second-level cache. The forward kernel
+// adds up the exponentials and the weighted values block by block, and rescales its sums if the
+// maximum grows. The backward kernel recomputes the scores, and gets the weights from the logsums.
+// In causal attention, query i sees the keys up to i, and blocks of keys that no query of the block
 // sees are skipped. The order of all sums does not depend on the number of threads.
 #include "kernels/fused/attention.hpp"
 
@@ -56,9 +56,9 @@ Shape shape_of_scores(const KernelQuery& query) {
   return scores;
 }
 
-// The parameters and shapes of the attention op in a query. Several heads of queries can share one
-// head of keys and values: these heads of queries are a group. A unit is one head of keys and
-// values of one batch element.
+// The parameters and shapes of an attention op, read from the query for its kernel. Several heads
+// of attention queries can share one head of keys and values: these heads of queries are a group. A
+// unit is one head of keys and values of one batch element.
 struct Problem {
   explicit Problem(const KernelQuery& query)
       : causal(query.attrs.integer("causal") != 0),
@@ -141,8 +141,8 @@ class Mask {
     return offset;
   }
 
-  // Return true if a query sees at least one of the first `keys` keys, that is a key whose mask is
-  // not -inf.
+  // Return true if a query sees at least one of the first `keys` keys. A query sees a key if the
+  // mask of the pair is not -inf.
   template <class T>
   bool sees_any(const void* mask, std::int64_t head, std::int64_t query, std::int64_t keys) const {
     const std::int64_t first = begin(head) + query * row_;
@@ -220,9 +220,9 @@ class Attention {
     return {head / problem_.heads_per_group, head, first, count, columns};
   }
 
-  // query_rows() returns rows of a tensor with the layout of the query, from the first query of
-  // block `b` on. key_rows() returns rows of a tensor with the layout of the key, from row `key`
-  // on.
+  // query_rows() returns the rows of one head in a tensor with one row per query, from the first
+  // query of block `b` on. key_rows() returns the rows of the head `unit` in a tensor with one row
+  // per key, from row `key` on.
   template <class U>
   Dense<U> query_rows(U* tensor, const Block& b, std::int64_t width) const {
     return problem_.rows(tensor, b.head, problem_.heads, problem_.queries, b.first, width);
@@ -231,8 +231,9 @@ class Attention {
   Dense<U> key_rows(U* tensor, std::int64_t unit, std::int64_t key, std::int64_t width) const {
     return problem_.rows(tensor, unit, problem_.groups, problem_.keys, key, width);
   }
-  // Return `count` dense rows, for repeated reads. Rows with a larger stride than `width` are
-  // copied to `space`, because they would compete for few sets of the first-level cache.
+  // Return `count` rows of `width` elements that are dense, for repeated reads. If the stride of
+  // `rows` is `width`, the result is `rows` itself. Otherwise the rows are copied to `space`,
+  // because rows with a larger stride compete for few sets of the first-level cache.
   static Dense<const T> dense_copy(Dense<const T> rows, std::int64_t count, std::int64_t width,
                                    T* space) {
     if (rows.stride == width) return rows;
@@ -262,10 +263,12 @@ class Attention {
                     -std::numeric_limits<T>::infinity());
   }
 
-  // Divide the `keys` keys of a block into ranges, and call body(row, rows, column) for each range:
-  // `rows` keys, from key number `row` of the block on. `column` is the first query of `b` that
-  // sees any of them. In causal attention, the first range has the keys that all queries see, and
-  // each further range has up to kDiagonalStep keys. Otherwise, one range has all keys.
+  // Divide the `keys` keys of a block, which begins at key `key`, into ranges of keys, and call
+  // body(row, rows, column) for each range. `row` is the first key of the range, counted from the
+  // first key of the block. `rows` is the number of keys in the range. `column` is the first query
+  // of block `b` that sees any key of the range. In causal attention, the first range has the keys
+  // that all queries see, and each further range has up to kDiagonalStep keys. Otherwise, one range
+  // has all keys.
   template <class Body>
   void for_key_rows(const Block& b, std::int64_t key, std::int64_t keys, Body&& body) const {
     const std::int64_t corner = problem_.causal ? std::min(b.first - key, keys) : keys;
@@ -274,9 +277,10 @@ class Attention {
       body(row, std::min(kDiagonalStep, keys - row), row - corner);
   }
 
-  // Divide the queries of block `b` into ranges, and call body(row, rows, depth) for each range:
-  // `rows` queries, from query number `row` of the block on. `depth` is the number of keys of the
-  // block that any of these queries sees.
+  // Divide the queries of block `b` into ranges, and call body(row, rows, depth) for each range.
+  // `row` is the first query of the range, counted from the first query of the block. `rows` is the
+  // number of queries in the range. `depth` is the number of keys of the block that any query of
+  // the range sees: in causal attention, the later keys are left out of the sums.
   template <class Body>
   void for_query_rows(const Block& b, std::int64_t key, std::int64_t keys, Body&& body) const {
     if (!problem_.causal || key + keys <= b.first) return body(std::int64_t{0}, b.count, keys);
@@ -286,9 +290,10 @@ class Attention {
     }
   }
 
-  // Store left @ right in `out`, a block with one row per key and one column per query. Queries
-  // that do not see a range of keys are left out. `left` has one row per key, and `right` has one
-  // column per query.
+  // Store left @ right in `out`, a block with one row per key and one column per query. In causal
+  // attention, a range of keys (see for_key_rows) is not multiplied with the queries before the
+  // first one that sees it: these elements of `out` are not written. `left` has one row per key,
+  // and `right` has one column per query.
   void multiply_to_scores(const Block& b, std::int64_t key, std::int64_t keys, Dense<const T> left,
                           const T* right, std::int64_t depth, T* out) const {
     for_key_rows(b, key, keys, [&](std::int64_t row, std::int64_t rows, std::int64_t column) {
@@ -425,8 +430,9 @@ class Backward final : public Kernel, Attention<T> {
  public:
   Backward(const KernelQuery& query, const Machine& machine) : Base(query, 7, machine) {
     // One pass over all pairs of blocks computes all adjoints with 5 matrix products per pair, but
-    // has only one task per unit. Two passes, one over the queries and one over the keys, need 7
-    // products per pair, but have more tasks for the threads.
+    // has only one task per unit (a head of keys and values of one batch element). Two passes, one
+    // over the queries and one over the keys, need 7 products per pair, but have more tasks for the
+    // threads.
     const std::int64_t rounds = divide_up(problem_.units, pieces_);
     is_one_pass_ = rounds * pieces_ * 5 <= problem_.units * 7;
   }
@@ -534,8 +540,8 @@ class Backward final : public Kernel, Attention<T> {
   }
 
   // For each query of a block, store its logsum, and its delta = dy . y - dlogsum, where y is the
-  // result of the query, and dy and dlogsum are the adjoints of y and of the logsum. The delta is
-  // subtracted from the adjoints of the query's weights.
+  // result of the query, and dy and dlogsum are the adjoints of y and of the logsum. loops_.slopes
+  // later subtracts the delta from the adjoints of the query's weights.
   void prepare(const KernelArgs& args, const Block& b, Dense<const T> adjoints, T* logsums,
                T* deltas) const {
     const std::int64_t row = b.head * problem_.queries + b.first, width = problem_.width;

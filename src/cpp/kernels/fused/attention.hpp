@@ -53,6 +53,7 @@ struct AttentionLoops {
   // Replace the scores by the weights, e^(score - logsum).
   void (*weights)(T* scores, std::int64_t keys, std::int64_t columns, const T* logsums);
   // Replace the adjoints of the weights by those of the scores, weight * (adjoint - delta) * scale.
+  // There is one delta per query: dy . y - dlogsum (see prepare() in attention.cpp).
   void (*slopes)(const T* weights, std::int64_t keys, std::int64_t columns, const T* deltas,
                  T scale, T* adjoints);
   // Multiply a row by a factor.

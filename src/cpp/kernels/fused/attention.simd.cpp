@@ -44,8 +44,8 @@ struct Loops {
     }
   }
 
-  // Compute a tile of rows x vectors. If not is_full, there is one vector, and only `used` lanes of
-  // it are loaded and stored.
+  // Compute a tile of `rows` rows and `vectors` vectors of columns. If is_full is false, `vectors`
+  // is 1, and only the first `used` lanes of the vector are loaded and stored.
   template <int rows, int vectors, bool is_full>
   static void multiply_tile(Factor<T> a, Dense<const T> b, Dense<T> c, std::int64_t depth, bool add,
                             std::int64_t used) {
@@ -77,7 +77,8 @@ struct Loops {
     }
   }
 
-  // Compute all rows of a panel of columns, in tiles of kTileRows rows, and then of fewer.
+  // Compute all rows of a panel of columns, in tiles of kTileRows rows. The remaining rows are
+  // computed in tiles of 4, 2 and 1 rows.
   template <int vectors, bool is_full>
   static void multiply_panel(Factor<T> a, Dense<const T> b, Dense<T> c, std::int64_t rows,
                              std::int64_t depth, bool add, std::int64_t used) {
@@ -187,7 +188,8 @@ struct Loops {
     }
   }
 
-  // Call body<vectors>(column) for all columns: four vectors at a time, then one.
+  // Call body<vectors>(column) for all columns: four vectors at a time, and then one vector at a
+  // time for the rest.
   template <class Body>
   NGD_INLINE void for_columns(std::int64_t columns, Body&& body) {
     std::int64_t i = 0;

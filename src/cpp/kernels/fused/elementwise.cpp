@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel of all elementwise ops, and of all kernel bodies without a reduction or matrix
-// product. It runs the loops of a plan for one tile after the other. elementwise_plan.hpp defines
-// the words.
+// The kernel of all elementwise ops, and of all kernel bodies (lists of elementwise statements)
+// without a reduction or matrix product. It runs the loops of a plan for one tile after the other.
+// elementwise_plan.hpp defines plans, loops and tiles.
 #include "device/team.hpp"
 #include "kernels/fused/elementwise_walk.hpp"
 #include "kernels/rows.hpp"

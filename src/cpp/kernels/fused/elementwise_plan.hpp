@@ -12,9 +12,11 @@
 // a tile. It reads slots, and writes one.
 //
 // elementwise_reduce.cpp reduces the values of some statements. Their buffers are not reused, so
-// that the values of a tile exist until all loops are done. Here, a row is the last axes that are
-// all reduced, or all kept. A tile must fit the order of the reduction: it never mixes blocks of
-// rows, and a piece of a row is one block.
+// that the values of a tile exist until all loops are done. In this kernel, a row of the plan is
+// the merged last axes that are all reduced, or all kept. The reduction adds in blocks
+// (reduce/loops.hpp), and tiles must fit these blocks. If the last axes are reduced, a tile that is
+// a piece of a row is one block of kBlockBytes. If they are kept, a tile never has rows of two
+// blocks of kRowBlock rows.
 //
 // elementwise_product.cpp has inputs that are matrix products, which are not in memory. Its tiles
 // are the elements of a row whose products were just computed.

@@ -4,10 +4,11 @@
 // second-level cache. For example, the update of a weight uses the gradient without writing it to
 // memory.
 //
-// The inputs of the kernel are the operands of the products, a and b alternately, and then the
-// other inputs of the body. The attribute `products` lists the inputs of the body that are
-// products. `product_shape` is their shape, and an output has the same number of elements. All
-// products have the same depth.
+// The inputs of the kernel are the operands of the products (a and b of the first product, a and b
+// of the second one, and so on), and then the other inputs of the body. The attribute `products`
+// lists the inputs of the body that are products. `product_shape` is the shape of each product.
+// Each output has as many elements as a product, but may have another shape. All products have the
+// same depth.
 #include <algorithm>
 
 #include "base/simd.hpp"
@@ -31,8 +32,8 @@ const std::vector<std::int64_t>& products_of(const KernelQuery& query) {
 std::size_t num_operands(const KernelQuery& query) { return 2 * products_of(query).size(); }
 
 // Fetch a cache line for writing: no other core then has the line. Without a compiler flag for
-// prefetchw, __builtin_prefetch fetches the line for reading only, so this is assembly. All x86-64
-// CPUs accept prefetchw, and some ignore it.
+// prefetchw, __builtin_prefetch fetches the line for reading only, so the function uses assembly.
+// This is safe on all x86-64 CPUs: those that do not support prefetchw ignore it.
 void prefetch_for_write(const void* line) {
 #if defined(__x86_64__)
   asm volatile("prefetchw %0" : : "m"(*static_cast<const char*>(line)));
@@ -105,8 +106,8 @@ class BodySink {
         __builtin_prefetch(from + offset, kRead, kSecondLevel);
   }
 
-  // Compute the body for contiguous elements, one tile at a time. No tile crosses the end of a row
-  // of the plan.
+  // Compute the body for `count` contiguous elements, one tile at a time. No tile crosses the end
+  // of a row of the plan, which is the elements along the plan's inner axis.
   void compute(std::int64_t begin, std::int64_t count, const T* values, std::int64_t stride_bytes) {
     while (count > 0) {
       const std::int64_t n =

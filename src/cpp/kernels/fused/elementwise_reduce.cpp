@@ -159,8 +159,9 @@ class ElementwiseReduce final : public Kernel {
   std::vector<std::size_t> first_, accumulated_;
 };
 
-// Return true if the tiles fit the blocks of the reduction g: if the last axis is reduced and a row
-// has several tiles, each of them must be one block.
+// Return true if the tiles fit the blocks of kBlockBytes in which the reduction with geometry g
+// adds the elements of a row. If the last axis is reduced and a row has several tiles, each tile
+// must be one block. Otherwise, all tiles fit.
 bool is_block(const Plan& plan, const Geometry& g, std::size_t item) {
   const std::int64_t block = reduce::kBlockBytes / static_cast<std::int64_t>(item);
   return !g.by_rows || plan.tiles_per_row == 1 || plan.tile_length == block;

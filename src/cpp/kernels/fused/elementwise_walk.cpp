@@ -125,8 +125,9 @@ std::int64_t TileWalk::row_offset(const InputPlan& input, std::int64_t row) cons
   return offset;
 }
 
-// Copy `count` elements of input number i to its buffer, from this row and column of the plan on.
-// After the end of a row, the copy continues in the next row.
+// Copy `count` elements of input number i to its buffer, from column `column` of row `row` on. A
+// row is the elements along the plan's inner axis. After the end of a row, the copy continues in
+// the next row.
 void TileWalk::gather(std::size_t i, std::int64_t row, std::int64_t column, std::int64_t count) {
   const InputPlan& input = plan_.inputs[i];
   std::byte* to = slots_[input.slot];

@@ -56,9 +56,9 @@ class TileWalk {
   void elements(std::int64_t begin, std::int64_t count) {
     compute(begin / plan_.inner, begin % plan_.inner, begin, count);
   }
-  // Compute `count` elements of one row, at most one tile, in a plan that has inputs with
-  // Reading::Given. `given` points to the values of the first such input. The values of each
-  // further one begin `stride` bytes after those of the previous one.
+  // Compute `count` elements of one row, at most one tile, in a plan with inputs that the caller
+  // computes (Reading::Given). `given` points to the values of the first of these inputs. The
+  // values of each further one begin `stride` bytes after those of the previous one.
   void elements(std::int64_t begin, std::int64_t count, const void* given, std::int64_t stride) {
     auto* values = static_cast<std::byte*>(const_cast<void*>(given));  // only read
     for (const std::int64_t i : plan_.given) {
@@ -67,8 +67,8 @@ class TileWalk {
     }
     elements(begin, count);
   }
-  // Return the values of a slot of plan.kept (the slots of reduced statements), for the elements
-  // that were computed last.
+  // Return the values of a slot of plan.kept, for the elements that were computed last. plan.kept
+  // has the slots of the statements whose values are reduced.
   const std::byte* values(int slot) const { return slots_[slot]; }
 
  private:

@@ -86,8 +86,9 @@ void choose_tiles(Plan& plan, std::int64_t max_length) {
   }
 }
 
-// Choose tiles that fit the order of the reduction g: a tile never has rows of two blocks of rows,
-// and a piece of a row is one block.
+// Choose tiles that fit the reduction with geometry g, which adds in blocks (reduce/loops.hpp). If
+// the last axis is kept, a tile never has rows of two blocks of kRowBlock rows. If the last axis is
+// reduced, a tile that is a piece of a row is one block of kBlockBytes.
 void choose_reduced_tiles(Plan& plan, std::int64_t max_length, const reduce::Geometry& g) {
   if (plan.inner != (g.by_rows ? g.along.length : g.width))
     throw Refusal("an input is read unevenly along a row");

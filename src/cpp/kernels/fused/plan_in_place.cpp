@@ -6,7 +6,8 @@
 namespace ngd::kernels::fused {
 
 // An output may use the memory of an input if no loop reads a tile of the input after a loop has
-// written this tile of the output. 16-bit inputs are widened before anything is written.
+// written the same tile of the output. 16-bit inputs are widened to buffers before a loop writes an
+// output.
 void plan_in_place(Plan& plan, const Body& body, const Pairs& pairs) {
   // For each input: the last statement whose loop reads it, or -1.
   std::vector<std::int64_t> last_read(plan.inputs.size(), -1);

@@ -120,8 +120,8 @@ class LoopPlanner {
     release_dead(t, is_output_slot);
   }
 
-  // Return the loop that computes statement t, and the first statement of its pair if t is the
-  // second. The slot of the result is not set.
+  // Return the loop that computes statement t. If t is the second statement of a pair, the loop
+  // computes the first statement too. The slot of the result is not set.
   TileLoop loop_of(int t) {
     const int first = pairs_.first_of(t);
     TileLoop loop{nullptr, -1, -1, -1, -1};
@@ -162,8 +162,9 @@ class LoopPlanner {
     add_loop(narrowing(dtype), slot, plan_.outputs[as_index(output)].slot);
   }
 
-  // Release the buffers whose values no loop after that of statement t reads. `has_no_buffer` is
-  // true if the value of statement t itself has no buffer of its own.
+  // Release the buffers whose values no loop after that of statement t reads. If `has_no_buffer` is
+  // true, statement t has no buffer of its own to release: its value is in the memory of an output,
+  // or in the slot of its operand.
   void release_dead(int t, bool has_no_buffer) {
     if (last_use_[as_index(t)] < 0 && !has_no_buffer) slots_.release(slot_of_[as_index(t)]);
     for (int r = 0; r < t; ++r)
@@ -172,8 +173,8 @@ class LoopPlanner {
         slots_.release(slot_of_[as_index(r)]);
   }
 
-  // If output k is the value of a statement that is an earlier output, too, add a loop that copies
-  // the earlier output to output k.
+  // If an earlier output is the value of the same statement as output k, add a loop that copies the
+  // earlier output to output k.
   void copy_repeated_output(std::size_t k) {
     const int first = output_of(static_cast<int>(body_.results[k]));
     if (first == static_cast<int>(k)) return;

@@ -45,8 +45,9 @@ TileFunction pair_function(const Statement& first, int number, const Statement& 
       .pairs[static_cast<int>(*first_kind)][static_cast<int>(*second_kind)][is_float64];
 }
 
-// Count the uses of each statement's value. A value that is stored or reduced counts as used twice,
-// so that it is never the first of a pair.
+// Count the uses of each statement's value. Only a statement whose value is used exactly once can
+// be the first of a pair. A value that is stored or reduced counts as used twice, because a pair's
+// loop does not store its first value.
 std::vector<int> count_uses(const Body& body) {
   std::vector<int> num_uses(body.statements.size());
   for (const Statement& statement : body.statements)

@@ -53,7 +53,8 @@ class Slots {
   int in_memory() { return add(-1); }
   // Return a slot with a buffer that is free, or with a new buffer.
   int buffer();
-  // Return the slot of a constant. Constants are filled before the first tile.
+  // Return the slot of a constant. The slot's buffer is filled with the constant before the first
+  // tile.
   int constant(DType dtype, std::uint64_t bits);
   // Make the buffer of a slot free for other values. A slot that is the memory of an input or
   // output is ignored.

@@ -100,8 +100,8 @@ class Stage {
   bool is_dense_half() const { return rows_.inner == 1 && is_half(dtype_); }
   std::int64_t half_offset(std::int64_t row) const { return 2 * row * rows_.length; }  // in bytes
 
-  // Call element(address, i) for each element of `rows` rows of the tensor. i is the index of the
-  // element in a dense copy of these rows.
+  // Call element(address, i) for each element of `rows` rows of the tensor. `address` is a pointer
+  // to the element in the tensor. i is the index of the element in a dense copy of these rows.
   template <class Element>
   void visit_elements(const void* tensor, std::int64_t row, std::int64_t rows,
                       Element&& element) const {
@@ -282,8 +282,9 @@ class SoftmaxCrossEntropy final : public Kernel {
         w.scale[r] = T(static_cast<const S*>(args.inputs[2])[row + r]);
     });
     T* y = stage.result_rows(args.outputs[0], row, w.x);
-    // Subtract one_hot * sum from e before the division by the sum: y may be e, and the division
-    // then overwrites e.
+    // The result is (e / sum - one_hot) * dy. Subtract the sum from e at the label first, because
+    // (e - sum) / sum = e / sum - 1. y may be the same memory as e, which the division then
+    // overwrites.
     for (std::int64_t r = 0; r < rows; ++r) {
       T& e = w.e[r * rows_.length + label(args, row + r)];
       e = e - w.sums[r];

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The loops of softmax.hpp. Maxima and sums of long rows have the order of the lane tree
-// (tiles/lane_tree.hpp). The elements after the last whole vector are combined at the end.
+// The loops of softmax.hpp. Maxima and sums of long rows are computed in the order of the lane tree
+// (tiles/lane_tree.hpp), which is the same on every SIMD level. The elements after the last whole
+// vector are combined at the end.
 #include "kernels/fused/softmax.hpp"
 
 #include "kernels/tiles/lane_tree.hpp"

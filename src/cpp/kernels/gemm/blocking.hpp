@@ -4,9 +4,9 @@
 //
 // The blocking follows K. Goto and R. van de Geijn, "Anatomy of High-Performance Matrix
 // Multiplication" (ACM TOMS 34, 2008), section 4. Its words in these files are:
-//   part     the work of one thread: some products of the batch, or some rows or columns of each
-//   block    a part of C, and a range of the depth, that is computed at once
-//   tile     a part of a block whose sums stay in vector registers (tile.hpp)
+//   part     the work of one thread: some products of the batch, or some rows or columns of all
+//   block    some rows and columns of C and a range of the depth, computed at once
+//   tile     some rows and columns of a block whose sums stay in registers (tile.hpp)
 //   panel    the rows of A, or the columns of B, that one tile reads
 //   packing  a copy of an operand to scratch memory, in panels and in the order in which tiles read
 // A block of B is packed once, and stays in the second-level cache. Blocks of A are packed and
@@ -31,10 +31,10 @@ struct BlockLimits {
 };
 inline constexpr BlockLimits kPackedLimits{128, 480};
 // The limits of a StreamingGemm. With several products, the limit of columns is divided by their
-// number. Blocks are wide because a sink reads its other operands in rows that are far apart, and
-// the TLB does not keep their pages for long. 1024 x 1024 of depth 128 with an update of the
-// weights takes 2,950 us with these limits, and 3,450 us with 64 x 384 (Zen 4; matmul and update as
-// two kernels: 3,450 us).
+// number. Blocks are wide because a sink, the object that gets the computed blocks, reads its other
+// operands in rows that are far apart, and the TLB does not keep their pages for long. 1024 x 1024
+// of depth 128 with an update of the weights takes 2,950 us with these limits, and 3,450 us with
+// blocks of at most 64 rows and 384 columns (Zen 4; matmul and update as two kernels: 3,450 us).
 inline constexpr BlockLimits kStreamingLimits{32, 1056};
 inline constexpr std::int64_t kMaxBlockDepth = 256;
 inline constexpr std::int64_t kMaxKeptElements = 1 << 19;   // of A, if it is packed for all depths
@@ -64,8 +64,9 @@ struct Blocking {
   bool has_one_row_block = false;  // the rows of a part are a single block
   bool keeps_a = false;            // A is packed for all depths, and reused for the next columns
   std::int64_t rows = 1, columns = 1, depth = 1;  // of a block
-  // The scratch memory of one part, in elements: packed A (a); packed B and the sums of a block,
-  // for each product of a StreamingGemm (b, c); and the total.
+  // The scratch memory of one part, in elements. a_elements: packed A. b_elements and c_elements:
+  // packed B and the sums of a block, for each product. c_elements is 0 if the GEMM is not a
+  // StreamingGemm. part_elements: the total.
   std::int64_t a_elements = 0, b_elements = 0, c_elements = 0, part_elements = 0;
 
   // Return the blocking of a PackedGemm. If A has no more rows than a block, each panel of B is

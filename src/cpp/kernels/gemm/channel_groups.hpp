@@ -11,12 +11,13 @@
 
 namespace ngd::kernels::gemm {
 
-// Groups of channels. Each group is a number of whole vectors, and the numbers are nearly equal.
+// A division of channels into groups. Each group has a whole number of vectors, and these numbers
+// differ by at most 1.
 struct ChannelGroups {
   std::int64_t vectors, lanes, count;
 
-  // Divide `channels` into groups. The number of groups is a multiple of `multiple`, if there are
-  // enough vectors.
+  // Divide `channels` into the smallest number of groups that is a multiple of `multiple` and for
+  // which a group fits a tile. If there are fewer vectors than that, each vector is a group.
   ChannelGroups(std::int64_t channels, std::int64_t multiple, const GemmTile<float>& tile)
       : vectors(channels / tile.lanes), lanes(tile.lanes) {
     const std::int64_t max_vectors = tile.columns / lanes;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // grouped_matmul and grouped_weight_grad: one matrix product for each group of rows.
 //
-// Group g has the rows from offsets[g - 1], or 0, up to offsets[g]. The offsets are values of the
-// program, so the shape of a group's product is known only when the kernel runs. The threads share
+// Group g has the rows from offsets[g - 1], or 0, up to offsets[g]. The offsets are elements of an
+// input, so the shape of a group's product is known only when the kernel runs. The threads share
 // each product. A group without rows has no product.
 //
 // The template parameter `Products` is a class that multiplies. Its constructor takes the largest
-// MatmulShape, the dtype of all arrays, and the machine. It has scratch_bytes() and run(args, m, k,
+// MatmulShape, the dtype of all arrays, and the Machine. It has scratch_bytes() and run(args, m, k,
 // a, b, out), which computes a product of m rows and depth k. The operands begin at the elements a
 // and b of the inputs, and the result at element `out` of the output.
 #pragma once

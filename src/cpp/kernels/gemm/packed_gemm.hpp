@@ -52,7 +52,7 @@ class PackedGemm {
   }
 
  private:
-  // Return the number of the matrix of an operand that product i reads. `batch` is the lengths of
+  // Return the index of the matrix that product i reads from an operand. `batch` is the lengths of
   // the operand's batch axes; the operand broadcasts along axes of length 1.
   std::int64_t matrix_of(std::int64_t i, const Shape& batch) const {
     std::int64_t index = 0, stride = 1;

@@ -26,7 +26,9 @@ View<T> view_of_b(const MatmulShape& shape, const T* b) {
   return {b, shape.transpose_b ? shape.k : 1, shape.transpose_b ? 1 : shape.n};
 }
 
-// Rows of A in the form that tiles read: the members a, a_panel and a_step of TileWork.
+// Rows of A in the form that tiles read, for the members a, a_panel and a_step of TileWork: the
+// first element, and the numbers of elements from one panel to the next and from one step of the
+// depth to the next.
 template <class T>
 struct TileRows {
   const T* data;
@@ -47,8 +49,9 @@ struct Block {
   std::int64_t c_stride = 0;
 };
 
-// A sink that prefetches nothing. The function prefetch_tile of a sink is called before each tile
-// of the last range of the depth is computed.
+// A sink that prefetches nothing. A sink is the object that uses the computed blocks. Its function
+// prefetch_tile is called before each tile of the last range of the depth, so that the sink can
+// prefetch memory that it needs later.
 struct NoSink {
   void prefetch_tile(Range, Range) const {}
 };
@@ -118,9 +121,9 @@ class Panels {
     const std::byte* data = nullptr;
     std::int64_t row_bytes = 0, stride = 0;
 
-    // Let a tile prefetch cache line number `line` of each row. If the rows have no such line, the
-    // tile prefetches `fallback` instead, which is in the cache already, so that the tile needs no
-    // branch.
+    // Let a tile prefetch cache line number `line` of each row of this memory. If the rows have no
+    // such line, the tile prefetches `fallback` instead, which is in the cache already. So the tile
+    // always prefetches, and needs no branch.
     void add_to(TileWork<T>& work, std::int64_t line, const void* fallback) const {
       constexpr std::int64_t kLine = 64;
       const bool exists = data != nullptr && (line - 1) * kLine < row_bytes - 1;
@@ -174,10 +177,11 @@ class Panels {
     return left > num_extra && num_extra > 0 && is_narrow(num_extra) ? left - num_extra : left;
   }
 
-  // Return the memory of the panel of B that is packed next, for a prefetch: from `column` of the
-  // block on or, at the end of the block, from its first column on in the next range of the depth.
-  // It is empty unless B is stored in rows. A panel is then many short pieces far apart, which the
-  // CPU's prefetcher does not detect.
+  // Return the memory from which the next panel of B is packed, for a prefetch. The panel begins at
+  // `column` of the block. At the end of the block, the next panel is the block's first one in the
+  // next range of the depth, or, after the last range, the first panel after the block. The result
+  // is empty after the last column of the thread's part, and unless B is stored in rows. In rows, a
+  // panel is many short pieces far apart, which the CPU's prefetcher does not detect.
   Prefetch next_panel(const Block<T>& block, std::int64_t column) const {
     const View<T>& b = block.b;
     std::int64_t row = block.depth.begin;

@@ -46,16 +46,17 @@ struct GemmTile {
   std::int64_t lanes;          // the width of a panel of B is a multiple of this
 
   // Pack `used` lines (rows of A, or columns of B) of `depth` elements into panels of `width`
-  // lines. The last panel is padded with zeros.
+  // lines. In a panel, the `width` elements of one step of the depth are adjacent. The last panel
+  // is padded with zeros.
   void (*pack)(View<T> lines, std::int64_t used, std::int64_t depth, std::int64_t width, T* panel);
   void (*multiply)(const TileWork<T>& work);
-  // The same as `multiply`, for rows of A that are not packed: A(i, p) is a[i * a_panel + p *
-  // a_step].
+  // Compute a tile as `multiply` does, for rows of A that are not packed: A(i, p) is a[i * a_panel
+  // + p * a_step].
   void (*multiply_strided)(const TileWork<T>& work);
 
-  // The same as `multiply`, for few columns. A vector along a row of C would be mostly empty, so a
-  // vector here is a column of several adjacent panels of A. Null if this level does not have the
-  // function.
+  // Compute a tile as `multiply` does, for few columns. A vector along a row of C would be mostly
+  // empty. So the vectors have one element per row: each holds a column of several adjacent panels
+  // of A. Null if this level does not have the function.
   void (*multiply_narrow)(const TileWork<T>& work);
   std::int64_t narrow_rows, narrow_columns;  // the largest narrow tile
 };

@@ -4,8 +4,9 @@
 // A tile has kRows rows and kVectors vectors of columns. Each step of the depth loads kVectors
 // vectors of a row of B. For each of the kRows elements of a column of A, it broadcasts the
 // element, multiplies it by these vectors, and adds the products to the sums of a row of the tile.
-// The sums fill at least half of the vector registers. They are enough independent additions to
-// cover the latency of multiply-add, and leave registers for the operands.
+// The sums fill at least half of the vector registers. The additions to different sums are
+// independent, and are enough to cover the latency of multiply-add. The other registers are for the
+// operands.
 #include "kernels/gemm/tile.hpp"
 
 #include <algorithm>
@@ -64,8 +65,8 @@ NGD_INLINE void transpose_lines(const T* from, std::int64_t stride, std::int64_t
   for (int i = 0; i < lines; ++i) store(v[i], panel + i * kSteps * width);
 }
 
-// Copy lines that are adjacent in memory to a panel: `batch` lines at once, and then fewer at once
-// for the rest.
+// Copy lines to a panel, if neighbouring lines are adjacent in memory: `batch` lines at once. The
+// rest is copied in smaller batches.
 template <class T, int batch>
 void copy_lines(View<T> lines, std::int64_t used, std::int64_t depth, std::int64_t width,
                 T* panel) {
@@ -100,8 +101,8 @@ void pack_panel(View<T> lines, std::int64_t used, std::int64_t depth, std::int64
       panel[p * width + i] = lines.data[i * lines.row + p * lines.column];
 }
 
-// Copy several panels of lines that are adjacent in memory. One row of the operand has elements of
-// all these panels.
+// Copy `panels` panels of kRows lines each, if neighbouring lines are adjacent in memory. Each step
+// copies from one dense row of the operand, which has elements of all these panels.
 template <class T, int panels>
 void copy_panels(View<T> lines, std::int64_t depth, T* panel) {
   for (std::int64_t p = 0; p < depth; ++p) {
@@ -202,9 +203,9 @@ void multiply_tile(const TileWork<T>& work) {
   finish(work, {edge, kColumns, 1});
 }
 
-// Load the elements of kLanes rows of A for one step of the depth. The rows are in panels with
-// kRows adjacent elements per step, and `next` is the number of elements from one panel to the
-// next.
+// Load the elements of kLanes rows of A for one step of the depth, from the address `a` on. A panel
+// has kRows adjacent elements per step. If a vector needs two panels, `next` is the number of
+// elements from the first panel to the second one.
 template <class T>
 NGD_INLINE Vector<T> load_rows(const T* a, std::int64_t next) {
   if constexpr (kLanes<T> == kRows) {

@@ -73,7 +73,8 @@ dnnl::primitive_attr user_scratchpad() {
 dnnl::primitive_desc describe(const ConvShape& s) {
   const auto direct = dnnl::algorithm::convolution_direct;
   // oneDNN takes the primitive of the forward convolution as a hint for the primitive of a
-  // gradient. All operands of the hint have the dtype of the factors, even if the gradient is f32.
+  // gradient. All operands of the hint have s.factors, the dtype of the two multiplied operands,
+  // even if the gradient is f32.
   const auto layout_of = [&](TensorType type, bool is_hint) {
     if (is_hint) type.dtype = s.factors;
     return s.channels_last ? stored_layout(type, s) : in_any_layout(plain(type));
@@ -120,8 +121,8 @@ struct Operand {
   std::optional<dnnl::reorder::primitive_desc> reorder = {};
 };
 
-// The primitives of a convolution, without their code, and the operands: the inputs of the query,
-// and then the output.
+// The descriptions of the primitives of a convolution, for which oneDNN has not generated code yet,
+// and the operands: the inputs of the query, and then the output.
 struct Plan {
   explicit Plan(const KernelQuery& query) : Plan(ConvShape(query)) {}
   explicit Plan(const ConvShape& s) : convolution(describe(s)) {
@@ -234,9 +235,10 @@ class Primitives {
 //
 // With AVX-512, oneDNN uses fewer threads than it is given if the work has fewer parts. Then
 // libgomp ends the other threads of the team, and the next kernel creates them again. Ending and
-// creating a thread takes 37 us, in which a core computes 4 MFLOP (Zen 4). Small convolutions take
-// less time on one thread. A weight gradient has a part for each sample, and for each 16 channels
-// of both sides.
+// creating a thread takes 37 us. A core computes 4 MFLOP in this time (Zen 4). Small convolutions
+// take less time on one thread. The number of parts of a weight gradient is the product of the
+// numbers of samples, of groups, of blocks of 16 input channels and of blocks of 16 output
+// channels.
 int threads_for(const ConvShape& s, const Machine& machine) {
   constexpr std::int64_t kSmall = 1'000'000, kPerThread = 4'000'000;  // FLOP
   constexpr std::int64_t kChannels = 16;                              // per part
@@ -272,10 +274,10 @@ bool meets_data(const ConvShape& s, std::size_t axis, std::int64_t k) {
   return false;
 }
 
-// Return true if 16-bit convolutions of this shape are correct in oneDNN 3.2. Tests with random
-// shapes found reads and writes outside of the operands for four kinds of shapes: with one or three
-// spatial axes, with a kernel position that reads only padding, with one channel, and for kernels
-// of 1 x 1 with a stride and few channels.
+// Return true if 16-bit convolutions of this shape can be trusted in oneDNN. With oneDNN 3.2, tests
+// with random shapes found reads and writes outside of the operands for four kinds of shapes: with
+// one or three spatial axes, with a kernel position that reads only padding, with one channel, and
+// for kernels of 1 x 1 with a stride and few channels.
 bool is_trusted_in_16_bits(const ConvShape& s) {
   if (s.axes != 2 || (s.in == 1 && s.groups == 1)) return false;
   for (std::size_t axis = 1; axis < 3; ++axis)
@@ -302,8 +304,8 @@ Offer offer_conv(const KernelQuery& query, const Machine& machine) {
     return Offer::refuse("not trusted in two bytes");
   try {
     auto kernel = std::make_unique<Conv>(query, threads_for(shape, machine));
-    // oneDNN may have only slow code for channels last. After this refusal, the compiler uses the
-    // other order of axes.
+    // oneDNN may have only slow code for channels last. The kernel is refused then, and the
+    // compiler uses channels first.
     if (shape.channels_last && kernel->plan().is_slow()) return Offer::refuse("slow in oneDNN");
     return {std::move(kernel), {}, has_native_products(shape.factors)};
   } catch (const dnnl::error& error) {

@@ -33,8 +33,8 @@ memory::desc describe(const Shape& batch, std::int64_t rows, std::int64_t column
   return {dims, type, strides};
 }
 
-// Merge neighbouring batch axes if each operand broadcasts along both or along neither. oneDNN's
-// fast code is for two and three axes.
+// Merge neighbouring batch axes if each operand broadcasts along both of them, or along neither of
+// them. oneDNN's fast code is for two and three axes.
 void merge_batch(MatmulShape& shape) {
   Shape batch, batch_a, batch_b;
   for (std::size_t axis = 0; axis < shape.batch.size(); ++axis) {

@@ -3,11 +3,12 @@
 //
 // An axis is reduced or kept. Neighbouring axes of one kind are merged. If the last axis is
 // reduced, a segment is a piece of a dense row, and has one result. If the last axis is kept, a
-// segment is a block of rows, and has one result per column. Wide rows are divided into pieces of
-// columns. The segments of a result are divided into chunks, whose size does not depend on the
-// number of threads. A task reduces one chunk, for one index of the kept axes and one piece of
-// columns. So the order of a sum does not depend on the number of threads. If a result has several
-// chunks, each chunk has accumulators in scratch memory (cells), which are combined at the end.
+// segment is a block of rows, and has one result per column. Rows with more than kMaxColumns
+// columns are then divided into pieces of columns. The segments with the same results are divided
+// into chunks, whose size does not depend on the number of threads. A task reduces one chunk, for
+// one index of the kept axes and one piece of columns. So the order of a sum does not depend on the
+// number of threads. If there are several chunks, each task keeps its accumulators in scratch
+// memory; a cell is the memory of one accumulator. The cells of the chunks are combined at the end.
 #pragma once
 
 #include <algorithm>
@@ -43,9 +44,9 @@ struct Geometry {
   // columns, and then by chunk: the chunk varies fastest.
   std::int64_t tasks() const { return kept_count * column_pieces * chunks; }
   std::int64_t cells() const { return chunks > 1 ? tasks() * columns : 0; }
-  // In these two functions, a result is one piece of columns, for one index of the kept axes.
-  // columns_of() returns the number of its columns, and first_of() returns the index of its first
-  // column in the output.
+  // `result` is the number of a pair of an index of the kept axes and a piece of columns.
+  // columns_of() returns the number of columns of the piece, and first_of() returns the index of
+  // its first column in the output.
   std::int64_t columns_of(std::int64_t result) const {
     return std::min(columns, width - result % column_pieces * columns);
   }
@@ -74,7 +75,8 @@ void for_segments(const Geometry& g, std::int64_t task, const Visit& visit) {
   }
 }
 
-// Return the minimum of tasks per thread.
+// Return the smallest number of tasks that is worth a thread: they reduce about kGrainWork
+// elements.
 inline std::int64_t grain_of(const Geometry& g) {
   const std::int64_t work = std::max<std::int64_t>(1, g.total / g.chunks) * g.columns;
   return std::max<std::int64_t>(1, kGrainWork / work);

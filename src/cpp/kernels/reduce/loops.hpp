@@ -2,10 +2,11 @@
 // The inner loops of the reduce kernels, one set per reduction and dtype.
 //
 // The accumulator of floats is a float64, and that of other elements has their dtype. The order is
-// the same on every SIMD level. A row is divided into blocks of kBlockBytes. A block is reduced by
-// a lane tree (tiles/lane_tree.hpp), and the results of blocks are added to the accumulator in
-// order. Columns are divided into blocks of kRowBlock rows, which are reduced in the element's
-// type, and the results are added to the accumulators in order.
+// the same on every SIMD level. If the last axis is reduced, a row of floats is divided into blocks
+// of kBlockBytes. A block is reduced by a lane tree (tiles/lane_tree.hpp), and the results of
+// blocks are added to the row's accumulator in order. If the last axis is kept, each column has an
+// accumulator, and the rows are divided into blocks of kRowBlock rows. Each column of a block is
+// reduced in the element's type, and the results are added to the accumulators in order.
 #pragma once
 
 #include <cstdint>
@@ -41,8 +42,8 @@ struct ReduceLoops {
   void (*merge)(void* accumulators, const void* more, std::int64_t count);
 };
 
-// The loops by [reduction][dtype]. They are null for 16-bit floats, and for sums and products of
-// bool.
+// The loops by [reduction][dtype]. They are null for 16-bit floats, which the callers widen to f32,
+// and for sums and products of bool, which are not supported.
 using ReduceTable = ReduceLoops[kReductionCount][kDTypeCount];
 
 NGD_DECLARE_SIMD_LEVELS(const ReduceTable& reduce_table());

@@ -24,8 +24,9 @@ struct Reducer {
   // Return the reason why there is no such reduction, or an empty text if there is one.
   static std::string refusal(const std::string& op, DType dtype);
 
-  // Combine the chunks of a result by a balanced tree, and return the cells that have the
-  // accumulators of the whole result. `cells` has the cells of all tasks, in order.
+  // Combine the cells of all chunks of a result by a balanced tree, and return the cells of the
+  // first chunk. These then have the accumulators of the whole result. `cells` has the cells of all
+  // tasks, in order; a cell is the memory of one accumulator.
   std::byte* combine(const Geometry& geometry, std::int64_t result, std::byte* cells) const;
   // Combine the chunks of a result, and store the result in the output.
   void finish(const Geometry& geometry, std::int64_t result, std::byte* cells, void* output) const;
@@ -40,7 +41,8 @@ struct Reducer {
 };
 
 // Return the number of rows per tile, for tiles of `columns` columns and at most `elements`
-// elements. The number divides kRowBlock, so that no tile has parts of two blocks of rows.
+// elements. The number divides kRowBlock, the number of rows that the loops reduce before they add
+// to the accumulators. So no tile has rows of two such blocks.
 inline std::int64_t rows_of_a_tile(std::int64_t elements, std::int64_t columns) {
   std::int64_t rows = kRowBlock;
   while (rows > 1 && rows * columns > elements) rows /= 2;

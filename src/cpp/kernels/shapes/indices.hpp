@@ -19,8 +19,8 @@ inline std::int64_t index_at(DType dtype, const void* indices, std::int64_t i) {
                              : static_cast<const std::int64_t*>(indices)[i];
 }
 
-// The range of the indices of one public call into one axis, and the facts that an error about an
-// index reports.
+// The range of valid indices into one axis, for one call of the public API, and the facts for an
+// error message about an invalid index: the call, the axis, and the shape of the indices.
 struct IndexCheck {
   std::string caller;   // the public call
   std::string of_axis;  // " for axis N", if the call has one array of indices per axis
@@ -28,9 +28,10 @@ struct IndexCheck {
   Shape shape;  // of the indices
   std::int64_t lowest = 0, length = 1;
 
-  // Describe the operand number `input` of a kernel, whose indices select from `extent` elements.
-  // The attribute `caller` names the public call if that is not the op. If the attribute `negative`
-  // is 0, indices cannot count from the end.
+  // Describe the indices in operand number `input` of a kernel, which select from `extent`
+  // elements. The attribute `caller` is the name of the public call for error messages; without it,
+  // the name of the op is used. If the attribute `negative` is 0, or may_be_negative is false,
+  // negative indices are errors. Otherwise, they count from the end.
   IndexCheck(const KernelQuery& query, std::size_t input, std::int64_t extent,
              bool may_be_negative = true)
       : caller(query.attrs.has("caller") ? query.attrs.text("caller") : std::string(query.op)),

@@ -17,11 +17,11 @@ inline bool holds_product(DType stored, DType factors) noexcept {
   return stored == factors || (is_half(factors) && stored == DType::F32);
 }
 
-// A matmul computes out[batch, m, n] = post(a[batch, m, k] @ b[batch, k, n] + bias[n]). With
-// transpose_a or transpose_b, the operand is stored with its last two axes exchanged. Batch axes
-// broadcast. If `post` contains "add", the last operand has the shape of the output, and is added
-// at this position of the list. If the operands are 16-bit floats, the output, the bias and this
-// last operand may each be f32.
+// A matmul computes out[batch, m, n] = f(a[batch, m, k] @ b[batch, k, n] + bias[n]), where f
+// applies the functions of the list `post` in order. With transpose_a or transpose_b, the operand
+// is stored with its last two axes exchanged. Batch axes broadcast. The entry "add" of `post` adds
+// the last operand, which has the shape of the output. If the operands are 16-bit floats, the
+// output, the bias and this last operand may each be f32.
 struct MatmulShape {
   std::int64_t m = 0, n = 0, k = 0;
   bool transpose_a = false, transpose_b = false, bias = false, adds = false;

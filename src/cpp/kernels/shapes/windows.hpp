@@ -22,8 +22,8 @@ struct Windows {
 
   // Set the members from the attributes, the shapes of the data and of the windows [N, C,
   // spatial...], and the shape of a kernel [..., spatial...]. Return the reason if the shapes do
-  // not fit each other, or an empty text if they do. If `beyond`, the last window may end after the
-  // padding.
+  // not fit each other, or an empty text if they do. If `beyond` is true, there may be one more
+  // window per axis than fits: the last window then ends after the padding (ceil mode of pooling).
   std::string read(const Attrs& attrs, const Shape& data, const Shape& windows,
                    const Shape& kernel_shape, bool beyond = false) {
     const std::size_t rank = data.size();

@@ -5,12 +5,13 @@
 // A lane is one element of a vector. There are four accumulators, 0 to 3, of 64 bytes each. An
 // accumulator has kLanes lanes. A step combines the next kStep = 4 * kLanes elements with the
 // accumulators: the first kLanes elements with the lanes of accumulator 0, the next kLanes elements
-// with those of accumulator 1, and so on. If less than a step is left, each further group of kLanes
-// elements is combined with accumulator 0. At the end, accumulators 0 and 1 are combined lane by
-// lane, then 2 and 3, and then both results. In this last vector, lane l is combined with lane l +
-// kLanes / 2, then with lane l + kLanes / 4, and so on, until one lane is left. The caller combines
-// the last elements, which are fewer than kLanes. If a SIMD level has smaller registers, an
-// accumulator consists of kParts registers, which does not change the order.
+// with those of accumulator 1, and so on. If fewer than kStep elements are left, each further group
+// of kLanes elements is combined with accumulator 0. At the end, accumulators 0 and 1 are combined
+// lane by lane, then 2 and 3, and then both results. In this last vector, lane l is combined with
+// lane l + kLanes / 2, then with lane l + kLanes / 4, and so on, until one lane is left. The caller
+// combines the last elements, which are fewer than kLanes. If the registers of a SIMD level are
+// smaller than 64 bytes, an accumulator consists of several registers (kParts), which does not
+// change the order.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +27,9 @@ template <class Op, class T>
 struct LaneTree {
   static constexpr std::int64_t kLanes = 64 / sizeof(T), kStep = 4 * kLanes;
 
-  // Each of the four accumulators is kParts registers, because GCC compiles comparisons of vectors
-  // that are larger than a register lane by lane.
+  // Each of the four accumulators consists of kParts registers. It is not one large vector, because
+  // GCC compiles a comparison of vectors that are larger than a register to scalar code, one lane
+  // at a time.
   static constexpr int kParts = 64 / NGD_REGISTER_BYTES;
   static constexpr std::int64_t kPartLanes = kLanes / kParts;
   using Register = typename VectorOf<T, NGD_REGISTER_BYTES>::type;
@@ -46,9 +48,9 @@ struct LaneTree {
     for (int r = 0; r < 4 * kParts; ++r) v[r] = load(from + r * kPartLanes);
   }
 
-  // Combine the accumulators with the elements from number i on, as long as kLanes elements are
+  // Combine the accumulators with the elements of x from x[i] on, as long as kLanes elements are
   // left. Then combine the four accumulators to one, and store its kLanes lanes in `lanes`. Return
-  // the index of the first element that is not combined.
+  // the index in x of the first element that is not combined.
   NGD_INLINE std::int64_t combine_vectors(Accumulators& v, const T* x, std::int64_t i,
                                           std::int64_t count, T* lanes) {
     for (; i + kStep <= count; i += kStep)

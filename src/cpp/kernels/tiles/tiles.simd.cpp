@@ -20,8 +20,8 @@ using TileType = std::conditional_t<
     dtype == int(DType::Bool), std::uint8_t,
     typename StorageOf<dtype == int(DType::Bool) ? DType::U8 : static_cast<DType>(dtype)>::type>;
 
-// The element type of the loop for T. If the result does not depend on the sign, unsigned integers
-// also serve signed ones.
+// The element type of the loop for T. If the result has the same bits for signed and unsigned
+// integers (ignores_sign), the loop for unsigned integers also serves signed ones.
 template <class T, bool ignores_sign>
 using LoopType = typename std::conditional_t<
     ignores_sign && std::is_integral_v<T>,

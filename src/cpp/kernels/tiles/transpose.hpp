@@ -8,7 +8,8 @@
 
 namespace ngd::kernels::tiles::NGD_SIMD_LEVEL {
 
-// Return a0 b0 a1 b1 ..., from the first halves of both vectors, or from the second halves.
+// Return a0 b0 a1 b1 ..., from the second halves of both vectors if `second` is true, and from the
+// first halves otherwise.
 template <bool second, class Vector, int... i>
 NGD_INLINE Vector interleave(Vector a, Vector b, std::integer_sequence<int, i...>) {
   constexpr int kLanes = sizeof...(i), kFirst = second ? kLanes / 2 : 0;

@@ -6,8 +6,9 @@
 // For float32, exp and log follow Cephes (S. Moshier, expf.c and logf.c) with the argument
 // reduction of W. Cody and W. Waite, "Software Manual for the Elementary Functions" (1980). Their
 // error is at most 2 ulp, including results that are subnormal. The polynomials of the other
-// functions were fitted for ngd, by weighted least squares that approach the minimax polynomial. No
-// operation depends on the SIMD level, so the results do not depend on it. float64 uses libm.
+// functions were fitted for ngd, by weighted least squares that approach the minimax polynomial. In
+// the tile loops, the operations and their order are the same on every SIMD level (multiplications
+// and additions are not contracted to FMA), so the results are the same too. float64 uses libm.
 // 16-bit floats are computed in float32 and rounded.
 #pragma once
 
@@ -112,8 +113,8 @@ NGD_INLINE float exponential_minus_one(float x) {
   const float clamped = low > 89.0f ? 89.0f : low;
   const auto [r, n] = split_exponent(clamped);
   const float fraction = exponential_tail(r) * (r * r) + r;
-  // Half of e^x - 1 = (2^n * (fraction + 1)) - 1 is computed, and then doubled, because n can be
-  // 128, and 2^128 exceeds the largest float.
+  // With x = n * log(2) + r and fraction = e^r - 1, e^x - 1 is 2^n * (fraction + 1) - 1. Half of
+  // this is computed, and then doubled, because n can be 128, and 2^128 exceeds the largest float.
   const float half_scale = power_of_two(n - 1);
   const float result = 2.0f * (half_scale * fraction + (half_scale - 0.5f));
   return x == 0.0f ? x : result;
@@ -161,7 +162,8 @@ NGD_INLINE float hyperbolic_tangent(float x) {
   return with_sign_of(e / (e + 2.0f), x);
 }
 
-// For |x| < 1: x + x P(x^2). Otherwise: 1 - e^Q(|x|), where Q approximates log(erfc) on [1, 4].
+// For |x| < 1, erf(x) = x + x P(x^2). Otherwise, erf(x) has the sign of x and the magnitude 1 -
+// e^Q(|x|), where Q approximates log(erfc) on [1, 4]. For |x| > 4, Q(4) is used.
 NGD_INLINE float error_function(float x) {
   const float magnitude = __builtin_fabsf(x);
   const float square = x * x;
@@ -186,8 +188,8 @@ NGD_INLINE float error_function(float x) {
 }
 
 // Sine and cosine of a float32 are computed in float64. The argument reduction is x = k * pi/2 + r
-// with |r| <= pi/4. The head of pi/2 has 33 bits, so that k * head is exact for |x| up to
-// kTrigonometricLimit. For larger arguments, tiles.simd.cpp uses libm.
+// with |r| <= pi/4. pi/2 is the sum of a head and a tail. The head has 33 bits, so that k * head is
+// exact for |x| up to kTrigonometricLimit. For larger arguments, tiles.simd.cpp uses libm.
 constexpr float kTrigonometricLimit = 1.0e6f;
 
 // Return sin(x + quadrants_ahead * pi/2). This is cos(x) for quadrants_ahead = 1.
@@ -244,7 +246,8 @@ NGD_INLINE T floor_remainder(T a, T b) {
   }
 }
 
-// NumPy's floor division. For integers, the quotient by zero is 0. For floats, it is a / 0.
+// NumPy's floor division of a by b. If b is 0, the result is 0 for integers, and a / b for floats:
+// an infinity or NaN.
 template <class T>
 NGD_INLINE T floor_divide(T a, T b) {
   if constexpr (std::is_floating_point_v<T>) {

@@ -6,9 +6,9 @@
 // reads. So the depth of these GEMMs is the number of output positions. The sums are computed in
 // blocks of output positions: a block of dy stays in the core's cache, while the blocks of the data
 // are packed one after the other, for each kernel position and group of channels. Tiles read dy in
-// place if its channels fill whole tiles. Otherwise, dy is packed. The threads divide the output
-// positions, in which case the sums of the threads are added at the end, or they divide the
-// channels of dy.
+// place if its channels fill whole tiles. Otherwise, dy is packed. If the sums of one thread fit a
+// quarter of the shared cache, and there are enough output positions, the threads divide the output
+// positions, and their sums are added at the end. Otherwise, the threads divide the channels of dy.
 #include <algorithm>
 #include <cstring>
 
@@ -43,7 +43,8 @@ class WeightGradient final : public Kernel {
     // block_ is the number of output positions for which dy fills half of the core's cache, but at
     // least kBlock / 2 and at most kBlock.
     block_ = std::clamp<std::int64_t>(machine.core_cache_bytes / 2 / 4 / s.out, kBlock / 2, kBlock);
-    // The threads divide the output positions if all their sums fit a quarter of the shared cache.
+    // The threads divide the output positions if the sums of one thread fit a quarter of the shared
+    // cache, and each thread has at least two blocks of output positions.
     divides_positions_ =
         sums() * 4 <= machine.shared_cache_bytes / 4 && positions_ >= 2 * block_ * pieces_;
     piece_elements_ = block_ * (tile_.columns + (packs_dy_ ? padded_out() : 0)) + kVector;
@@ -74,8 +75,9 @@ class WeightGradient final : public Kernel {
 
  private:
   std::int64_t padded_out() const { return round_up(s_.out, tile_.rows); }
-  // The number of sums: for each kernel position and group of channels of the data, a matrix of the
-  // channels of dy by the channels of the group.
+  // The number of elements of all sums. For each kernel position and each group of the data's
+  // channels, the sums are a matrix with one row per channel of dy and one column per channel of
+  // the group.
   std::int64_t sums() const { return s_.kernel_places() * s_.out * s_.in; }
   std::int64_t sums_offset(std::int64_t k, std::int64_t group) const {
     return s_.out * (k * s_.in + in_.begin(group));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Winograd's convolution: float32 convolutions with 3 x 3 kernels, and their gradients, with a
-// quarter of the multiplications. transforms.hpp defines the method, tiles and planes.
+// quarter of the multiplications. transforms.hpp defines the method and tiles. A tile has 36
+// transformed values per channel, and plane v holds value v of all tiles.
 //
 // For each plane, the products of the transformed data and kernels are one GEMM. Its rows are the
 // tiles of all images, its depth is the channels of the data, and its columns are the channels of
@@ -11,7 +12,7 @@
 // Transformed values must be used while they are in a cache. If the transformed kernels fit the
 // shared cache, and each thread has enough tiles, a thread computes some tiles with all kernels.
 // Otherwise, the work is done in phases: all threads transform the tiles of a phase, and then each
-// thread computes some groups of kernels.
+// thread computes some groups of the result's channels with the kernels of these channels.
 #include <algorithm>
 #include <vector>
 
@@ -110,8 +111,9 @@ class TileConv {
         columns_(tiling_.result.channels),
         tiles_per_thread_(tiling_.tiles / tiling_.pieces),
         // The threads divide the tiles if the transformed kernels fit three quarters of the shared
-        // cache, and there are enough tiles, or too few columns, for all threads. Otherwise, the
-        // threads divide the columns.
+        // cache, and one of two conditions is true: each thread has at least 2 * tile_.rows tiles,
+        // or there are fewer vectors of columns (the result's channels) than threads. Otherwise,
+        // the threads divide the columns.
         divides_tiles_(
             kPlanes * depth_ * columns_ * 4 <= machine.shared_cache_bytes / 4 * 3 &&
             (tiles_per_thread_ >= 2 * tile_.rows || columns_ / tile_.lanes < tiling_.pieces)),
@@ -282,9 +284,9 @@ class WeightGradient {
         pairs_(in_.count * out_.count) {
     const std::int64_t per_tile = kPlanes * (s.in + s.out) * 4,
                        tiles_per_thread = tiling_.tiles / tiling_.pieces;
-    // The threads divide the tiles if the sums of all threads fit a quarter of the shared cache and
-    // there are enough tiles per thread. Each thread then has sums of its own, which are added at
-    // the end.
+    // The threads divide the tiles if the sums of one thread fit a quarter of the shared cache, and
+    // each thread has at least kMinSumTiles tiles. Each thread then has sums of its own, which are
+    // added at the end. Otherwise, the threads divide the planes of the pairs.
     divides_tiles_ = pairs_ * sums_elements() * 4 <= machine.shared_cache_bytes / 4 &&
                      tiles_per_thread >= kMinSumTiles;
     const std::int64_t num_sharing = divides_tiles_ ? 1 : tiling_.pieces;
@@ -323,8 +325,9 @@ class WeightGradient {
     finish(0, pairs_, tiling_.pieces, scratch, weights);
   }
 
-  // All threads transform the same block of tiles. Then they share the planes of a phase of pairs,
-  // and add the products of the block to the sums.
+  // All threads transform the same block of tiles. A pair is a group of the data's channels and a
+  // group of dy's channels. The pairs are computed in phases of phase_pairs_ pairs: the threads
+  // share the planes of all pairs of the phase, and add the products of the block to the sums.
   void run_by_pairs(const float* data, const float* dy, float* weights, float* scratch) const {
     float* values = scratch + phase_pairs_ * sums_elements();
     for (std::int64_t t = 0; t < tiling_.tiles; t += block_) {
@@ -343,8 +346,9 @@ class WeightGradient {
   }
 
   // The transformed values of a block of tiles are stored group by group: the groups of the data's
-  // channels, and then the groups of dy's channels. values_stride() is the number of elements from
-  // one plane of a group to the next.
+  // channels, and then the groups of dy's channels. Each group has 36 planes, one per transformed
+  // value of a tile. values_stride() is the number of elements from one plane of a group to the
+  // next.
   std::int64_t values_stride(const ChannelGroups& groups, std::int64_t group) const {
     return plane_stride(block_, groups.width(group), tile_);
   }
@@ -452,8 +456,9 @@ class WeightGrad final : public Kernel {
   WeightGradient gradient_;
 };
 
-// Return true if this is the fastest kernel for the shape: enough tiles use the transformed
-// kernels, and the tiles are not mostly outside of the image. ADR 42 has the measurements.
+// Return true if this is the fastest kernel for the shape: there are at least kMinTiles tiles,
+// which share the cost of transforming the kernels, and at least half of the tiles' positions are
+// in the images. ADR 42 has the measurements.
 bool is_fastest(const Tiling& tiling) {
   constexpr std::int64_t kMinTiles = 16;
   return tiling.tiles >= kMinTiles && 2 * tiling.num_positions() >= tiling.tiles * kTile * kTile;

@@ -20,7 +20,8 @@
 
 namespace ngd::kernels::winograd {
 
-// The positions along one side of a tile of the result, of a tile of the data, and of a kernel.
+// The numbers of positions along one side of a tile of the result (kTile), of a tile of the data
+// (kInputTile), and of a kernel (kKernel).
 inline constexpr int kTile = 4, kInputTile = 6, kKernel = 3;
 inline constexpr int kPlanes = kInputTile * kInputTile;
 inline constexpr int kWeights = kKernel * kKernel;
@@ -38,7 +39,8 @@ struct Tile {
 // The transforms of one SIMD level.
 struct Transforms {
   std::int64_t lanes;  // channels per vector
-  // Transform a tile of the data, or a tile of the gradient of the result.
+  // Transform a tile of the data, or (adjoint) a tile of the gradient of the result, to 36 values
+  // per channel. Value v is stored in plane v of `to`.
   void (*data)(const Tile<const float>& from, std::int64_t channels, float* to,
                std::int64_t plane_stride);
   void (*adjoint)(const Tile<const float>& from, std::int64_t channels, float* to,

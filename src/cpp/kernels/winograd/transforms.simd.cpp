@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The transforms of transforms.hpp. A transform of a grid of positions is a transform of each row,
-// and then of each column. Each struct has the transform of one line, that is of a row or column.
-// An element of a line is a vector: one position of several channels.
+// The transforms of transforms.hpp. The positions of a tile form a grid. Its transform first
+// transforms each row, and then each column. Each struct has the transform of one line: a row or a
+// column. An element of a line is a vector: one position of several channels.
 #include "kernels/winograd/transforms.hpp"
 
 #include "base/simd_loops.hpp"
