@@ -9,9 +9,9 @@ Three facts decide whether two ops may be results of one kernel. Together they a
 of an op:
 
 - its *depth*: the largest number of ops that are not elementwise on a path to the op.
-- its *need*: a pair by which values are compared: the lesser need is needed earlier. Consider the ops that are not
-  elementwise and that the op reaches through elementwise ops only. Each of them has a pair: the
-  order of the first collective that it is or leads to, and its depth. The need is the least of
+- its *need*: a pair of numbers; a value with a lesser need is needed earlier. Consider the ops that
+  are not elementwise and that the op reaches through elementwise ops only. Each of them has a pair:
+  the order of the first collective that it is or leads to, and its depth. The need is the least of
   these pairs.
 - its shape.
 
@@ -19,8 +19,8 @@ Each elementwise op is visited once, after all ops that read it:
 
 - *Absorbed*: if only one kernel reads the op, that kernel computes it, and its value is not stored.
 - *Merged*: otherwise it becomes one more result of a kernel of the same merge key that reads it, or
-  that reads one of its operands of the same shape. So a momentum and the weight that is computed from it
-  are results of one kernel.
+  that reads one of its operands of the same shape. So a momentum and the weight that is computed
+  from it are results of one kernel.
 - Otherwise it starts a kernel of its own.
 
 A merge delays no result. All results of a kernel can be computed at one depth, and they are needed

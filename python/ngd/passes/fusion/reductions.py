@@ -48,8 +48,8 @@ MAX_REDUCTIONS: Final = 8
 
 Product: TypeAlias = tuple[Shape, tuple[int, Shape], tuple[int, ...]]
 """The key of a sum of a product. Sums with equal keys differ only in factors that are constant
-along the axes of the sum. The key has the axes of the sum; the number of axes of the operand, and its
-extents along the axes of the sum; the sorted ids of the factors that vary along these axes."""
+along the axes of the sum. The key has the axes of the sum; the number of axes of the operand, and
+its extents along the axes of the sum; the sorted ids of the factors that vary along these axes."""
 
 
 class SumBundle(NamedTuple):
