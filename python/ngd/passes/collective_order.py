@@ -81,8 +81,8 @@ def order_collectives(graph: Graph, target: Target, options: CompileOptions) -> 
     Collectives with the same op, attributes and operand are merged here, and in no later pass.
     Whether two different operands are equal may depend on a rank's own constants, so a later merge
     could differ between ranks. Operands are compared as nodes of the given graph, which is built in
-    the same way on all ranks, not as nodes of the new graph. In the new graph, a rank that is alone
-    in its group has replaced collectives by their inputs, so operands may be equal only there.
+    the same way on all ranks, not as nodes of the new graph. If a rank is alone in its group, its
+    new graph has the inputs of collectives instead, so two operands may be equal on this rank only.
     """
     if not depends_on_group(graph):
         return graph

@@ -9,7 +9,7 @@ Three facts decide whether two ops may be results of one kernel. Together they a
 of an op:
 
 - its *depth*: the largest number of ops that are not elementwise on a path to the op.
-- its *need*: a pair of numbers; a value with a lesser need is needed earlier. Consider the ops that
+- its *need*: a sort key; a value with a lesser need is needed earlier. Consider the ops that
   are not elementwise and that the op reaches through elementwise ops only. Each of them has a pair:
   the order of the first collective that it is or leads to, and its depth. The need is the least of
   these pairs.

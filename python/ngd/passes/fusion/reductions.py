@@ -10,9 +10,9 @@ read is not stored.
 
 Neither pass makes a cycle. A reduction of a result comes after the kernel anyway. A reduction of an
 operand has the depth of the kernel (elementwise.depths), and depths increase from each kernel and
-each reduction to its readers. The first collective that needs the kernel is also the first one that
-needs the reduction (elementwise.needs). So the kernel waits for nothing that this collective does
-not wait for anyway.
+each reduction to its readers. If collectives wait for the kernel, the first of them is also the
+first one that waits for the reduction (elementwise.needs). So the kernel waits for nothing that
+this collective does not wait for anyway.
 """
 
 from __future__ import annotations

@@ -139,9 +139,10 @@ class Levels(NamedTuple):
 
 
 def levels_of(graph: Graph, totals: set[Node]) -> Levels:
-    """Return the levels of all nodes: the number of totals on the longest path to a node.
+    """Return the level of each node, and the last collective that it is computed from.
 
-    A total is a reduction to one element. Totals of one level do not depend on one another.
+    The level is the largest number of totals (reductions to one element) on a path that ends at the
+    node. So totals of one level do not depend on one another.
     """
     levels = Levels({}, {})
     for node in graph.nodes:
