@@ -45,7 +45,7 @@ from ..trees import LEAF, Structure, flatten
 from .warnings import warn_of_graph
 
 SHARDS: Final = ("none", "host", "world")
-"""The values of the keyword `shard`."""
+"""The legal values of the argument `shard` of ngd.compile: modes of the sharded weight update."""
 
 
 def lower(source: StepGraph, target: Target, arena: _core.Arena | None) -> Lowered:
@@ -62,7 +62,8 @@ def lower(source: StepGraph, target: Target, arena: _core.Arena | None) -> Lower
 def emit(plan: Plan, source: StepGraph) -> tuple[_core.ProgramBuilder, CollectiveSequence]:
     """Return the program of a plan, and the sequence of its collectives.
 
-    The program refers to groups by their numbers in the sequence.
+    The sequence also lists the groups of ranks in which the collectives run. The program refers to
+    a group by its index in this list; index 0 is the group of the step.
     """
     sequence = CollectiveSequence(source.group, source.graph, source.options.precision)
     builder = write(plan, sequence)
@@ -72,9 +73,10 @@ def emit(plan: Plan, source: StepGraph) -> tuple[_core.ProgramBuilder, Collectiv
 
 
 def write(plan: Plan, sequence: CollectiveSequence) -> _core.ProgramBuilder:
-    """Return the program of a plan, without its groups.
+    """Return the program of a plan, without the groups of ranks, which `emit` adds later.
 
-    The body of a loop or branch is a program of its own, which belongs to the instruction.
+    The body of a loop or branch is a program of its own. The instruction that runs the loop or
+    branch has the programs of its bodies.
     """
     builder = _core.ProgramBuilder()
     builder.set_sizes(plan.inputs, plan.outputs, len(plan.variables))
@@ -151,8 +153,8 @@ def compile(
         The name of a device, in capitals. docs/environment.md lists them at NGD_DEVICE. The default
         is the value of this variable, or "CPU", which runs C++ kernels.
     group : Group, optional
-        The ranks of collectives that have no group of their own. The default is the world. A graph
-        with such a collective joins the world.
+        The ranks of collectives that have no group of their own. The default is the world,
+        which this process joins (as by ngd.init) if the graph has such a collective.
     precision : dtype, default float32
         "bfloat16" or "float16": the dtype in which float32 matrices are multiplied and activations
         are stored. Variables, outputs and collectives stay float32. See docs/mixed_precision.md.
@@ -185,7 +187,8 @@ def compile(
     Warns
     -----
     UpdatesWarning
-        The graph was built in nn.training and has random numbers or statistics without updates.
+        The graph was built in nn.training, but the step does not update the variables of its
+        random numbers (dropout) or of its running statistics (batch norm).
     EqualModelsWarning
         The step trains two models of one structure and name that begin with the same values.
     PrecisionWarning
@@ -252,10 +255,10 @@ NODES: Final = "Make nodes by ngd.placeholder, ngd.constant and the functions of
 
 
 def with_prints(graph: Graph) -> tuple[Graph, int]:
-    """Return a graph with the prints of its nodes as additional outputs, and their number.
+    """Return a graph with prints as additional outputs, and the number of these outputs.
 
-    A print calls a Python function with the value of a node. A print that the graph computes
-    already, because its result is used, is left out.
+    A print is a node that calls a Python function with the value of another node. A print that is
+    already among the nodes of the graph is not added.
     """
     print_notes = [pair for pair in notes.find(graph.nodes) if isinstance(pair[1], notes.Print)]
     if not print_notes:
@@ -314,7 +317,7 @@ def without_collector() -> Iterator[None]:
     """Disable the garbage collector while a step is compiled.
 
     Most objects of a compilation live until its end, and the collector would walk them again and
-    again. For 2,000 layers that takes a tenth of the time.
+    again. In a compilation of 2,000 layers, these walks take a tenth of the time.
     """
     enabled = gc.isenabled()
     try:
@@ -399,7 +402,7 @@ def pairs_of(part: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def signature(graph: Graph) -> tuple[tuple[int, ...], ...]:
-    """Return a cache key of a graph: the ids of its nodes, because `==` compares values."""
+    """Return a cache key of a graph: ids of nodes, because `==` of nodes makes a new node."""
     pairs = [node for pair in graph.updates for node in pair]
     return tuple(tuple(n.id for n in nodes) for nodes in (graph.inputs, graph.outputs, pairs))
 

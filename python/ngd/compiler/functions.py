@@ -63,7 +63,7 @@ loop. A few are made on purpose, for example by tests with many cases."""
 
 
 class Tracing(threading.local):
-    """The group of each trace in progress in this thread, the innermost trace last."""
+    """The `group` (or None) of each function that this thread is tracing, the innermost last."""
 
     def __init__(self) -> None:
         self.groups: list[Group | None] = []
@@ -124,8 +124,8 @@ class Function:
     else is returned unchanged.
 
     Within another trace, or with nodes among its arguments, a call is a call of the Python
-    function. Its nodes belong to that graph. With `updates` it returns the pair, which the outer
-    function returns.
+    function. Its nodes belong to that graph. With `updates`, the call returns the whole pair of
+    result and updates. The variables change only if the outer function returns these updates, too.
 
     Collectives run as in any step. All ranks call the function in the same order; each rank traces
     and caches on its own. After `ngd.shutdown()` and `ngd.init()` the function is compiled for the
@@ -297,7 +297,7 @@ class Function:
         return tuple(bound.arguments.get(name, DEFAULT) for name in self._signature.parameters)
 
     def _trace_for(self, key: Key, leaves: Sequence[Any]) -> Trace:
-        """Return the trace for a key. Make it if it is missing, or if its world was replaced."""
+        """Return the trace for a key. Make it if it is missing or its world `is_replaced`."""
         trace = self._traces.get(key)
         if trace is not None and not is_replaced(trace.world):
             return trace
@@ -362,7 +362,7 @@ class Function:
         return None
 
     def _call_python(self, values: Sequence[Any]) -> Any:
-        """Call the Python function with one value per parameter, marked as being traced."""
+        """Call the Python function with one value per parameter, in a context marked as tracing."""
         bound = inspect.BoundArguments(self._signature, {})
         arguments = zip(self._signature.parameters, values, strict=True)
         bound.arguments.update((name, value) for name, value in arguments if value is not DEFAULT)
@@ -431,7 +431,8 @@ class Function:
 def signature_of(python: Callable[..., Any]) -> inspect.Signature:
     """Return the signature of a function.
 
-    NumPy's ufuncs and some functions in C have none. Their result takes any positional arguments.
+    NumPy's ufuncs and some functions in C have no signature. For these functions, the returned
+    signature accepts any positional arguments.
     """
     try:
         if not isinstance(python, np.ufunc):
@@ -465,7 +466,7 @@ def lists_of_numbers(path: str, tree: Any) -> Iterator[tuple[str, Any]]:
 
 
 def is_replaced(world: Group | None) -> bool:
-    """Return whether a world is closed, and another one has replaced it."""
+    """Return whether a world was shut down, and a later `ngd.init()` has made another one."""
     return world is not None and world.closed and open_world() is not None
 
 

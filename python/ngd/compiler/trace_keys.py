@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The key of a trace: which calls of a function run the same compiled step.
 
-A `Key` holds the nesting of the arguments, a `Form`, and a spec for each of their leaves. An array
-is a placeholder of the trace, so its spec is its dtype and its shape. A variable, and any value
-that is not an array, is fixed in the trace, so the value itself is the spec.
+A `Key` has two parts: a `Form`, which is the nesting of the arguments, and one spec per leaf of the
+arguments. An array is a placeholder of the trace, so its spec is its dtype and its shape. A
+variable, and any value that is not an array, is fixed in the trace, so the value itself is the
+spec.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ..trees import LEAF, Structure, split
 
 
 class Default(Enum):
-    """The type of `DEFAULT`."""
+    """The type of `DEFAULT`, the mark of an argument that the call does not give."""
 
     NOT_GIVEN = "the default"
 

@@ -25,7 +25,7 @@ def warn_of_graph(graph: Graph) -> None:
 
 
 def _warn_of_updates(graph: Graph, graph_notes: list[object]) -> None:
-    """Warn if the step does not update the variables of its random draws or statistics."""
+    """Warn if the step does not update the states of random draws or the running statistics."""
     updated = {variable for variable, _ in graph.updates}
     missing: dict[str, list[str]] = {}
     for note in graph_notes:

@@ -32,11 +32,12 @@ def collectives_in_order(graph: Graph) -> list[Node]:
     """Return the nodes that communicate, in the order in which every rank starts them.
 
     This is the order of depth, so that the gradients that the backward pass computes first are sent
-    first. Nodes of equal depth keep the order of the structural walk (`topological`). Depth counts
-    only heavy ops and collectives. It does not count other ops, because autodiff adds sums and
-    reshapes if the shapes of a rank's shard make an operand broadcast, and shards may differ. So
-    the order is the same on all ranks, whatever the order in which a script made its nodes. It
-    respects dependences, because a node that needs the result of another is deeper.
+    first. Nodes of equal depth keep the order of the structural walk (`topological`). The depth of
+    a node is the largest number of heavy ops (`Op.is_heavy`) and collectives on a path to the node.
+    Other ops are not counted, because their number may differ between ranks: shards may have
+    different shapes, and autodiff adds sums and reshapes where an operand is broadcast. So the
+    order is the same on all ranks, whatever the order in which a script made its nodes. A node that
+    needs the result of a collective is deeper, and so comes later, than this collective.
 
     Messages from one rank to another keep the order in which they were made, because the other rank
     makes its receives in that order. So a message is at least as deep as the message made before
@@ -79,9 +80,9 @@ def order_collectives(graph: Graph, target: Target, options: CompileOptions) -> 
 
     Collectives with the same op, attributes and operand are merged here, and in no later pass.
     Whether two different operands are equal may depend on a rank's own constants, so a later merge
-    could differ between ranks. The key of a merge consists of nodes of the given graph, which is
-    built in the same way on all ranks. A key of new nodes could differ: two operands may become one
-    node on a rank that is the only member of a group.
+    could differ between ranks. Operands are compared as nodes of the given graph, which is built in
+    the same way on all ranks, not as nodes of the new graph. If a rank is alone in its group, its
+    new graph has the inputs of collectives instead, so two operands may be equal on this rank only.
     """
     if not depends_on_group(graph):
         return graph
@@ -116,7 +117,10 @@ class Merged:
         self.old: dict[Any, Node] = {}
 
     def first(self, node: Node, new: Node) -> Node:
-        """Return the new node of the first collective equal to `node`; `new` for the first."""
+        """Return the new node of the first collective that is equal to `node`.
+
+        If `node` is the first, store `new` as its new node, and return it.
+        """
         operands = tuple(self.first_equal.get(i, i).id for i in node.inputs)
         key = (node.op, operands, tuple(sorted(node.attrs.items())))
         self.first_equal[node] = self.old.setdefault(key, node)

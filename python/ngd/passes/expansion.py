@@ -30,8 +30,8 @@ def needs_kernel(node: Node) -> bool:
 def expand_op(node: Node) -> tuple[Node, ...]:
     """Return the nodes that an op is expanded to.
 
-    With NGD_CHECK_FINITE=1 their call sites have the name of the op, so that errors name the op
-    that the user called.
+    With NGD_CHECK_FINITE=1, the call site of each returned node has the name of the expanded op, so
+    that errors name the op that the user called.
     """
     if not config.check_finite() or isinstance(node.site, ExpansionSite):
         return expansion(node)

@@ -2,11 +2,11 @@
 """The number of a step: a hash of its computation, by which ranks recognise equal steps.
 
 Two steps may have the same collectives and different data. If two ranks call them in different
-orders, the data would mix. So the ranks compare these numbers (src/cpp/comm/computations.hpp). Two
-numbers that differ are an error only if one rank holds both steps, because ranks may also run
-different computations on purpose. Therefore the number leaves out what usually differs between
-ranks: shapes, constants that are computed from shapes, the values of large arrays, groups, and
-algorithms.
+orders, the data would mix. So the ranks compare these numbers (src/cpp/comm/computations.hpp).
+Ranks may also run different computations on purpose. So two ranks with different numbers get an
+error only if one of them has loaded both steps. The number leaves out properties that usually
+differ between ranks: shapes, constants that are computed from shapes, the values of large arrays,
+groups, and algorithms.
 
 The traces of one ngd.function that differ only in extents have one number (`Family`). So a Python
 number that the function takes from a shape, such as `x.shape[0]`, does not change the number.
@@ -29,15 +29,18 @@ from .collective_order import collectives_in_order
 
 EXTENTS: Final = frozenset({"shape", "extents", "length", "size", "sizes", "spatial"})
 LOCAL: Final = EXTENTS | {"counts", "receive_counts", "group", "algorithm"}
-"""The names of attributes that may differ between ranks. The number of a step leaves them out."""
+"""The names of attributes that may differ between ranks. The hash of a step leaves them out."""
 
 SMALL: Final = 16
-"""The values of a constant are part of the number if it has at most this number of elements."""
+"""The largest size, in elements, of a constant whose values are a part of the hash of a step."""
 
 
 @dataclass
 class Family:
-    """The number that the traces of one function share if they differ only in extents."""
+    """The number (a hash) of all traces of one function that differ only in extents.
+
+    `number` is 0 until the first of these traces is compiled.
+    """
 
     number: int = 0
 
@@ -47,7 +50,10 @@ _family: ContextVar[Family | None] = ContextVar("ngd.family", default=None)
 
 @contextmanager
 def compiling(family: Family) -> Iterator[None]:
-    """Give all steps that are compiled in this block the number of the first one."""
+    """Give all steps that are compiled in this block the number (hash) of the first one.
+
+    So the ranks regard traces of a function that differ only in extents as the same computation.
+    """
     before = _family.set(family)
     try:
         yield
@@ -70,9 +76,9 @@ def computation(graph: Graph, precision: DType = float32) -> int:
 
 
 def number_of(graph: Graph, digests: dict[int, bytes], precision: DType = float32) -> int:
-    """Return the number of a graph.
+    """Return the number of a graph: a hash of its computation.
 
-    `digests` has the digests of nodes by their ids. The function adds those that are missing.
+    `digests` has the hash of each node by the id of the node. The function adds missing hashes.
     """
     for node in graph.nodes:
         if node.id in digests:
@@ -103,8 +109,8 @@ def digest(node: Node, inputs: list[bytes]) -> bytes:
 def attr_text(node: Node, key: str, value: Any) -> str:
     """Return the text of an attribute for the digest of a node.
 
-    The text of a graph is its number. The text is empty for a large array, and for a constant that
-    depends on the shapes of a rank's shard.
+    For the body of a loop or branch, the text is the hash of its graph. The text is empty for a
+    large array, and for a constant that depends on the shapes of a rank's shard.
     """
     if node.op is CONSTANT and key == "value":
         is_compared = value.size <= SMALL and not node.attrs.get("local")

@@ -101,8 +101,8 @@ def move_elementwise_transposition(
 ) -> Node | None:
     """Return the value of an elementwise node, with the transposition moved to the result, or None.
 
-    Operands that are not transposed by `axes` get the other order of axes if that is cheap
-    (`without_transposition`). Otherwise the result is None.
+    `without_transposition` gives each operand the order of axes before the transposition. If that
+    is not cheap for one of the operands, the result is None.
     """
     if len(axes) != node.ndim:
         return None

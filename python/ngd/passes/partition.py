@@ -58,8 +58,8 @@ class Partition:
     def part(self, count: int) -> tuple[int, int]:
         """Return the begin and end of the elements that this rank updates.
 
-        They are the rank's shard of its host's copy. If all hosts together have one copy (`apart`),
-        they are the host's part of this shard.
+        If each host has a copy, these elements are the rank's shard of its host's copy. If all
+        hosts together have one copy (`is_once_over_hosts`), they are this host's part of the shard.
         """
         begin, end = self.slice(count)
         if not self.is_once_over_hosts:

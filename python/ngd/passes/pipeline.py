@@ -69,8 +69,8 @@ FUSION: Final[tuple[Entry, ...]] = (
     fuse_products,
     split_collectives,
 )
-"""The passes that fuse ops to kernels. With a `memory_limit`, they run for each graph that is
-tried."""
+"""The passes that fuse ops to kernels. With a `memory_limit`, they run on each graph that
+`plan_within_limit` tries, to find one that keeps the limit."""
 
 HIDING: Final = (fuse_post_operations, fuse_products)
 """The passes after which a result of one op cannot be checked alone. NGD_CHECK_FINITE=1 omits them.

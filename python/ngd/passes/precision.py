@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mixed precision: matmuls multiply 16-bit floats, and activations are stored as 16-bit floats.
 
-All computation stays float32. Matmuls and convolutions accumulate in float32. Elementwise kernels,
-reductions and statistics widen what they read, and round each result once, when they store it.
+Only operands and stored results are 16-bit floats. Matmuls and convolutions accumulate in float32.
+Elementwise kernels, reductions and statistics widen 16-bit operands to float32, and round each
+result once, when they store it.
 Variables, their updates, outputs, and operands of collectives stay float32, and so does every value
 of an op that has no kernel for 16-bit floats.
 
 The pass uses these words:
 
 - A *product* is a matrix multiplication or a convolution.
-- A *move* is an op that copies, repeats or views elements, or adds a few of them.
+- A *move* is an op that copies, repeats or views elements, or an op such as average pooling, which
+  adds only a few elements for each element of its result.
 - A float32 value is *exact* if the next value of a variable, or the operand of a collective, is
   computed from it by elementwise ops and moves. An exact value is never rounded. A value that is
   computed only from variables, and is reduced to an exact value, is exact, too, such as weights
@@ -205,7 +207,7 @@ class Rewriting:
         self.stored: dict[Node, Node] = {}
         """For a float32 node of the new graph, the 16-bit node that it is cast from."""
         self.rounded: dict[Node, Node] = {}
-        """The 16-bit copy of a float32 node of the new graph, which has both."""
+        """For a float32 node of the new graph that is needed in both dtypes: its 16-bit copy."""
 
     def to_16_bits(self, x: Node) -> Node:
         """Return a value as 16-bit floats."""
@@ -288,7 +290,7 @@ class Rewriting:
 
 
 def moves(node: Node) -> bool:
-    """Return whether an op moves elements, or adds a few of them."""
+    """Return whether an op is a move, which the text of this module defines."""
     kernel = node.op.kernel
     is_move = kernel.is_copy or kernel.is_broadcast or kernel.is_view
     return is_move or node.op.numerics.can_keep_16_bits

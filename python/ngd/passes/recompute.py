@@ -258,7 +258,10 @@ class Waiting:
         return made[copy.value]
 
     def gates(self, position: int) -> list[Node]:
-        """Return the last op between the peak and a position that is not cheap; [] if none is."""
+        """Return a list with the last op after the peak and before `position` that is not cheap.
+
+        The list is empty if there is no such op.
+        """
         for i in range(position - 1, self.peak, -1):
             node = self.order[i]
             if not is_cheap(node) and not is_view(node) and not node.op.kernel.is_broadcast:

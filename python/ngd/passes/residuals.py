@@ -11,8 +11,9 @@ A *cheap* value is the result of an elementwise op, a broadcast or a move of ele
 constants and residuals. The residuals are chosen in three steps:
 
 1. Each value that is read by a gradient and is not cheap is a residual.
-2. A value that is not cheap, and that no gradient reads, becomes a residual if the cheap values
-   that gradients read, and that depend only on it, have more bytes than it has.
+2. Consider a value that is not cheap and that no gradient reads, and the cheap values that
+   gradients read and that can be recomputed from this one value. If the cheap values together have
+   more bytes than the value, the value is a residual.
 3. Each cheap value that is read by a gradient, and cannot be recomputed yet, is a residual.
 """
 
@@ -27,8 +28,8 @@ from ..graph.node import Node, topological
 from .recompute import is_cheap
 
 MAX_SOURCES: Final = 8
-"""A cheap value that depends on more than this number of other values is not recomputed in step 2.
-"""
+"""A limit for step 2 of the choice of residuals (see the text of this module). A cheap value that
+depends on more than this number of values that are not cheap is treated as not cheap, too."""
 
 
 def choose_residuals(
@@ -99,7 +100,10 @@ def _is_given(value: Node, overwritten: set[Node]) -> bool:
 def _shared_sources(
     forward: Sequence[Node], cheap: Sequence[Node], stored: set[Node], overwritten: set[Node]
 ) -> set[Node]:
-    """Return the residuals of step 2: values smaller than the cheap values that need only them."""
+    """Return the residuals of step 2, which the text of this module explains.
+
+    They are values that have fewer bytes than the cheap values that can be recomputed from them.
+    """
     sources: dict[Node, frozenset[Node]] = {}
     for value in forward:
         if value in stored or _is_given(value, overwritten):

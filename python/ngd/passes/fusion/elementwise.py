@@ -9,17 +9,18 @@ Three facts decide whether two ops may be results of one kernel. Together they a
 of an op:
 
 - its *depth*: the largest number of ops that are not elementwise on a path to the op.
-- its *need*: which op needs it first. Consider the ops that are not elementwise and that the op
-  reaches through elementwise ops only. Each of them has a pair: the first collective that it is or
-  leads to, and its depth. The need is the least pair.
+- its *need*: a sort key; a value with a lesser need is needed earlier. Consider the ops that
+  are not elementwise and that the op reaches through elementwise ops only. Each of them has a pair:
+  the order of the first collective that it is or leads to, and its depth. The need is the least of
+  these pairs.
 - its shape.
 
 Each elementwise op is visited once, after all ops that read it:
 
 - *Absorbed*: if only one kernel reads the op, that kernel computes it, and its value is not stored.
 - *Merged*: otherwise it becomes one more result of a kernel of the same merge key that reads it, or
-  that reads one of its operands of full size. So a momentum and the weight that is computed from it
-  are results of one kernel.
+  that reads one of its operands of the same shape. So a momentum and the weight that is computed
+  from it are results of one kernel.
 - Otherwise it starts a kernel of its own.
 
 A merge delays no result. All results of a kernel can be computed at one depth, and they are needed
@@ -69,16 +70,19 @@ MAX_INSTRUCTIONS: Final = 24
 MAX_INPUTS: Final = 12
 
 Need: TypeAlias = tuple[Order, float]
-"""The need of a value: the first collective that it leads to, and the depth of the op that reads
-it. A value with a lesser need is needed first."""
+"""The need of a value: the least pair (first collective, depth) of the ops that need the value.
+
+These ops are not elementwise, and read the value directly or through elementwise ops. The first
+collective is the first one that the op is or leads to. A value with a lesser need is needed
+earlier. See the text of this module."""
 LAST: Final[Need] = (Order(maxsize), inf)
 """The need of a value that is only an output or the next value of a variable."""
 
 
 class MergeKey(NamedTuple):
-    """The depth, the need and the shape of an op.
+    """The depth, the need and the shape of an op, which the text of this module defines.
 
-    Ops with one key may be results of one kernel.
+    Ops with equal keys may be results of one kernel.
     """
 
     depth: int
@@ -100,7 +104,7 @@ class Kernel:
     """The values that the kernel reads from memory: operands of members that are not members."""
 
     def has_room(self, node: Node, sources: list[Node]) -> bool:
-        """Return whether an op can be added within the limits of a kernel.
+        """Return whether an op can be added within MAX_INSTRUCTIONS (ops) and MAX_INPUTS (inputs).
 
         `sources` are the operands that the op reads from memory.
         """
@@ -137,11 +141,11 @@ def fuse_elementwise(graph: Graph, target: Target, options: CompileOptions) -> G
 
 
 class Bundle(Protocol):
-    """Nodes that `in_turn` puts one after the other, such as the ops of a fused kernel."""
+    """Nodes that `order_bundles` puts side by side, such as the ops of a fused kernel."""
 
     @property
     def members(self) -> Sequence[Node]:
-        """The nodes of the bundle. Each of them is a key of the argument `kernels` of `in_turn`."""
+        """The nodes of the bundle. `order_bundles` takes a dict from each of them to the bundle."""
         ...
 
     @property
@@ -190,8 +194,8 @@ class Grouping:
         self.readers: dict[Node, dict[Kernel, None]] = {}
         """For each value, the kernels that read it."""
         self.latest: dict[tuple[MergeKey, Node], Kernel] = {}
-        """For a key and an operand: the last kernel with this key that reads the operand in full
-        size."""
+        """For a merge key and an operand of the shape in this key: the kernel with this key that
+        was the last to get an op that reads the operand."""
         for node in reversed(graph.nodes):
             if not is_elementwise(node):
                 if node.inputs:
@@ -270,7 +274,7 @@ def depths(graph: Graph) -> dict[Node, int]:
 
 
 def needs(graph: Graph, depths: Mapping[Node, int]) -> dict[Node, Need]:
-    """Return the need of each value: the first collective it leads to, and a depth (`Need`)."""
+    """Return the `Need` of each value. `depths` has the depth of each node."""
     found = dict.fromkeys(depths, LAST)
     for node in reversed(graph.nodes):
         if not node.inputs:
@@ -329,8 +333,8 @@ class BodyWriter:
         self.values: dict[Node, Value] = {}
         """The numbered value of each node that the kernel computes."""
         self.inputs: dict[tuple[int, tuple[int, ...]], tuple[Input, Node]] = {}
-        """For the id of a node and the strides with which it is read: the kernel's input, and the
-        node."""
+        """For the id of a node and the strides with which the kernel reads the node: a pair of the
+        input in the statements, and the node itself."""
         self.statements: list[Statement] = []
 
     def operand(self, node: Node) -> Operand:
@@ -378,7 +382,7 @@ def emit(kernel: Kernel, new: dict[Node, Node]) -> Node:
 
 
 def broadcast_chain(node: Node) -> tuple[Shape, ...]:
-    """Return the shape of a node and, if it is a broadcast, those of its operand, and so on."""
+    """Return the shapes of a node and of the operands below it, through a chain of broadcasts."""
     shapes = [node.shape]
     while node.op.kernel.is_broadcast:
         node = node.inputs[0]

@@ -119,7 +119,8 @@ class Products(NamedTuple):
     """The matmuls that a kernel computes block by block instead of reading their results."""
 
     numbers: tuple[int, ...]
-    """The numbers of the inputs that are results of matmuls, as the statements name them."""
+    """The numbers of the inputs that are results of matmuls. The statements name these inputs by
+    the same numbers: input 2 is `i2`."""
     shape: Shape
     attrs: tuple[tuple[str, Any], ...]
     """The attributes of the matmuls, which are equal for all of them."""
@@ -216,7 +217,7 @@ class KernelBody:
 
     @property
     def lowered(self) -> dict[str, Any]:
-        """The attributes of the C++ kernel."""
+        """The result of `kernel_attrs`, which is computed once."""
         # Not functools.cached_property, which takes a lock in Python 3.11.
         made: dict[str, Any] | None = self.__dict__.get("lowered_attrs")
         if made is None:
@@ -238,7 +239,10 @@ class KernelBody:
 
 
 class FusedKernel(Op):
-    """A kernel of elementwise ops, their reductions, and matmuls that they read; attrs: body.
+    """A kernel of elementwise ops, their reductions, and matmuls that they read.
+
+    A node of this op has one attribute: `body`, its `KernelBody`.
+
 
     `keeps_float32` has True for each stored result that stays float32 (ngd.full_precision), and
     False for each other one. An empty tuple means that none stays float32.
@@ -270,7 +274,7 @@ class FusedKernel(Op):
         return self.name, attrs["body"].lowered
 
     def printed_attrs(self, attrs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the attributes of the C++ kernel."""
+        """Return the attributes that the text of a graph shows: those of the C++ kernel."""
         lowered: Mapping[str, Any] = attrs["body"].lowered
         return lowered
 

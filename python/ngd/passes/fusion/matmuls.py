@@ -33,8 +33,9 @@ from .patterns import uses
 
 MOST_PRODUCTS: Final = 4
 MOST_DEPTH: Final = 256
-"""The largest number of matmuls in one kernel, and the largest number of rows of their factors.
-They are limits of the C++ kernel (src/cpp/kernels/fused/elementwise_product.cpp)."""
+"""The largest number of rows of each of the two factors of a matmul A^T B in a kernel.
+`MOST_PRODUCTS` is the largest number of matmuls in one kernel. Both are limits of the C++ kernel
+(src/cpp/kernels/fused/elementwise_product.cpp)."""
 
 
 def fuse_products(graph: Graph, target: Target, options: CompileOptions) -> Graph:
@@ -119,10 +120,10 @@ def with_matmuls(kernel: Node, numbers: Sequence[int]) -> Node:
 
 
 def accepts_sum(product: Node, ranks: int, target: Target, options: CompileOptions) -> bool:
-    """Return whether one kernel can compute one matmul per rank, and their sum.
+    """Return whether one kernel can compute a shard of the sum of the matmuls of several ranks.
 
-    `product` is the matmul A^T B of one rank. In the kernel, each rank's matmul makes only a shard
-    of the rows of the result.
+    `product` is the matmul A^T B of one rank. The sum over the ranks has the shape of `product`,
+    and the shard is 1 / `ranks` of its rows. The kernel computes only these rows of each matmul.
     """
     factors = product.op.gradient_factors(product)
     if factors is None:

@@ -25,7 +25,10 @@ Match: TypeAlias = Mapping[str, Node]
 
 @dataclass(frozen=True)
 class Pattern:
-    """The description of a node: its name in a match, the traits of its op, its first operands."""
+    """The description of a node: its name in a match, the traits of its op, and its operands.
+
+    `operands` has the patterns of the first operands. Any further operands are not restricted.
+    """
 
     name: str
     trait: Callable[[Op], bool] = lambda op: True

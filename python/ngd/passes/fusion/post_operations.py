@@ -141,7 +141,7 @@ def post_operation_names() -> frozenset[str]:
 
 
 def has_composites(graph: Graph, options: CompileOptions, changed: bool) -> bool:
-    """Return whether a graph has possible post-operations, such as gelu, with expansions."""
+    """Return whether a graph has an op with an expansion that may be a post-operation (gelu)."""
     return any(
         node.op.has_expansion and post_operation_name(node) in post_operation_names()
         for node in graph.nodes

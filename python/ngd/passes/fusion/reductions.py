@@ -4,14 +4,15 @@
 First, `share_sums` moves factors that are constant along the axes out of a sum, if the remaining
 product is summed anyway. For example, the backward pass of a norm needs sum(dy) and sum(dy *
 weight), and sum(dy * value) and sum(dy * weight * value). Then `fuse_reductions` gives elementwise
-kernels the reductions of their results, and those of their operands that can be computed at their
-depth, over one set of axes. A result that only these reductions read is not stored.
+kernels the reductions of the kernel's results, and those reductions of the kernel's operands that
+can be computed at the kernel's depth, over one set of axes. A result that only these reductions
+read is not stored.
 
 Neither pass makes a cycle. A reduction of a result comes after the kernel anyway. A reduction of an
 operand has the depth of the kernel (elementwise.depths), and depths increase from each kernel and
-each reduction to its readers. If collectives wait for them, the first one is the same for the
-kernel and for the reduction (elementwise.needs). So the kernel waits for nothing that this
-collective does not wait for anyway.
+each reduction to its readers. If collectives wait for the kernel, the first of them is also the
+first one that waits for the reduction (elementwise.needs). So the kernel waits for nothing that
+this collective does not wait for anyway.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ MAX_FACTORS: Final = 8
 MAX_REDUCTIONS: Final = 8
 
 Product: TypeAlias = tuple[Shape, tuple[int, Shape], tuple[int, ...]]
-"""The part of a product that a sum over it cannot move out: the axes of the sum; the number of axes
-of the operand, and its extents along the axes of the sum; the sorted ids of the factors that vary
-along these axes."""
+"""The key of a sum of a product. Sums with equal keys differ only in factors that are constant
+along the axes of the sum. The key has the axes of the sum; the number of axes of the operand, and
+its extents along the axes of the sum; the sorted ids of the factors that vary along these axes."""
 
 
 class SumBundle(NamedTuple):
@@ -227,8 +228,9 @@ def reducing_kernels(graph: Graph) -> Iterator[ReducingKernel]:
 def reductions_by_kernel(graph: Graph, reductions: Sequence[Node]) -> dict[Node, list[Node]]:
     """Return for each elementwise kernel the reductions that it may compute.
 
-    Such a reduction reads a result of the kernel. Or it reads an operand of the kernel, has the
-    depth of the kernel, and is needed first by the same collective.
+    Such a reduction reads a result of the kernel. Or it reads an operand of the kernel, and has two
+    things in common with the kernel: the depth, and the first collective that needs its result
+    (both are defined in elementwise.py).
     """
     depth_of = depths(graph)
     need_of = needs(graph, depth_of)

@@ -20,8 +20,8 @@ after the wait.
 2. From the start to the wait, no instruction of this rank touches the result or writes to the
    operand (`verify`).
 3. When the wait returns, every rank has reported its last access (src/cpp/comm/communicator.hpp).
-   The next value in these bytes belongs to this rank until its next start, in this call, in the
-   next call and in other executables.
+   From then on only this rank accesses the bytes, until it starts another collective that uses
+   them, in this call, in the next call or in another executable.
 
 Each rank decides by itself which collectives work in place; the ranks need not agree.
 """
@@ -59,7 +59,7 @@ class Storage:
     """The storage that this one is a part of; None: this one is not a part. A whole is never a part
     itself."""
     offset: int = 0
-    """The offset in the whole storage, in bytes. In an arena, `place` includes it."""
+    """The offset in the whole storage, in bytes. In an arena, `position` includes it."""
 
     def keep(self, until: int) -> None:
         """Extend the lifetime to an instruction, if it ends earlier."""
@@ -74,7 +74,7 @@ class Storage:
 
     @property
     def address(self) -> tuple[str, int, int]:
-        """The lane, `place`, and the offset in bytes; 0 in an arena, where `place` includes it."""
+        """The lane, `position`, and the offset in bytes; 0 in an arena (`position` includes it)."""
         return self.space, self.position, 0 if self.is_planned else self.offset
 
     def overlaps(self, other: Storage) -> bool:
@@ -103,8 +103,8 @@ class Instruction:
     group: Ranks | None = None
     """The group of the start of a collective; None: the group of the executable."""
     bodies: list[Plan] = field(default_factory=list)
-    """The plans of the graphs that a loop or branch runs. The last two `outputs` are the memory for
-    their private and shared arenas."""
+    """The plans of the graphs that a loop or branch runs. If there are any, the last two `outputs`
+    of this instruction are the memory for the private and shared arenas of these plans."""
     cost: Cost = field(default_factory=Cost)
     made_of: tuple[tuple[str, str], ...] = ()
     """The names of the ops that a kernel computes, each with its call site."""
@@ -117,7 +117,7 @@ class Plan:
 
     inputs: int = 0
     outputs: int = 0
-    """The numbers of arguments (`inputs`) and of results (`outputs`) of a call."""
+    """The number of results of a call. `inputs` is the number of arguments."""
     steps: list[Instruction] = field(default_factory=list)
     storages: list[Storage] = field(default_factory=list)
     variables: list[Node] = field(default_factory=list)
@@ -125,7 +125,7 @@ class Plan:
     shared: dict[Node, tuple[int, int]] = field(default_factory=dict)
     """Shared variables, each with the begin and end of the bytes that this rank writes."""
     whole: list[Node] = field(default_factory=list)
-    """The variables that this step writes as a whole."""
+    """The updated variables that are not in `shared`. This rank writes all of their bytes."""
     private_bytes: int = 0
     shared_bytes: int = 0
     unshared_bytes: int = 0
@@ -135,7 +135,7 @@ class Plan:
 
     @property
     def cost(self) -> Cost:
-        """The cost of all instructions."""
+        """The sum of the costs of all instructions: operations, and bytes read and written."""
         return sum((step.cost for step in self.steps), Cost())
 
     def verify(self) -> None:

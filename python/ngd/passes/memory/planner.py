@@ -207,7 +207,7 @@ class Planner:
     def keep_old_values(self) -> dict[Node, Storage]:
         """Copy the old values of variables that are the next values of other variables.
 
-        The result has the storage of the copy of each such value.
+        Return a dict from each such value to the storage of its copy.
         """
         old_values: dict[Node, Storage] = {}
         for _, value in self.schedule.stores:
@@ -222,9 +222,10 @@ class Planner:
 
         After the barriers before the writes, all ranks have read the old values, and no rank of any
         host has failed. After the last barriers, all ranks of the host have written their parts.
-        The first barrier counts as a write of this step: from there on other ranks write, so a
-        failure poisons the variables. On several hosts, the ranks of a host have a barrier of their
-        own, and wait for it first, because only they see which of them has died.
+        The first barrier counts as a write of this step, because other ranks write from there on.
+        So a failure poisons the variables: reading them is an error. On several hosts, the ranks of
+        a host have a barrier of their own, too. They wait for this barrier before the one over all
+        hosts, because only ranks of the same host can find out which of them has died.
         """
         if not self.plan.shared:
             return
@@ -426,7 +427,10 @@ class Planner:
 
 
 def assign_offsets(plan: Plan, parts: Iterable[Storage], target: Target) -> None:
-    """Choose the offset of each storage in its arena, the largest storage first, then of parts."""
+    """Set the position of each storage in its arena, starting with the largest storage.
+
+    Then set the position of each part from the position of the storage that it is a part of.
+    """
     for space in ("private", "shared"):
         storages = [s for s in plan.storages if s.space == space and s.bytes > 0]
         storages.sort(key=lambda s: (-s.bytes, s.first))

@@ -12,9 +12,9 @@ no gradient is written or reduced, and the update computes the matmuls block by 
 within a host.
 
 The bits are those of the sum of the products. Each product is computed by itself, and the products
-are added in the order of ADR 6. All ranks must make the same decision. So factors are exchanged
-only if the step has the same types on all ranks (Sharing.has_uniform_types), because a rank with
-fewer samples has other shapes.
+are added as a balanced binary tree over the ranks (docs/adr/0006-order-of-reduction.md). All ranks
+must make the same decision. So factors are exchanged only if the step has the same types on all
+ranks (Sharing.has_uniform_types), because a rank with fewer samples has other shapes.
 """
 
 from __future__ import annotations

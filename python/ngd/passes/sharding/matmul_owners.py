@@ -102,8 +102,9 @@ def chains(graph: Graph, is_sum: Callable[[Node], bool]) -> Iterable[Chain]:
 class Ends:
     """The search for the end of each chain: the one node through which the step reads its matmuls.
 
-    An end is among the nodes from which `values` are computed. `totals` has, for each total (a
-    reduction to one element) that the ranks may reduce together, the sums that it is computed from.
+    `values` are the next values of the shared variables; each end is among the nodes from which
+    they are computed. `totals` has, for each total (a reduction to one element) that the ranks may
+    reduce together, the sums over the ranks that the total is computed from.
     """
 
     def __init__(
@@ -113,7 +114,8 @@ class Ends:
         self.readers: dict[Node, list[Node]] = {}
         """For each result, the nodes that read it."""
         self.wanted = set(values)
-        """The nodes from which `values` are computed, down to the nearest collectives."""
+        """`values` (the next values of the shared variables), and the nodes from which they are
+        computed, down to and including the nearest collectives."""
         self.roots = {*graph.outputs, *(value for _, value in graph.updates)}
         for node in reversed(graph.nodes):
             if not self.wanted.isdisjoint(node.results) and node.op.order is None:
@@ -156,7 +158,8 @@ class Ends:
     def is_reduced(self, chain: Chain, node: Node) -> bool:
         """Return whether the ranks communicate to compute a node: a collective or a total.
 
-        A total that is computed only from the chain's own sum does not count.
+        A *total* is a reduction to one element, for which each rank may reduce its shard. A total
+        that is computed from no sum over the ranks except the chain's own one does not count.
         """
         totals = self.totals.get(node, ())
         return node.op.order is not None or any(each is not chain.total for each in totals)

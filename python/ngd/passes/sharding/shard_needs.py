@@ -7,13 +7,15 @@ The needs start at the outputs and at the next values of variables, and are pass
   operands. So do views and repetitions of one element (`has_shards`).
 - A sum over the ranks computes the shard of its result from its whole operand, by a reduce-scatter.
 - Another node computes its whole result, and the shard is taken from that.
-- A *total* reduces a value of which ranks compute shards to one element. Each rank reduces its
-  shard, and the ranks reduce their results. So a total needs only the shard of its operand.
+- A *total* is a reduction to one element whose operand the ranks compute as shards. Each rank
+  reduces its shard, and a collective reduces the results of the ranks. So a total needs only the
+  shard of its operand.
 - A node whose whole result is needed needs its whole operands.
 
-A node may be needed in both ways. A total costs a collective. It is worth that only if a sum over
-the ranks that it is computed from is not needed whole. Totals that are not worth it are dropped,
-which adds needs of whole values. So the walk is repeated until all remaining totals are worth it.
+A node may be needed in both ways. A total costs a collective. This cost is worth it only if the
+total is computed from a sum over the ranks that is not needed whole. Totals that are not worth it
+are dropped, which adds needs of whole values. So the walk is repeated until all remaining totals
+are worth it.
 """
 
 from __future__ import annotations
@@ -133,7 +135,7 @@ class ShardNeeds:
             (self.sharded if has_same_size else self.whole).add(operand)
 
     def need_operands_of_whole(self, node: Node) -> None:
-        """Add the operands that a node needs for its whole result. A total needs a shard."""
+        """Add the operands that a node needs: whole, or for a total, the shard of its operand."""
         if node in self.totals:
             self.sharded.add(node.inputs[0])
         else:

@@ -2,8 +2,8 @@
 """Analysis of the next values of variables: which are equal, and on which ranks.
 
 A next value is computed from collectives, variables, constants and arguments. Only the nearest
-collectives count, because the result of a collective that gives all ranks of its group the same
-does not depend on how its operand was computed. So the ranks that should hold equal values of a
+collectives count: if a collective gives all ranks of its group the same result, the results are
+equal even if the operands differ between the ranks. So the ranks that should hold equal values of a
 variable are those that are together in the groups of all nearest collectives of its next value
 (docs/adr/0047-variables-that-differ.md).
 """

@@ -22,10 +22,12 @@ If a gradient is a matrix product over few samples, the ranks of one host exchan
 not the gradient (gradient_factors.py). One rank of a host computes the matrix products that need a
 whole gradient, for all ranks of the host (matmul_owners.py).
 
-The bits do not change. The order of a sum does not depend on the division (ADR 6). Between hosts it
-is the order of an all-reduce (ADR 10) if a host has 2, 4, 8, ... ranks. Totals, such as the norm of
-all gradients, are the exception: each rank reduces its shard, and one small collective for all
-totals reduces the results. This is another order of summation, so the last bits may differ.
+The bits do not change. The order of a sum does not depend on the division
+(docs/adr/0006-order-of-reduction.md). Between hosts it is the order of an all-reduce
+(docs/adr/0010-hierarchical.md) if a host has 2, 4, 8, ... ranks. Totals (reductions to one element,
+such as the norm of all gradients) are the exception: each rank reduces its shard, and one small
+collective for all totals reduces the results. This is another order of summation, so the last bits
+may differ.
 """
 
 from __future__ import annotations
@@ -131,13 +133,17 @@ class Levels(NamedTuple):
     """The level of each node (see `level`), and the last collective that it is computed from."""
 
     level: dict[Node, int]
-    """The largest number of totals on a path that ends at a node, the node included."""
+    """The largest number of totals (reductions to one element) on a path that ends at a node."""
     last_collective: dict[Node, int]
     """The number of the last collective that a node is computed from; -1 without one."""
 
 
 def levels_of(graph: Graph, totals: set[Node]) -> Levels:
-    """Return the levels of all nodes. Totals of one level do not depend on one another."""
+    """Return the level of each node, and the last collective that it is computed from.
+
+    The level is the largest number of totals (reductions to one element) on a path that ends at the
+    node. So totals of one level do not depend on one another.
+    """
     levels = Levels({}, {})
     for node in graph.nodes:
         level = max((levels.level[i] for i in node.inputs), default=0)
@@ -180,7 +186,8 @@ class ShardedGraph:
         self.totals: dict[Node, Node] = {}
         """The new node of each total (reduction to one element) of the old graph."""
         self.owned_sums = {chain.total: chain.total for chain in needs.owned_chains.values()}
-        """The new node of each old sum over the ranks that an owner computes a result from."""
+        """The new node of each sum over the ranks at which a chain of matmuls with an owner begins.
+        """
         self.level_reached = 0
         self.last_number = max(map(collective_number, graph.nodes))
         """The number of the last collective of the graph."""
@@ -298,7 +305,10 @@ class ShardedGraph:
         return {} if ranks is self.target.sharing.group else {"group": ranks}
 
     def reduce_totals(self, level: int) -> None:
-        """Compute the totals of one level, with one collective for each dtype and reduction."""
+        """Compute the totals of one level, with one collective for each dtype and reduction.
+
+        A total is a reduction to one element; see `levels_of` for the level.
+        """
         kinds: dict[tuple[DType, str], list[Node]] = {}
         for node in self.graph.nodes:
             if node in self.needs.totals and self.levels.level[node] == level:
