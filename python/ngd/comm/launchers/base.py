@@ -21,7 +21,8 @@ class Launch(NamedTuple):
     launcher: str
     """The name of the launcher (`Launcher.name`).
 
-    Without a launcher, it is "plain" if the user has set RANK and WORLD_SIZE, and else "alone".
+    Without a launcher, it is "plain" if RANK and WORLD_SIZE are set, but MASTER_ADDR and
+    MASTER_PORT are not. It is "alone" if no variable of a launcher is set.
     """
     rank: int
     size: int
