@@ -109,9 +109,9 @@ def member_launch(environ: Environ) -> Launch | None:
 def join_next_world(environ: MutableMapping[str, str], timeout: float) -> None:
     """Wait for the next world, and set the variables of this rank in the environment.
 
-    A veteran waits for the other veterans. The launcher kills veterans that are not there after
-    `timeout` seconds; 0 means no limit. A newcomer waits without a limit until the veterans need a
-    new world.
+    A veteran waits for the other veterans. The launcher kills veterans that do not wait `timeout`
+    seconds after the first one; 0 means no limit. A newcomer waits without a limit until the
+    veterans need a new world.
 
     Raise InitError if the launcher's pipe is closed. If `timeout` is not 0, also raise InitError in
     a veteran if the launcher forms no world for `timeout` and at least 10 more seconds.
@@ -182,7 +182,7 @@ def hosts_wait() -> bool | None:
     """Return True if new hosts wait to join the job, and False if none waits.
 
     The new hosts join when all ranks have ended, and `ngd.ray.run_elastic` has started ranks on all
-    hosts again. Return None if another launcher started the job.
+    hosts again. Return None if the job was not started by `run_elastic`.
     """
     if os.environ.get("NGD_ELASTIC_HOSTS") != "1":
         return None

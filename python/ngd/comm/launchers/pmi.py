@@ -21,10 +21,10 @@ def read_pmi(environ: Environ) -> Launch:
     The job key identifies the launcher process, from which every rank of a host descends. This is
     enough in build mode MLSL, in which a job is on one host.
 
-    A PMI request over PMI_FD would return the name of the job, but it has harmful effects (seen
-    with MPICH 5.0.2). If a rank that has sent a request exits without `finalize`, Hydra kills the
-    other ranks with exit code 0. After `finalize`, Hydra has closed the channel, and a later
-    MPI_Init of the same process aborts.
+    A PMI request over PMI_FD would return the name of the job, but ngd sends none, because of its
+    effects. If a rank that has sent a request exits without `finalize`, Hydra kills the other ranks
+    with exit code 0. After `finalize`, Hydra has closed the channel, and a later MPI_Init of the
+    same process aborts (seen with MPICH 5.0.2).
     """
     is_srun = "MPI_LOCALNRANKS" not in environ and all(
         environ.get(pmi_name) == environ.get(slurm_name)
