@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The open `with` blocks that a traced function cannot see, such as `nn.training`.
+"""The open `with` blocks that do not affect a compiled step, such as `nn.training`.
 
-An @ngd.function is traced once, and its later calls run the compiled step. A block around a later
-call could not change that step. So a call of an @ngd.function inside such a block raises an error.
+An @ngd.function is traced once, and its later calls run the compiled step. The trace does not
+record the blocks around a call, so later calls would ignore these blocks. To prevent this, a call
+of an @ngd.function inside such a block raises an error.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conversion of the caller's arrays to NumPy arrays, without a copy if possible.
 
-The caller may give NumPy arrays and array-likes, tensors with DLPack (PyTorch, JAX, CuPy on the
-host), or objects with the buffer protocol.
+The caller may give NumPy arrays and array-likes, tensors in host memory that support DLPack (of
+PyTorch, JAX or CuPy), or objects with the buffer protocol.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 
 Between the user's code and ngd there may be code of libraries, such as a decorator of the standard
 library, PyTorch, or a training loop. The call site is the line of the nearest caller that is not in
-ngd or in a library. If there is no such caller, because the program itself is installed as a
-library, it is the line of the nearest caller outside of ngd. _core/call_site.pxi finds the same
-line with a table of known callers.
+ngd or in a library. If the program itself is installed in site-packages, there is no such caller.
+Then the call site is the line of the nearest caller outside of ngd. _core/call_site.pxi finds the
+same line, and stores it in a table, so a later call from the same instruction needs no search.
 """
 
 from __future__ import annotations
@@ -101,7 +101,10 @@ class NodeSite(str):
 
 
 REWRITES: Final[ContextVar[list[dict[Any, Any]] | None]] = ContextVar("rewrites", default=None)
-"""The list to which Graph.rewrite appends a dict from old nodes to new ones; None for no list."""
+"""The record of rewrites, to which Graph.rewrite appends a dict from old nodes to new nodes.
+
+It shows which nodes a pass replaced. None means that rewrites are not recorded.
+"""
 
 
 def node_id(site: str) -> int | None:
@@ -146,8 +149,9 @@ def warn(message: str, category: type[Warning]) -> None:
 def at_site(site: str) -> Iterator[Callable[[str], None]]:
     """Use `site` as the call site in this block.
 
-    With it, passes give new nodes the call site of the nodes that they replace. The context manager
-    yields a function that replaces `site` by another call site.
+    Passes use it to give new nodes the call site of the nodes that they replace. The `with`
+    statement yields a function. Call this function with another call site to use that one for the
+    rest of the block.
     """
     sites = _site_stack.sites
     sites.append(site)

@@ -87,9 +87,10 @@ def choose(name: str, values: Sequence[str]) -> str:
 
 
 def expect_whole_number(name: str, maximum: int, word: str = "") -> None:
-    """Raise InitError unless a variable is empty, `word`, or a whole number from 0 to `maximum`.
+    """Raise InitError unless a variable is empty or unset, or a whole number from 0 to `maximum`.
 
-    Nothing is returned, because the C++ core reads the variable itself.
+    The variable may also have the value `word`, such as "auto", unless `word` is empty. Nothing is
+    returned, because the C++ core reads the variable itself.
     """
     text = os.environ.get(name, "")
     is_number = text.isascii() and text.isdecimal() and len(text) < 10 and int(text) <= maximum
@@ -184,7 +185,8 @@ CHECKS: Final[tuple[Callable[[], object], ...]] = (
 )
 """Functions without arguments that raise InitError for an invalid variable, one per variable.
 
-NGD_TIMEOUT and NGD_EXPECT_SIZE have no function here, because `ngd.init()` reads them.
+NGD_TIMEOUT and NGD_EXPECT_SIZE have no function here: `ngd.init()` uses their values itself, and
+checks them when it reads them.
 """
 
 
@@ -204,9 +206,10 @@ def check_variables() -> None:
 
 
 def misspelt_names() -> dict[str, str]:
-    """Return the names of unknown NGD_ variables in the environment, each with ngd's similar name.
+    """Return a dict from unknown NGD_ variables in the environment to ngd's variables like them.
 
-    A name without a similar one is left out, because it belongs to another program, such as a test.
+    An unknown variable that resembles no variable of ngd is left out, because it belongs to another
+    program, such as a test.
     """
     known = {name.removeprefix("NGD_"): name for name in (*VARIABLES, *SET_BY_NGD)}
     similar_names: dict[str, str] = {}

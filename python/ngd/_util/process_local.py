@@ -10,7 +10,7 @@ class BoundToProcess:
     """An object that is bound to this process. To copy or to pickle it raises TypeError."""
 
     instead: ClassVar[str]
-    """The advice at the end of the message of this TypeError."""
+    """The advice at the end of the TypeError that copying or pickling raises."""
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         self._refuse()

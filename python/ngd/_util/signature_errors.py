@@ -101,7 +101,7 @@ SYNONYMS: Final = {
 ELSEWHERE: Final = {
     ("ngd.function", "memory_limit"): "Use ngd.compile(..., memory_limit=) or ngd.remat",
 }
-"""The advice for the error message, by call of ngd and keyword that the call does not accept."""
+"""The advice for the error message; the key is (call of ngd, keyword that it does not accept)."""
 
 SEE_ALSO: Final = {"ops.gather": " Use ops.take(x, indices, axis) to take elements by index."}
 """The sentence at the end of the error message of a call, with another call for a similar task."""
@@ -126,9 +126,10 @@ CHOICES: Final = {
 
 
 GRADIENT_CALL: Final = ContextVar("gradient_call", default=("grad", ""))
-"""The names that errors of ngd.grad show: the public call, and its argument with the variables.
+"""The names that errors of ngd.grad show: the public call, and its argument for the variables.
 
-An optimizer that calls ngd.grad sets its own call here.
+Around its call of ngd.grad, an optimizer sets this context variable to the name of its own public
+call and "parameters". The second name is empty for ngd.grad itself.
 """
 
 
@@ -227,7 +228,7 @@ def format_value(value: Any) -> str:
 
 
 def not_a_number(attrs: Mapping[str, Any], site: Any) -> TypeError:
-    """Return the error for a node that is used as a number.
+    """Return the error for a node that is used as a number, as in float(node).
 
     `attrs` are the attributes of the node, and `site` is its call site.
     """
@@ -265,9 +266,9 @@ def comes_from_user(error: BaseException) -> bool:
 def name_call(call: str, signature: inspect.Signature, args: Any, kwargs: Any, error: Any) -> None:
     """Raise an error that names the public call, in place of `error`.
 
-    Return without an error if `error` names the call already, if a function of the user raised it,
-    or if ngd itself made the call. In the last case, the wrapper of the user's call raises the
-    error.
+    Return without an error in three cases: `error` names the call already; a function of the user
+    raised `error`; or ngd itself made the call, inside another public call. In the third case, the
+    wrapper of the outer call, which the user made, raises the error.
     """
     if owner(sys._getframe(2).f_code.co_filename) is Owner.NGD or comes_from_user(error):
         return
@@ -306,7 +307,7 @@ def name_errors(call: str, function: Callable[Params, Result]) -> Callable[Param
 
 
 def name_method_errors(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the method that calls an op, so that errors name the op."""
+    """Wrap `__call__` of a subclass of `Op`, so that errors name the op, such as ops.matmul."""
 
     @functools.wraps(method)
     def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -323,7 +324,10 @@ def name_method_errors(method: Callable[..., Any]) -> Callable[..., Any]:
 def name_signature(
     call: str, function: Callable[Params, Result], *, is_method: bool = False
 ) -> Callable[Params, Result]:
-    """Wrap a public function: an error for arguments that do not fit then shows the public name."""
+    """Wrap a public function, so that calls which do not fit its signature show its public name.
+
+    Unlike `name_errors`, it changes no error for the values of arguments.
+    """
 
     @functools.wraps(function)
     def checked(*args: Params.args, **kwargs: Params.kwargs) -> Result:
@@ -353,7 +357,8 @@ REQUIRED: Final[Any] = Required()
 def with_signature(function: Callable[Params, Result]) -> Callable[Params, Result]:
     """Set the signature that users see: without `*surplus`, and with `op` required.
 
-    The function reports a wrong call itself, with `expect_op`. A wrapper would add a frame between
+    The function accepts surplus positional arguments as `*surplus`, and a missing `op`, only to
+    report them itself, with `expect_op`. A wrapper would add a frame between
     the function and its caller (see `SHORT_CALLS`).
     """
     signature = inspect.signature(function)
@@ -405,8 +410,8 @@ def check_public_names(namespace: dict[str, Any]) -> None:
     """Make errors name the public calls of a package, and raise errors for unknown names in it.
 
     `namespace` is the globals() of a package such as "ngd.nn", whose page is "api/nn". This
-    function sets `__getattr__` there. If the module defined it, type checkers would accept any
-    name.
+    function sets `__getattr__` there at run time: if the source of the package defined
+    `__getattr__`, type checkers would accept any name.
     """
     module, known = namespace["__name__"], namespace["__all__"]
     package = module.removeprefix("ngd.")

@@ -28,8 +28,8 @@ def cores_of_ranks(
         The way to divide the CPUs:
 
         - "core": each rank gets neighbouring cores with all their hyperthreads. If there are more
-          ranks than cores, it gets hyperthreads. If there are more ranks than CPUs, ranks share
-          CPUs.
+          ranks than cores, each rank gets one or more single hyperthreads. If there are more ranks
+          than CPUs, several ranks share one CPU.
         - "numa": each rank gets whole NUMA nodes. If there are more ranks than nodes, equal numbers
           of ranks share a node.
         - "none": each rank gets all allowed CPUs.

@@ -59,8 +59,9 @@ documentation: {page_url("cli")}
 FIX_OF_VARIABLES: Final = f"{page_url('environment')} lists the values"
 SELF_TEST_SECONDS: Final = 60.0
 LEAST_SEGMENT: Final = 256 << 20
-"""The least address space that a rank needs for each rank of its host, in bytes.
+"""The least size of the shared memory segment of one rank, in bytes.
 
+A rank maps the segments of all ranks of its host, so it needs this address space once per rank.
 src/cpp/comm/shm/segment.cpp has the same number as `kSmallest`.
 """
 SLOW_US: Final = 100.0
@@ -262,7 +263,10 @@ def _memory() -> Iterator[Finding]:
 
 
 def _refused_by_the_kernel() -> str:
-    """Return the name of the first required system call that fails here, or an empty text."""
+    """Return the first system call that ngd needs and the kernel refuses, with its error.
+
+    Return an empty text if the kernel refuses none.
+    """
     call = "memfd_create"
     try:
         memory = os.memfd_create("ngd-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -370,9 +374,10 @@ def judge(
 ) -> tuple[str, str, str]:
     """Return level, text and fix of the finding about the cores of one rank.
 
-    A fair share is the number of cores of the host divided by its number of ranks. There is a
-    warning if the rank has more threads than cores. A rank with less than a fair share, or with one
-    core that it shares, also gets a warning, but only if other cores are unused.
+    A fair share is the number of cores of the host divided by its number of ranks. The finding is a
+    warning if the rank has more threads than cores. If some cores of the host are unused, it is
+    also a warning if the rank has fewer cores than a fair share, or if its only core is also the
+    only core of another rank.
     """
     cpus, threads, ranks = report["cpus"], report["threads"], report["local_size"]
     text = (
@@ -433,7 +438,8 @@ print(json.dumps(doctor.measure(doctor.init())))
 """
 """The Python program of a rank of the self-test.
 
-`python -m ngd.cli.doctor` would not do, because it would load this module a second time.
+`python -m ngd.cli.doctor` would run this module twice: the package ngd.cli imports it, and Python
+then runs it again as __main__.
 """
 
 

@@ -30,28 +30,36 @@ class ElasticJob(Job):
         self.board = board
         self.min_ranks = min_ranks
         self.num_done = 0
-        """The number of members that have returned 0."""
+        """The number of members that have ended with exit status 0."""
 
     def environment_of(self, rank: int) -> dict[str, str]:
         """Return the environment of a member."""
         return member_environment(rank, self.board.folder, super().environment_of(rank))
 
     def deadlines(self) -> list[float]:
-        """Return the deadlines of `Job`, and the time by which veterans must wait for a world."""
+        """Return the times at which the job must act even if no event occurs.
+
+        In addition to those of `Job`, this is the deadline of `Board`: the time by which every
+        veteran (a member that has been in a world) must have begun to wait for the next world.
+        """
         deadlines = super().deadlines()
         if self.board.deadline is not None:
             deadlines.append(min(self.board.deadline, time.monotonic() + MAX_WAIT_SECONDS))
         return deadlines
 
     def wait_for_events(self) -> None:
-        """Handle the next events, and kill members that missed the deadline of the next world."""
+        """Handle the next events. Then kill late members.
+
+        These are members that did not begin to wait for the next world before its deadline.
+        """
         super().wait_for_events()
         self._kill_late_members()
 
     def handle_waiting(self, members: Sequence[int]) -> None:
         """Record that members wait for the next world.
 
-        Print the members of the new world if it is complete, and newcomers that must wait.
+        If this completes the new world, print its members. Otherwise, if the member is a newcomer
+        (it has never been in a world), print that it waits for the other members.
         """
         for member in members:
             if member not in self.ranks or self.attempt.ending is not None:
@@ -78,7 +86,9 @@ class ElasticJob(Job):
     def _settle(self, rank: int, code: int) -> None:
         """End the job or continue it, after the end of a member.
 
-        It continues if enough members are left. Then form the next world if all veterans wait.
+        A veteran is a member that has been in a world or started with the job, and so has the state
+        of the training. End the job if too few members are left, or if no veteran is left.
+        Otherwise continue: form the next world if all veterans wait for it already.
         """
         veterans = self.board.veterans
         if code != 0 and not (self._is_enough() and (veterans or self.num_done)):

@@ -16,7 +16,11 @@ SET_BY_INIT: Final = (
     "LOCAL_RANK",
     "LOCAL_WORLD_SIZE",
 )
-"""The variables that ngd.init() sets in a rank of an elastic job, for each world."""
+"""The variables that ngd.init() sets in a rank of an elastic job.
+
+It sets them whenever the process joins a world, because its rank and the number of ranks differ
+between worlds.
+"""
 
 
 def rank_environment(
@@ -29,9 +33,9 @@ def rank_environment(
     launcher: str = "",
     folder: str | None = None,
 ) -> dict[str, str]:
-    """Return the environment of a rank.
+    """Return the complete environment of a rank: `environ` and the variables of the job.
 
-    comm/launchers/ngd.py reads it.
+    In the rank, comm/launchers/ngd.py reads the variables of the job.
 
     Parameters
     ----------

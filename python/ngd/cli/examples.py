@@ -76,7 +76,7 @@ def summary_of(path: Path) -> str:
 
 
 def command_of(path: Path) -> str:
-    """Return the command in a file's docstring that runs the file, without the file's folder."""
+    """Return the command that runs a file, from its docstring, with the bare name of the file."""
     commands = re.findall(r"^ {4,}(\S.*)$", _docstring_of(path), re.MULTILINE)
     command = next((each for each in commands if path.name in each), None)
     if command is None:

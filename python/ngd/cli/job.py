@@ -2,14 +2,15 @@
 """The supervision of the ranks of a job on this host: start, failure, restart and end.
 
 `Job.run` starts the ranks and waits for events: a signal, a line of output, a message of a rank,
-the end of a rank. `Ending` describes a job that ends.
+the end of a rank. While a job ends, an `Ending` holds its exit status and the signals to send.
 
-At SIGINT, SIGTERM or SIGHUP:
+If `ngd run` gets SIGINT, SIGTERM or SIGHUP:
 
-1. The job is not restarted. Its exit status is 128 + N.
+1. The job is not restarted. Its exit status is 128 + N, where N is the number of the signal.
 2. The ranks get the same signal at once, and SIGKILL after --grace seconds.
 3. A second signal sends SIGKILL at once, and so does the first if the job is ending already.
-4. If all ranks return the same code, the exit status is this code: the ranks handled the signal.
+4. If all ranks end with the same exit code, the exit status is this code instead of 128 + N,
+   because the ranks handled the signal.
 
 A signal that was ignored when `ngd run` started, as SIGHUP under nohup, stays ignored.
 
@@ -21,7 +22,8 @@ At the failure of a rank:
 3. When no rank is left, the job is restarted if --max-restarts allows it.
 
 The rank that failed first is not always the one that ended first. A rank that ends because of an
-error first notifies the launcher (`Messages`), then its peers, which may be quicker to end.
+error first notifies the launcher, by the pipe of `Messages`. Then it notifies the other ranks,
+which may end before it.
 """
 
 from __future__ import annotations
@@ -89,7 +91,10 @@ class Restarts:
 
 
 class Phase(Enum):
-    """The phase of a job that ends. Its value describes the signals that the ranks got so far."""
+    """The phase of a job that ends: LAST_WORDS, then SIGNALLED, then KILLED.
+
+    The value is a text that describes the signals that the ranks got so far.
+    """
 
     LAST_WORDS = "none: ranks that have noticed the failure end by themselves"
     SIGNALLED = "a signal that they can handle"
@@ -114,7 +119,11 @@ class Ending:
     """True if the launcher got a signal."""
 
     def next_signal(self) -> int | None:
-        """At the deadline, enter the next phase and return its signal; before it, return None."""
+        """Return the signal to send to the ranks now, or None.
+
+        At or after the deadline, enter the next phase and return its signal. Before the deadline,
+        or in the last phase, return None.
+        """
         if self.deadline is None or time.monotonic() < self.deadline:
             return None
         if self.phase is Phase.LAST_WORDS:
@@ -138,11 +147,14 @@ class Attempt:
         self.log_fields = logs.log_fields_of(None, num_ranks, label_of(f"ngd:{self.key}"))
         """The fields size, job and host of the launcher's lines with NGD_LOG=json; rank is None."""
         self.leaving: list[int] = []
-        """The ranks in the order in which they began to end."""
+        """The ranks that are ending or have ended, in the order in which they began to end.
+
+        A rank begins to end when it sends its message, or when it ends without a message.
+        """
         self.codes: set[int] = set()
         """The exit codes of the ranks that have ended; -N for a rank that signal N killed."""
         self.ending: Ending | None = None
-        """The end of the job, from its reason on; None while there is no reason to end it."""
+        """The exit status and signals of a job that is ending; None while the job runs."""
 
 
 class Messages:
@@ -173,7 +185,10 @@ class Messages:
 
 
 class EndingSignals:
-    """The handlers of the signals that end a job, and a pipe that is readable after a signal."""
+    """The handlers of the signals that end a job, and a pipe.
+
+    The pipe becomes readable after a signal, so that a signal ends the launcher's `select`.
+    """
 
     def __init__(self) -> None:
         self.reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -344,17 +359,20 @@ class Job:
             ending.is_interrupted = True
 
     def _read_messages(self) -> None:
-        """Handle the messages of ranks that wait for a world, and of ranks that begin to end."""
+        """Handle the messages of ranks.
+
+        A rank sends a message when it waits for a world, and when it is about to end.
+        """
         messages = self.messages.read()
         waiting = [message[len(WAITS) :] for message in messages if message.startswith(WAITS)]
         self.handle_waiting([int(number) for number in waiting if number.isdecimal()])
         self._note_leaving([int(message) for message in messages if message.isdecimal()])
 
     def _note_leaving(self, notified: Sequence[int]) -> None:
-        """Append ranks to the order in which they began to end.
+        """Append ranks to `leaving`, the order in which ranks began to end.
 
-        A rank that has ended without a message comes before the ranks that sent one: a rank that
-        ends because another one is dead sends its message after that death.
+        `notified` are the ranks whose messages were read now. A rank that has ended without a
+        message is put before them: it may have been killed, and the others may end because of that.
         """
         leaving = self.attempt.leaving
         for number, rank in self.ranks.items():
@@ -396,8 +414,8 @@ class Job:
     def fail(self, rank: int, code: int) -> None:
         """End the job because a rank failed.
 
-        If the job ends already because of another rank, and this rank began to end earlier, make
-        this rank the cause.
+        If the job is already ending because of another rank, but this rank began to end before that
+        rank, and no rank got a signal yet, record this rank as the cause.
         """
         how = describe_end(code)
         exit_code = 128 - code if code < 0 else code
@@ -413,7 +431,10 @@ class Job:
             ending.exit_code, ending.first = exit_code, rank
 
     def end(self, exit_code: int, number: int, delay_seconds: float = 0.0) -> Ending:
-        """End the job: send a signal to the ranks after a delay, and SIGKILL after --grace."""
+        """End the job with an exit status.
+
+        After `delay_seconds`, the ranks get the signal `number`, and --grace seconds later SIGKILL.
+        """
         deadline = time.monotonic() + delay_seconds
         ending = Ending(exit_code, number, self.options.grace_seconds, deadline)
         self.attempt.ending = ending

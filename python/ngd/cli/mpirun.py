@@ -14,7 +14,10 @@ from ..comm.calls import build_info
 from .streams import print_message
 
 PASSED: Final = tuple(name for name in config.VARIABLES if name != "NGD_HOST")
-"""The variables that mpirun passes to other hosts. NGD_HOST is not one: it differs per host."""
+"""The environment variables of ngd that the mpirun command passes to other hosts, if set.
+
+These are all that users set, except NGD_HOST, whose value differs per host.
+"""
 
 
 def explain_mpirun(hosts: str, ranks: int | None, command: Sequence[str]) -> int:
@@ -43,7 +46,11 @@ def explain_mpirun(hosts: str, ranks: int | None, command: Sequence[str]) -> int
 
 
 def hosts_in(path: str) -> str:
-    """Return "a:2,b:1" for a file with one host name per rank; raise ValueError if it is empty."""
+    """Return the hosts in a file with the number of ranks of each, such as "a:2,b:1".
+
+    The file has one host name per rank, here a, a and b. Raise ValueError if the file is empty or
+    cannot be read.
+    """
     try:
         with open(path, encoding="utf-8") as file:
             names = file.read().split()

@@ -2,8 +2,8 @@
 """The process of a rank: its start, and the end of all processes that it has started.
 
 Each rank leads a process group. When a rank ends, `ngd run` kills its group. If `ngd run` itself is
-killed, the kernel kills the ranks, and the *guard* kills their groups. The guard is a process that
-does nothing else.
+killed, the kernel kills the ranks (PR_SET_PDEATHSIG), but not the processes that the ranks started.
+For these there is the *guard*, a process that only kills the groups of the ranks.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Guard:
 
 @dataclass
 class RankProcess:
-    """The process of a rank, from its start until `reap` has waited for its end."""
+    """The process of a rank, from its start until `reap`, which returns its exit code."""
 
     process: subprocess.Popen[bytes]
     streams: list[OutputStream] = field(default_factory=list)
@@ -117,8 +117,9 @@ def prepare_child(cores: list[int] | None) -> Callable[[], None]:
 
     It binds the child to its cores, makes the kernel kill the child when the launcher ends, and
     makes the child the leader of a process group. The child does not lead a session, because Linux
-    gives each session the same share of the cores (autogroup). With one session per rank, a program
-    of low priority would get as much time as a rank.
+    gives each session the same share of the cores (autogroup) and compares priorities (nice) only
+    inside a session. With one session per rank, another program of low priority could get as much
+    time as a rank.
     """
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     launcher = os.getpid()

@@ -180,7 +180,8 @@ def run_job(args: argparse.Namespace, command: Sequence[str]) -> int:
 def make_folder(args: argparse.Namespace) -> contextlib.AbstractContextManager[str | None]:
     """Return a context manager that yields a folder, and removes it after the job.
 
-    It yields None if the job is not elastic and cannot be restarted, because it needs no folder.
+    The folder is for the job's files, such as the members of an elastic job. The context manager
+    yields None if the job is not elastic and cannot be restarted, because it needs no such files.
     """
     if not args.max_restarts and not args.min_ranks:
         return contextlib.nullcontext()
@@ -262,7 +263,7 @@ def check_module(name: str) -> None:
 def find_spec(name: str, path: list[str]) -> ModuleSpec | None:
     """Return the import spec of a module, or None if it is not found.
 
-    Search the folders of `path` first, and then the finders of this interpreter.
+    Search the folders of `path` first. Then ask the finders in `sys.meta_path`.
     """
     spec = PathFinder.find_spec(name, path)
     finders = iter(sys.meta_path)
@@ -272,10 +273,9 @@ def find_spec(name: str, path: list[str]) -> ModuleSpec | None:
 
 
 def ranks_of_torchrun(environ: Mapping[str, str], requested: int | None) -> int | None:
-    """Return the number of ranks of -n, or else of torchrun's variable PET_NPROC_PER_NODE.
+    """Return the number of ranks: the value of -n, or of torchrun's variable PET_NPROC_PER_NODE.
 
-    Return None if neither is set.
-
+    `requested` is the value of -n, which has precedence. Return None if neither is set.
 
     Raise ValueError if the variable is invalid, or if PET_NNODES is not 1. With several nodes, the
     ranks of each node would form a separate job.

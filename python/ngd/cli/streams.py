@@ -22,7 +22,10 @@ from .._util import config
 MAX_LINE_BYTES: Final = 1 << 16
 """The longest unfinished line, in bytes. The launcher prints a longer one before it is complete."""
 PIPE_BYTES: Final = 1 << 20
-"""The size of one read, in bytes. With Linux's default limits, no pipe holds more."""
+"""The size of one read, in bytes.
+
+With Linux's default limits, no pipe holds more, so one read empties the pipe.
+"""
 
 
 class OutputStream:
@@ -80,7 +83,11 @@ class OutputStream:
         return data, bool(data)
 
     def _split(self, data: bytes, is_last: bool) -> list[bytes]:
-        """Return the lines to print now, and keep an unfinished one."""
+        """Return the lines to print now.
+
+        An unfinished last line is kept for the next call. It is returned now if `is_last` is True,
+        or if it has MAX_LINE_BYTES or more.
+        """
         # A progress bar ends its lines with a carriage return.
         lines = (self.unfinished + data).splitlines(keepends=True)
         is_unfinished = bool(lines) and not lines[-1].endswith((b"\n", b"\r"))
@@ -91,7 +98,8 @@ class OutputStream:
     def _print(self, lines: list[bytes]) -> None:
         """Write the lines, each with the prefix before it.
 
-        A line gets no prefix if it continues an unfinished line, or is only the newline after a
+        There are two exceptions. The rest of a line whose beginning was printed before gets no
+        prefix. Neither does a line that is only a newline, if the line before it ended in a
         carriage return.
         """
         for line in lines:

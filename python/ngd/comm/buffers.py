@@ -39,10 +39,11 @@ def is_list(array: Any) -> bool:
 
 
 def destinations(out: Any, sources: Sequence[Array], is_sequence: bool, where: str) -> list[Array]:
-    """Return an array for the result of each source, with the shape and dtype of the source.
+    """Return a list with the array for the result of each source: that of `out`, or a new array.
 
-    `is_sequence` is True if the caller gave a list of arrays. Then `out` must be None or a list
-    with one array per source. Otherwise `out` is None or one array.
+    It has the shape and dtype of the source. If `is_sequence` is True, the caller gave a list of
+    arrays, and `out` must be None or a list with one array per source. Otherwise there is one
+    source, and `out` is None or one array.
     """
     if not is_sequence:
         out = [out]
@@ -61,10 +62,11 @@ def destinations(out: Any, sources: Sequence[Array], is_sequence: bool, where: s
 
 
 def check_no_overlap(part: Array, full: Array, where: str, own: Array | None = None) -> None:
-    """Raise ValueError if the memory of two arrays overlaps.
+    """Raise ValueError if the memory of `part` and `full` overlaps.
 
-    One overlap is allowed: `part` may have exactly the memory of `own`, this rank's block of
-    `full`. If `own` is None, `part` may have exactly the memory of `full`.
+    One of them is the source of a collective, and the other is the destination. One overlap is
+    allowed. If `own`, this rank's block of `full`, is given, `part` may have exactly its memory. If
+    `own` is None, `part` may have exactly the memory of `full`.
     """
     if not np.may_share_memory(part, full):
         return
@@ -106,8 +108,10 @@ def destination_along(
 ) -> tuple[Array, Callable[[], Any]]:
     """Return a buffer for the collective, and a function that returns the caller's result from it.
 
-    A collective splits or concatenates along the first axis. So the caller's `axis` is the first
-    axis of the buffer, and the function moves it back after the collective.
+    A collective splits or concatenates along the first axis, but the caller wants `axis`. So the
+    buffer has the caller's `axis` as its first axis. After the collective, the returned function
+    copies the buffer into the result, where this axis has the position `axis` again. If `axis` is
+    0, the buffer is the result.
     """
     if axis == 0:
         buffer = check_out(out, dtype, shape, where)

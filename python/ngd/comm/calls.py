@@ -44,8 +44,9 @@ def all_reduce(
         The array for the result, which may be `x` itself. The default is a new NumPy array. A
         call with `out` and contiguous NumPy arrays is the fastest.
     weight : float, optional
-        The weight of this rank in the weighted mean, for op="mean" only. A rank with weight 0
-        contributes nothing, even if its values are NaN. If all weights are 0, the result is 0.
+        The weight w of this rank in the mean sum(w * x) / sum(w) over the ranks, for op="mean"
+        only. A rank with weight 0 contributes nothing, even if its values are NaN. If all weights
+        are 0, the result is 0.
     algorithm : {"auto", "flat", "ring"}
         The algorithm. "auto" uses NGD_ALLREDUCE if it is set, or the algorithm that was faster in
         measurements.
@@ -62,7 +63,7 @@ def all_reduce(
     -------
     numpy.ndarray, `out`, or Work
         The result, with the shape and dtype of `x`. For a list it is a list. All ranks get the
-        same bits, and every run gives the same bits.
+        same bits. A later run with the same placement of ranks gives these bits again.
 
     Notes
     -----
@@ -379,7 +380,7 @@ def all_to_all(
         The array of this rank. Shape and dtype are the same on all ranks. Its size along axis 0 is
         a multiple of the number of ranks.
     out : array, optional
-        The array for the result. It is `x` itself, or does not overlap it.
+        The array for the result. It must be `x` itself, or must not overlap `x`.
     async_op, group
         The same as in ngd.all_reduce.
 
@@ -474,8 +475,9 @@ def join(
 
     The iterator yields pairs (batch, weight). The weight of a batch is 1.0. A rank that runs out
     before the other ranks gets its last batch again, with weight 0.0, until all ranks have run out.
-    So it takes part in the collectives of the other ranks without a change of the result. Each
-    batch costs an all-reduce of one byte.
+    Pass the weight to `ngd.all_reduce(..., op="mean", weight=weight)`. Then such a rank takes part
+    in the collectives of the other ranks and does not change the result. Each batch costs an
+    all-reduce of one byte.
 
     Parameters
     ----------
@@ -489,7 +491,8 @@ def join(
     Yields
     ------
     tuple of batch and float
-        The batch and its weight. For batches of different sizes use `weight * len(batch)`.
+        The batch and its weight. If the sizes of batches differ, pass `weight * len(batch)` as the
+        weight.
 
     Examples
     --------

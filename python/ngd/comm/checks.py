@@ -22,7 +22,7 @@ MOST_ROWS: Final = 2**48
 """The largest number of rows per rank, so that the sum over all ranks does not overflow."""
 
 ALONE: Final = " The group has 1 rank: start the job by a launcher, such as ngd run -n 2 train.py."
-"""The sentence that the error of send or recv ends with in a group of one rank."""
+"""The last sentence of the error that send or recv raises in a group of one rank."""
 
 
 def check_op(op: str, where: str) -> None:
@@ -154,10 +154,11 @@ def check_out(out: Any, dtype: DType, shape: Shape, where: str, name: str = "out
 
 
 def check_out_rows(out: Any, async_op: Any, dtype: DType, row: Shape, where: str) -> None:
-    """Check `out` and `async_op` before the ranks exchange the numbers of rows.
+    """Check that `async_op` is a bool, and that `out` has this dtype and rows of this shape.
 
-    The number of rows of the result is not known yet, so any number is accepted. An error is raised
-    before the first collective, so the group stays usable.
+    The number of rows of the result is not known yet, so `out` may have any number of rows. Call
+    this before the ranks exchange their numbers of rows: if it raises an error, no collective has
+    started, and the group stays usable.
     """
     if not isinstance(async_op, (bool, np.bool_)):
         raise TypeError(

@@ -25,7 +25,8 @@ def timeout_seconds() -> float:
 def make_communicator(launch: Launch, timeout: float) -> _core.Communicator:
     """Return the communicator of the ranks that a launcher started.
 
-    `timeout` limits the rendezvous over shared memory, in seconds. Over MPI it is not used.
+    `timeout` limits the rendezvous over shared memory, in seconds. Over MPI, NGD_TIMEOUT is the
+    limit, and `timeout` is not used.
     """
     return open_communicator(choose_transport(launch), launch, timeout)
 
@@ -73,7 +74,10 @@ def expect_one_rank(launch: Launch) -> None:
 
 
 def expect_one_host(mode: str, launch: Launch) -> None:
-    """Raise an InitError if the ranks are on several hosts, where shared memory is not enough."""
+    """Raise an InitError if the ranks are on several hosts. Use it if the transport is "shm".
+
+    `mode` is the build mode, which decides how the message advises to fix the error.
+    """
     if launch.one_host:
         return
     limit, cure = f"mode {mode}", "build with NGD_DISTRIBUTED_ENABLE=OMPI and start with mpirun"
@@ -164,7 +168,8 @@ def mpis() -> list[str]:
 def load_mpi(name: str) -> str:
     """Load an MPI library into this process and return its version text.
 
-    An empty name loads the first library of the build that is found.
+    If `name` is empty, use the MPI library that this process has loaded already, or else load the
+    first one that is found among those for which ngd was built.
     """
     built = mpis()
     if name and name not in built:
@@ -179,8 +184,8 @@ def load_mpi(name: str) -> str:
 def make_mpi_communicator(fortran_handle: int) -> _core.Communicator:
     """Return a communicator with the ranks of an MPI communicator.
 
-    -1 is the handle of MPI_COMM_WORLD. The ranks of one host use shared memory, except with
-    NGD_COMM=mpi.
+    `fortran_handle` is the handle that MPI_Comm_c2f returns; -1 means MPI_COMM_WORLD. The ranks of
+    one host use shared memory, except with NGD_COMM=mpi.
     """
     timeout = _core.timeout_seconds()
     if config.communicator() == "mpi":

@@ -31,14 +31,14 @@ class TopK:
 
     Notes
     -----
-    A TopK keeps the residual of one array, which is the sum of the elements that it has not sent.
-    `top[key]` is the TopK of the array with that key. It is created at the first use of the key. A
-    list of arrays uses top[0], top[1] and so on.
+    A TopK stores the residual of one array: the sum of the elements that it has not sent. For
+    several arrays, use one TopK per array. `top[key]` returns the TopK for the array with that key,
+    and creates it with the ratio of `top` at the first use of the key. If `top` is passed with a
+    list of arrays, the arrays use top[0], top[1] and so on.
 
     The result of an all-reduce is the sum or mean of the sent elements, added in the order of
-    ranks. See Stich,
-    Cordonnier and Jaggi, "Sparsified SGD with Memory" (NeurIPS 2018), Algorithm 1, and Lin et al.,
-    "Deep Gradient Compression" (ICLR 2018), section 3.
+    ranks. See Stich, Cordonnier and Jaggi, "Sparsified SGD with Memory" (NeurIPS 2018), Algorithm
+    1, and Lin et al., "Deep Gradient Compression" (ICLR 2018), section 3.
 
     Examples
     --------
@@ -80,7 +80,8 @@ class TopK:
     def check(self, op: str, source: Array) -> None:
         """Raise ValueError for an op or dtype that TopK does not support.
 
-        Raise it too if the shape or dtype differs from that of the residual of earlier calls.
+        Raise the same error if this TopK has a residual of earlier calls, and the shape or dtype of
+        the residual differs from that of `source`.
         """
         if op not in TOP_K or source.dtype not in (float32, float64):
             raise ValueError(
@@ -98,8 +99,9 @@ class TopK:
     def choose(self, source: Array) -> tuple[tuple[Array, Array], Array]:
         """Add the residual to `source`, and choose the elements to send.
 
-        Return ((indices, values), residual): the sent elements in ascending order of index, and the
-        sum with zeros at these indices.
+        Return ((indices, values), residual). The indices are those of the elements to send, in
+        ascending order. The new residual is `source` plus the old residual, with zeros at these
+        indices.
         """
         total, memory = source.flatten(), self._memory()
         if memory is not None:
@@ -115,10 +117,10 @@ class TopK:
         return chosen, total.reshape(source.shape)
 
     def keep(self, residual: Array, call: _core.Call) -> None:
-        """Store the residual after `call`, the collective that sends the chosen elements.
+        """Store the residual to use after `call`, the collective that sends the chosen elements.
 
-        It replaces the present residual when `call` has started. If `call` never starts, nothing
-        was sent, and the present residual remains valid.
+        At the next use of this TopK, the new residual replaces the old one if `call` has started.
+        If `call` has not started, nothing was sent, and the old residual remains valid.
         """
         self._next = call, residual
 

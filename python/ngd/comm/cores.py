@@ -20,9 +20,10 @@ def share_cores(world: Group) -> None:
     The share of a rank is the sum over the cores in its affinity mask. A core that is in the masks
     of k ranks counts 1/k. So a rank that its launcher bound to separate cores uses all of them.
 
-    The ranks exchange their masks only if they are on one host, because core numbers repeat on
-    every host. Otherwise a rank whose mask has all cores gets 1/local_size of them, and a rank with
-    a smaller mask gets the whole mask. The ranks of a host divide a cgroup quota evenly.
+    The ranks exchange their masks only if all ranks are on one host, because each host numbers its
+    cores from 0. In a world of several hosts, a rank whose mask has all cores gets 1/local_size of
+    them, and a rank with a smaller mask gets the whole mask. The ranks of a host divide a cgroup
+    quota evenly.
     """
     affinity = sorted(os.sched_getaffinity(0))
     if world.size == 1:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ngd.Group`: a group of ranks, with a method for every collective on arrays.
 
-The functions of the same names in `ngd` document the parameters. They pass `site`, the call site
-that error messages and statistics show.
+The functions of the same names in `ngd` document the parameters. These functions call the methods
+here, and pass as `site` the call site that error messages and statistics show.
 """
 
 from __future__ import annotations
@@ -155,7 +155,8 @@ class Group(BoundToProcess):
             The ranks of the new group, as ranks of this group. The callers have agreed on the
             list.
         number : int
-            The largest `next_group_number()` of the communicators of these ranks.
+            The number of the new group, equal on all its ranks: the largest result of
+            `communicator.next_group_number()` on these ranks. So no rank has used it before.
         key : str
             A key that only these ranks have.
         name : str
@@ -444,8 +445,8 @@ class Group(BoundToProcess):
     def _run_plan(self, what: str, plan: Plan, async_op: bool) -> Any:
         """Start the collectives of a plan, and return a Work or, after a wait, the result.
 
-        KeyboardInterrupt is raised only before the start, after the end, or in a wait. In a wait it
-        closes the group.
+        KeyboardInterrupt is raised only before the collectives start, after they are complete, or
+        while this rank waits for them. In the last case it closes the group.
         """
         if async_op:
             work = Work(self, what, plan)
@@ -485,11 +486,14 @@ class NonMember(Group):
         self.refuse(call)
 
     def quick(self, kind: str, *_: Any) -> Any:
-        """Raise a NotMemberError that names the collective `kind`."""
+        """Raise a NotMemberError that names the collective `kind`.
+
+        In other groups, `quick` runs a collective on the fast path (_core.Communicator.quick).
+        """
         self.refuse(kind)
 
     def quick_barrier(self) -> Any:
-        """Raise a NotMemberError for the barrier."""
+        """Raise a NotMemberError for the barrier; in other groups, this is its fast path."""
         self.refuse("barrier")
 
     def abort(self, traceback: str) -> None:

@@ -25,9 +25,10 @@ REDUCTIONS: Final[dict[str, tuple[DType, ...]]] = {
 Part: TypeAlias = Literal["nothing", "whole", "block", "blocks"]
 """The content of a rank's operand or result, in relation to the other ranks' arrays.
 
-"whole" is an array of the same size on all ranks, "block" is the block of this rank, and "blocks"
-are the blocks of all ranks, concatenated along the first axis. "nothing" is no array. Every call
-compares these values. They are strings because a comparison of Enum members is slower.
+"whole" is an array whose size, but not its content, is equal on all ranks. "block" is the block of
+this rank, and "blocks" are the blocks of all ranks, concatenated along the first axis. "nothing" is
+no array. These values are strings, because each call of a collective compares them, and comparing
+Enum members is slower.
 """
 
 
@@ -40,20 +41,21 @@ class Kind(NamedTuple):
     result: Part
     """The content of a rank's result."""
     root_only: Literal["", "operand", "result"] = ""
-    """"gives" if only the root has an operand, "gets" if only the root has a result; else empty."""
+    """The array that only the root has: "operand" or "result"; empty for other collectives."""
     reduces: bool = False
     """True if the collective needs a reduction op."""
     is_point_to_point: bool = False
     """True for send and recv, which only two ranks of the group call."""
     variant_of: str = ""
-    """The communicator's name of the collective, if it is not `name`; else empty.
+    """The communicator's name for the collective, if it differs from `name`; else empty.
 
-    The communicator's all_gather and all_to_all also accept blocks of different lengths.
+    It is all_gather for all_gather_v, because the communicator's all_gather also accepts blocks of
+    different lengths. The same is true of all_to_all.
     """
 
     @property
     def wire(self) -> str:
-        """The name of the collective that is requested from the communicator."""
+        """The name of the communicator's collective: all_gather for all_gather_v, or `name`."""
         return self.variant_of or self.name
 
     @property
@@ -70,7 +72,7 @@ class Kind(NamedTuple):
     def rows(self, rows: int, ranks: int) -> int:
         """Return the number of rows of the result for an operand with `rows` rows.
 
-        All blocks have the same length.
+        This is valid only if the blocks of all ranks have the same length.
         """
         if self.operand == self.result:
             return rows

@@ -16,9 +16,10 @@ The next world is formed in these steps:
 3. The launcher publishes the world in a file in NGD_ELASTIC_DIR, which it replaces atomically.
    `ngd.init()` reads the file and sets the variables of the rank.
 
-Between hosts, the processes of a world end with it, and `ngd.ray.run_elastic` starts those of the
-next world. There, NGD_ELASTIC_DIR is a folder of the host with two files: HOSTS_WAIT exists while
-new hosts wait, and the ranks create AGAIN if they end to let these hosts join.
+A job over several hosts, under `ngd.ray.run_elastic`, is different. All processes of a world end
+when the world ends, and `run_elastic` starts new processes for the next world. NGD_ELASTIC_DIR is
+then a folder of the host with two files. HOSTS_WAIT exists while new hosts wait for the next world.
+The ranks create AGAIN before they end to let these hosts join.
 """
 
 from __future__ import annotations
@@ -49,11 +50,15 @@ WAITS: Final = "+"
 RENDEZVOUS_SECONDS: Final = 20.0
 """The time limit of the rendezvous of a new world, in seconds.
 
-All members lived when the launcher formed the world. If one of them dies before it arrives, the
-other members wait for this time only. A member that arrives later joins the next world.
+All members were alive when the launcher formed the world. If one of them dies before it arrives,
+the other members wait for it until this limit, and then ngd.init() raises an error in them. A
+member that arrives after the limit joins the next world.
 """
 LOOKS_EACH: Final = 0.01
-"""The time between two reads of the file, in seconds."""
+"""The time between two reads of the launcher's file by a member that waits for the next world.
+
+It is in seconds.
+"""
 
 
 class World(NamedTuple):
@@ -88,10 +93,11 @@ def number_of(environ: Environ) -> int | None:
 
 
 def member_launch(environ: Environ) -> Launch | None:
-    """Return a launch whose rank is the member number of this process; None if the ranks are fixed.
+    """Return a `Launch` with the member number of this process as its rank.
 
-    Unlike the launch of a world, this launch stays the same during the job. So `init` uses it to
-    find out if another process is this member already.
+    Return None if the job is not elastic, so that its ranks are fixed. The rank of a process
+    differs between worlds, but its member number does not. So `init` uses this `Launch` to check
+    that no ancestor of this process is the same member.
     """
     number = number_of(environ)
     if number is None:
@@ -103,10 +109,12 @@ def member_launch(environ: Environ) -> Launch | None:
 def join_next_world(environ: MutableMapping[str, str], timeout: float) -> None:
     """Wait for the next world, and set the variables of this rank in the environment.
 
-    A veteran waits for the other veterans. The launcher ends this wait after `timeout` seconds; 0
-    means no limit. A newcomer waits without a limit until the veterans need a new world.
+    A veteran waits for the other veterans. The launcher kills veterans that do not wait `timeout`
+    seconds after the first one; 0 means no limit. A newcomer waits without a limit until the
+    veterans need a new world.
 
-    Raise InitError if the launcher's pipe is closed, or if the launcher does not answer in time.
+    Raise InitError if the launcher's pipe is closed. If `timeout` is not 0, also raise InitError in
+    a veteran if the launcher forms no world for `timeout` and at least 10 more seconds.
     """
     number, folder = number_of(environ), environ["NGD_ELASTIC_DIR"]
     last_world, is_newcomer = (
@@ -142,7 +150,8 @@ def join_next_world(environ: MutableMapping[str, str], timeout: float) -> None:
 def rendezvous_seconds(timeout: float) -> float:
     """Return the time limit of the rendezvous of a new world, in seconds.
 
-    `timeout` is NGD_TIMEOUT; 0 means no limit of the user.
+    It is the smaller one of RENDEZVOUS_SECONDS and `timeout`, the value of NGD_TIMEOUT. If
+    `timeout` is 0, the user has set no limit, and RENDEZVOUS_SECONDS is the limit.
     """
     return min(timeout, RENDEZVOUS_SECONDS) if timeout else RENDEZVOUS_SECONDS
 
@@ -150,9 +159,9 @@ def rendezvous_seconds(timeout: float) -> float:
 def newcomers() -> int | None:
     """Return the number of new ranks that wait for the next world of an elastic job.
 
-    The new ranks join when all present ranks have called ngd.shutdown() and then ngd.init(). For a
-    moment, ranks may read different numbers. So an all_reduce of the number must come before any
-    action that depends on it.
+    The new ranks join when all present ranks have called ngd.shutdown() and then ngd.init(). Ranks
+    that call this function at the same time may get different numbers. So combine the numbers with
+    an all_reduce, for example with op="max", before an action that depends on them.
 
     Returns
     -------
@@ -170,9 +179,10 @@ def newcomers() -> int | None:
 
 
 def hosts_wait() -> bool | None:
-    """Return True if new hosts wait until the ranks end and are started again on all hosts.
+    """Return True if new hosts wait to join the job, and False if none waits.
 
-    Return None unless `ngd.ray.run_elastic` started the job, because only it starts ranks again.
+    The new hosts join when all ranks have ended, and `ngd.ray.run_elastic` has started ranks on all
+    hosts again. Return None if the job was not started by `run_elastic`.
     """
     if os.environ.get("NGD_ELASTIC_HOSTS") != "1":
         return None
@@ -180,9 +190,10 @@ def hosts_wait() -> bool | None:
 
 
 def end_for_hosts() -> None:
-    """Notify the launcher that the ranks of this host end so that new hosts can join.
+    """Notify `ngd.ray.run_elastic` that the ranks of this host will end so that new hosts can join.
 
-    The ranks must have saved their state before the call.
+    This function only creates the file AGAIN; the caller then ends the ranks. The ranks must have
+    saved their state before the call.
     """
     with open(os.path.join(os.environ["NGD_ELASTIC_DIR"], AGAIN), "a"):
         pass
@@ -198,8 +209,8 @@ class Board:
     size : int
         The number of members that start with the job.
     timeout : float
-        The time between the first veteran that waits for the next world and the deadline for the
-        other veterans, in seconds; 0 means no deadline.
+        The time limit, in seconds, after which all veterans must wait for the next world. It begins
+        when the first veteran waits. 0 means no limit.
     """
 
     def __init__(self, folder: str, size: int, timeout: float) -> None:

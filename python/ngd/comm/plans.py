@@ -56,7 +56,7 @@ def plan_one(
 ) -> Plan:
     """Prepare one collective that reads `source` and writes `buffer`.
 
-    After the collective, `finish()` returns the caller's result.
+    `finish` is a function without arguments that returns the caller's result after the collective.
     """
     group.check_open(kind)
     call = _core.Call.on_array(
@@ -88,9 +88,10 @@ def plan_blocks(
     root: int = 0,
     axis: int | None = None,
 ) -> Plan:
-    """Prepare a collective, named `where`, in which all blocks have the same length.
+    """Prepare a collective in which all blocks have the same length.
 
-    `KINDS[where]` says if the operand and the result are a block, all blocks, or a whole array.
+    `where` is the name of the collective, such as "all_gather". `KINDS[where]`
+    says if the operand and the result are a block, all blocks, or a whole array.
     """
     kind, gets_result = KINDS[where], True
     if kind.root_only:
@@ -130,7 +131,10 @@ def plan_blocks(
 def block_destination(
     group: RankGroup, kind: Kind, source: Array, out: Any, axis: int
 ) -> tuple[Array, Callable[[], Any]]:
-    """Return the buffer for the result, and the function that returns the caller's result."""
+    """Return the collective's buffer, and a function that returns the caller's result from it.
+
+    If `axis` is not 0, the two differ: the function moves the first axis of the buffer to `axis`.
+    """
     shape = source.shape
     if kind.operand != kind.result:
         shape = (kind.rows(len(source), group.size), *shape[1:])
@@ -141,7 +145,10 @@ def block_destination(
 
 
 def plan_all_gather_v(group: RankGroup, source: Array, rows: Array, out: Any, site: str) -> Plan:
-    """Prepare an all_gather_v. `rows[r]` is the number of rows of rank r, equal on all ranks."""
+    """Prepare an all_gather_v.
+
+    `rows[r]` is the number of rows of rank r. All ranks pass the same array `rows`.
+    """
     where, rank = "all_gather_v", group.rank
     check_own_rows(rows, rank, len(source), where)
     buffer = check_out(out, source.dtype, (int(rows.sum()), *source.shape[1:]), where)
@@ -252,4 +259,4 @@ def plan_scatter(
 
 
 def _nothing() -> None:
-    """Return None, as the `finish` of a rank that gets no result."""
+    """Return None: the result of a collective on a rank that gets no array."""

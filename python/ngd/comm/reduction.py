@@ -4,13 +4,13 @@
 Each variant returns the collectives to start and a function `fill`. `fill` runs when the
 collectives are complete, and computes the results from the received arrays:
 
-- `plan_plain`: the collectives write the results themselves.
+- `plan_plain`: the collectives write the results themselves, and `fill` does nothing.
 - `plan_weighted`: the mean is sum(w_r * x_r) / sum(w_r) over the ranks r, with weight w_r and array
   x_r. The ranks exchange their weights, reduce the arrays w_r * x_r to their sum, and divide it by
-  the sum of the weights. To avoid overflow if the mean is finite, all weights are first divided by
-  a power of two, so that their sum is in [1/4, 1/2).
-- `plan_rounded`: the ranks send bfloat16 copies.
-- `plan_sparse`: the ranks gather the chosen elements and add them.
+  the sum of the weights. All weights are first divided by a power of two, so that their sum is
+  in [1/4, 1/2). So the sum of w_r * x_r is at most half the largest abs(x_r) and cannot overflow.
+- `plan_rounded`: the ranks send bfloat16 copies, and `fill` converts the result to float32.
+- `plan_sparse`: the ranks gather the chosen elements, and `fill` adds them.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ class Options(NamedTuple):
 
 
 def check_algorithm(algorithm: str, compression: Any) -> None:
-    """Raise ValueError for an unknown algorithm, or one other than "auto" with an ngd.TopK.
+    """Raise ValueError if the algorithm is unknown or does not fit the compression.
 
-    A TopK gathers elements, so the algorithms of the all-reduce do not apply.
+    With an ngd.TopK, only "auto" fits, because a TopK gathers elements and uses none of the
+    algorithms of an all-reduce.
     """
     if algorithm not in ALGORITHMS:
         raise ValueError(
@@ -96,7 +97,7 @@ def plan(options: Options, array: Any, out: Any, weight: float | None, compressi
 
 
 def plan_plain(options: Options, sources: list[Array], buffers: list[Array]) -> CallsAndFill:
-    """Prepare an all-reduce of unchanged arrays. All arrays of a list are one communicator call."""
+    """Prepare an all-reduce of unchanged arrays. One call of the communicator sends all arrays."""
     communicator = options.group.communicator
     if len(sources) == 1:
         call = _core.Call.on_array(
@@ -129,8 +130,8 @@ def plan_weighted(
 ) -> CallsAndFill:
     """Prepare a weighted mean, with the same result as the op in a graph; 0 if all weights are 0.
 
-    16-bit floats are multiplied and added in float32. This function also runs the all-gather of the
-    weights.
+    16-bit floats are multiplied and added in float32. The arrays are multiplied by the weights
+    before the all-reduce, so this function gathers the weights of all ranks and waits for them.
     """
     for source in sources:
         if options.op != "mean" or not is_float(source.dtype):

@@ -110,15 +110,16 @@ def stats_of(group: Group) -> list[CallStats]:
 
 
 def compare_ranks(group: Group, text: str, computation: int, site: str) -> str:
-    """Compare the sequences of collectives of a step between the ranks, and return a text.
+    """Compare the sequences of collectives of a step between the ranks, and return a report.
 
-    The result has the first collective that differs from that of rank 0. If the sequences are
-    equal, the result states this, and names the first rank whose `computation` is not equal to that
-    of rank 0. All ranks of the group call this function, and all get the same result.
+    All ranks of the group call this function, and all get the same report. `text` has the
+    collectives of this rank, one per line, in order. Each line ends with " at FILE:LINE". After
+    these lines, it has an empty line and the name of the step. `computation` is a hash of the
+    computation of the step, and `site` is the call site of the comparison.
 
-    `text` has one collective per line, in order. Each line ends with " at FILE:LINE". After these
-    lines, it has an empty line and the name of the step. `computation` is a hash of the computation
-    of the step, and `site` is the call site of the comparison.
+    If the sequences differ, the report shows the first collective that is not the same as on rank
+    0. If they are equal, the report states this. Then it also names the first rank whose
+    computation differs from that of rank 0, if there is one.
     """
     own_text = np.frombuffer(text.encode(errors="backslashreplace"), np.uint8)
     site = f"compare_ranks() at {site}"

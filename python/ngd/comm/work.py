@@ -34,20 +34,23 @@ class Plan(NamedTuple):
     calls: list[_core.Call]
     """The calls of the communicator, in the order in which they will start."""
     finish: Callable[[], Any]
-    """A function that returns the result after all `calls`. It may be called again."""
+    """A function that returns the result when all `calls` are complete.
+
+    Calling it twice gives the same result.
+    """
 
 
 class Work(BoundToProcess):
     """The handle of a pending collective, which `async_op=True` returns.
 
-    Do not read or write the arrays of the collective until wait() has returned. Wait for several
-    handles in any order. If a handle is deleted without wait(), an error is reported through
-    `sys.unraisablehook`.
+    Do not read or write the arrays of the collective until wait() has returned. You may wait for
+    several handles in any order. If a handle is deleted without wait(), an error is reported
+    through `sys.unraisablehook`.
 
     Notes
     -----
-    Inside a host, no thread makes progress in the background. A pending collective makes progress
-    in every call to its group that waits, and in done().
+    Inside a host, no background thread runs a pending collective. It makes progress in done(), and
+    while this process waits in any collective or wait() of the same group.
 
     The result has the shape that the function of the collective documents.
 
@@ -123,7 +126,11 @@ class Work(BoundToProcess):
         return self.wait()
 
     def _start(self) -> None:
-        """Start the collective. After an interrupt, the caller may keep or delete this handle."""
+        """Start the collective.
+
+        If KeyboardInterrupt is raised here, this handle stays valid: the caller may keep or delete
+        it.
+        """
         assert self._plan is not None
         _core.start_calls(self._plan.calls)
 

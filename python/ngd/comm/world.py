@@ -37,11 +37,15 @@ Collectives on arrays use it if they get no `group`.
 _alone: Group | None = None
 """The group that `alone()` returns; None before its first call."""
 _hooked_pid: int | None = None
-"""The process that ran `install_hooks`. A forked child inherits the hooks, but is not a rank."""
-_mark: _core.Mark | None = None
-"""A mark that child processes find in /proc. It shows that this process already has its rank.
+"""The pid of the process that ran `install_hooks`; None before.
 
-So a child that inherits the environment cannot join the job as the same rank.
+A forked child inherits the hooks, but is not a rank. Its own pid differs from this one.
+"""
+_mark: _core.Mark | None = None
+"""The mark of this process: a memory mapping, whose name in /proc/PID/maps has its job and rank.
+
+A child of this process inherits the environment. It finds this mark, and so cannot join the job as
+the same rank. None if this process has no mark, for example as the only rank of its job.
 """
 
 _joining_callbacks: Final[list[Callable[[int | None], None]]] = []
@@ -54,7 +58,8 @@ MOST_BYTES: Final = 4096
 def call_after_joining(callback: Callable[[int | None], None]) -> None:
     """Register a function to call when this process has joined a world or a local group.
 
-    `callback` gets the number of ranks of the world, or None for a group of `make_local_group`.
+    The argument of `callback` is the number of ranks of the world that was joined. It is None if
+    `make_local_group` made the group.
     """
     _joining_callbacks.append(callback)
 
@@ -155,7 +160,10 @@ def _join(comm: Any) -> Group:
 
 @contextmanager
 def abort_on_error(communicator: _core.Communicator) -> Iterator[None]:
-    """Abort a new group if the block raises: the other ranks may use it and wait for this rank."""
+    """Abort and close a new group if the `with` block raises an error.
+
+    Otherwise, other ranks that already use the group would wait for this rank.
+    """
     try:
         yield
     except BaseException as error:
@@ -171,14 +179,18 @@ class _Entrance:
         self.lock = threading.Lock()
         self.inside: int | None = None
         self.failed = 0
-        """The number of failed attempts; `failure` has the last error."""
+        """The number of attempts to join that failed in this process.
+
+        A thread that waited compares it with the number before. `failure` has the last error.
+        """
         self.failure = ""
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Hold the lock in a `with` block, in which only this thread may join the world.
+        """Hold the lock in a `with` block. Only the thread in the block joins the world.
 
-        Raise InitError if the attempt of another thread failed while this thread waited.
+        If the attempt of another thread failed while this thread waited for the lock, raise an
+        InitError with the error of that thread, and do not try again.
         """
         if self.inside == threading.get_ident():
             raise InitError(
@@ -206,7 +218,11 @@ _entrance = _Entrance()
 
 
 def _after_fork() -> None:
-    """Replace the lock in a forked child, which does not have the thread that may hold it."""
+    """Replace the lock in a forked child.
+
+    Another thread of the parent may have held the lock. The child does not have this thread, so
+    there the old lock would stay locked forever.
+    """
     global _entrance
     _entrance = _Entrance()
 
@@ -329,8 +345,9 @@ def shutdown() -> None:
 def leave() -> None:
     """Close all groups and finalize MPI, at the end of the program.
 
-    After a failure of a collective, MPI ends the process here. Only daemon threads are left now. If
-    one waits in a group, its wait ends, and it never returns to Python.
+    If a collective over MPI has failed, this function calls MPI_Abort, which ends the process. The
+    only other threads at this time are daemon threads. If a daemon thread waits in a group, its
+    wait ends, but the thread then sleeps until the process ends and runs no more Python code.
     """
     if os.getpid() == _hooked_pid:
         notify_launcher()

@@ -19,7 +19,11 @@ class Launch(NamedTuple):
     """The rank, size and job of this process, from its launcher's variables."""
 
     launcher: str
-    """The name of the launcher (`Launcher.name`); "plain" or "alone" without a launcher."""
+    """The name of the launcher (`Launcher.name`).
+
+    Without a launcher, it is "plain" if RANK and WORLD_SIZE are set, but MASTER_ADDR and
+    MASTER_PORT are not. It is "alone" if no variable of a launcher is set.
+    """
     rank: int
     size: int
     local_rank: int
@@ -81,8 +85,9 @@ def read_launch(
 ) -> Launch:
     """Return the `Launch` from four variables: rank, size, local rank and local size. Check them.
 
-    `local_size` is the name of a variable, or the number itself if the launcher's module has
-    computed it. If the local size is unknown, all ranks are assumed to be on one host.
+    The first three are given by the names of the variables. `local_size` is such a name too, or the
+    number itself, or None if the number is unknown. If it is None, or if the variable is not set,
+    all ranks are assumed to be on one host.
     """
     size = read_number(environ, size_name, least=1, because=rank_name)
     rank = read_number(environ, rank_name, least=0, because=size_name)
@@ -114,8 +119,9 @@ def read_launch(
 def read_number(environ: Environ, name: str, least: int, because: str | None = None) -> int:
     """Return the value of a variable as a number; raise InitError if it is invalid or missing.
 
-    `because` is another variable, which needs this one. If only `because` is set, the error message
-    names both.
+    `because` is the name of another variable that is useful only together with this one. If this
+    variable is missing although `because` is set, the error message names both. If both are
+    missing, it names only this one.
     """
     text = environ.get(name)
     if text is None:

@@ -35,7 +35,7 @@ def launched_rank_and_size() -> tuple[int, int]:
 def launch_from_environment(environ: Environ) -> Launch:
     """Return the same as `detect`, without the check of NGD_EXPECT_SIZE.
 
-    Log fields and names of this process use the result.
+    Log lines and metrics take the rank, the number of ranks and the job of this process from it.
     """
     for launcher in (NGD, *OTHER_LAUNCHERS):
         if launcher.is_present(environ):

@@ -11,7 +11,11 @@ RANK: Final = "FLUX_TASK_RANK"
 
 
 def is_present(environ: Environ) -> bool:
-    """Return True for a task of Flux, except for a rank that Hydra started in such a task."""
+    """Return True for a task of Flux.
+
+    Return False if Hydra (mpiexec) started this process inside such a task. This process inherits
+    the variables of Flux, but its PMI_SIZE is that of Hydra's job.
+    """
     return RANK in environ and environ.get("PMI_SIZE") in (None, environ.get("FLUX_JOB_SIZE"))
 
 

@@ -16,15 +16,19 @@ def label_of(job_key: str | None) -> str:
 
 
 def name_of_metrics(launch: Launch) -> str:
-    """Return the name of the abstract socket by which the ranks of a host send their metrics."""
+    """Return the name of the abstract socket for the metrics of the job on this host.
+
+    One rank of the host listens there and serves the metrics. The other ranks send theirs to it.
+    """
     key = f"metrics/{launch.job_key or f'alone:{os.getpid()}'}".encode(errors="surrogateescape")
     return f"\0ngd-metrics-{hashlib.sha256(key).hexdigest()[:32]}"
 
 
 def mark_name(launch: Launch) -> str:
-    """Return the name of the mark (_core.Mark) of the process that has this rank in this job.
+    """Return the name of the mark of the process that has this rank in this job.
 
-    The mark shows other processes that the rank is taken.
+    A mark (_core.Mark) is a memory mapping. Its name in /proc/PID/maps shows other processes that
+    the process PID has this rank.
     """
     key = f"{launch.job_key}/{launch.rank}".encode(errors="surrogateescape")
     return f"ngd-rank-{hashlib.sha256(key).hexdigest()[:32]}"

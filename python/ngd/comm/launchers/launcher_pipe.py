@@ -15,8 +15,9 @@ def address_of_launcher(pipe: int) -> str:
     """Return the value of NGD_LAUNCHER: the path and the inode of the pipe's reading end.
 
     The path is in /proc/PID/fd of the launcher. The kernel lets only processes of the same user
-    open it, and no other process can take its name. Ranks open the pipe for each message. The inode
-    shows that the path still leads to the same pipe.
+    open it, and no other process can create a file at this path. Ranks open the pipe for each
+    message. If the launcher has ended and its PID is used again, the inode shows that the path does
+    not lead to the same pipe.
     """
     return f"/proc/{os.getpid()}/fd/{pipe} {os.fstat(pipe).st_ino}"
 

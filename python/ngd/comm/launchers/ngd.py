@@ -12,7 +12,8 @@ from .registry import surroundings
 def is_present(environ: Environ) -> bool:
     """Return True if `ngd run` started this process directly.
 
-    The hash in NGD_SURROUNDINGS differs if another launcher started this process inside a rank.
+    Return False if another launcher started this process inside a rank of `ngd run`. Then the hash
+    of the variables of other launchers differs from NGD_SURROUNDINGS, the hash that `ngd run` set.
     """
     recorded = environ.get("NGD_SURROUNDINGS")
     return "NGD_JOB" in environ and recorded in (None, surroundings(environ))

@@ -18,13 +18,13 @@ def has_pmi(environ: Environ) -> bool:
 def read_pmi(environ: Environ) -> Launch:
     """Return the `Launch` of a rank of Hydra (MPICH, Intel MPI) or of `srun --mpi=pmi2`.
 
-    The job key is that of the launcher process, from which every rank of a host descends. In mode
-    MLSL a job is on one host, so this is enough.
+    The job key identifies the launcher process, from which every rank of a host descends. This is
+    enough in build mode MLSL, in which a job is on one host.
 
-    PMI would give the name of the job over PMI_FD, but ngd must not send a request. If a rank that
-    has sent one exits without `finalize`, Hydra kills the other ranks with exit code 0. After
-    `finalize`, Hydra has closed the channel, and a later MPI_Init of the same process aborts (seen
-    with MPICH 5.0.2).
+    A PMI request over PMI_FD would return the name of the job, but ngd sends none, because of its
+    effects. If a rank that has sent a request exits without `finalize`, Hydra kills the other ranks
+    with exit code 0. After `finalize`, Hydra has closed the channel, and a later MPI_Init of the
+    same process aborts (seen with MPICH 5.0.2).
     """
     is_srun = "MPI_LOCALNRANKS" not in environ and all(
         environ.get(pmi_name) == environ.get(slurm_name)
@@ -50,9 +50,10 @@ def has_pmix(environ: Environ) -> bool:
 
 
 def read_pmix(environ: Environ) -> Launch:
-    """Return the `Launch` of a rank of `srun --mpi=pmix`, which has no variables of Open MPI.
+    """Return the `Launch` of a rank of `srun --mpi=pmix`.
 
-    The variables of the Slurm step give the number of ranks.
+    Such a rank has variables of PMIx, but not those that Open MPI's mpirun sets. So the number of
+    ranks is read from the variables of the Slurm step.
     """
     namespace = environ.get("PMIX_NAMESPACE")
     return read_launch(

@@ -14,10 +14,11 @@ from .job_names import mark_name
 def process_job_key(environ: Environ, rank_name: str) -> str:
     """Return a job key for ranks of one host, which identifies their launcher process.
 
-    The launcher process is the nearest ancestor that is not a wrapper of this rank. A wrapper, such
-    as a shell, numactl or a profiler, was started with the same value of `rank_name` as this
-    process. The key contains the start time of the launcher process, because its pid may be used
-    again.
+    `rank_name` is the environment variable with the rank. The launcher process is the nearest
+    ancestor that is not a wrapper of this rank. A wrapper is a process such as a shell, numactl or
+    a profiler, between the launcher and this process. It was started with the same value of
+    `rank_name` as this process. The key contains the start time of the launcher process, because
+    its pid may be used again.
     """
     pid = os.getppid()
     while pid > 1 and initial_variable(pid, rank_name) == environ.get(rank_name):
@@ -27,9 +28,9 @@ def process_job_key(environ: Environ, rank_name: str) -> str:
 
 
 def refuse_inherited_rank(launch: Launch) -> None:
-    """Raise InitError if an ancestor is already the rank that the environment gives this process.
+    """Raise InitError if an ancestor of this process has the same rank in the same job.
 
-    Such a process has inherited the environment of the rank that started it.
+    Then this process is not a rank: it is a child of that rank, and has inherited its environment.
     """
     mark, pid = mark_name(launch).encode(), os.getppid()
     while pid > 0:
@@ -58,7 +59,8 @@ def initial_variable(pid: int, name: str) -> str | None:
 def stat_fields(pid: int) -> list[str]:
     """Return the fields of /proc/PID/stat after the command's name, from the third field on.
 
-    proc(5) describes them. For a process that does not exist, all are "0" or "?".
+    proc(5) describes them. For a process that does not exist, the first one, the state, is "?", and
+    the others are "0".
     """
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:

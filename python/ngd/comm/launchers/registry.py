@@ -21,7 +21,9 @@ OTHER_LAUNCHERS: Final[tuple[Launcher, ...]] = (OPENMPI, FLUX, PMI, PMIX, TORCHR
 def surroundings(environ: Environ) -> str:
     """Return a hash of the variables of all launchers except `ngd run`.
 
-    If a rank of `ngd run` starts a job with another launcher, the hash differs in that job.
+    `ngd run` stores this hash in NGD_SURROUNDINGS of its ranks. If such a rank starts a job with
+    another launcher, the hash of a process of that job differs from the stored one. This shows that
+    the process is not a rank of `ngd run`.
     """
     names = (name for launcher in OTHER_LAUNCHERS for name in launcher.variables)
     variables = {name: environ[name] for name in names if name in environ}
