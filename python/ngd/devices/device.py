@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of a device to the compiler: agree, compile for the target, load.
+"""The interface of a device to the compiler.
 
-`LoweredStep` is the base of the steps of devices that run or only compile programs.
+`Device.agree` lets the ranks agree on shared variables. The compiler then compiles the graph for
+the agreement's target, and `Device.load` returns the step. `LoweredStep` is the base class of the
+steps of devices that compile programs: CPU, which runs them, and NULL, which does not.
 """
 
 from __future__ import annotations

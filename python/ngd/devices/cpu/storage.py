@@ -48,7 +48,7 @@ class CpuStorage:
 
     @property
     def is_shared(self) -> bool:
-        """True if each rank writes only its shard of the value; False if this rank writes all of it."""
+        """True if each rank writes only its shard of the value; False if each writes all of it."""
         mine = self.part is None and not self.buffer.is_common
         return not mine and self.sharing is not None
 
@@ -59,7 +59,7 @@ class CpuStorage:
 
     @property
     def kept_by(self) -> Group | None:
-        """The group whose ranks keep one part of the value each; None if this process has all of it."""
+        """The group whose ranks keep one part of the value each; None if this rank has all of it."""
         sharing = self.sharing
         return None if self.part is None or sharing is None else sharing.group
 
