@@ -91,8 +91,8 @@ class Executable(Protocol):
         dict from str to int
             "variables" counts the variables of the step. "private" and "shared" count the memory of
             intermediate values: an arena of this rank, and one that the ranks of a host share.
-            "unshared" is the size that all values would take without reuse. "recomputed" counts the bytes that
-            kernels read and write additionally because of `memory_limit`. "sharded" counts
+            "unshared" is the size that all values would take without reuse. "recomputed" counts the
+            bytes that kernels read and write additionally because of `memory_limit`. "sharded" counts
             variables that this host keeps once for all its ranks. "apart" counts variables that
             all hosts together keep once; "variables" includes them in full.
         """
@@ -222,12 +222,12 @@ class StepGraph:
     def __init__(self, graph: Graph, group: Group, options: CompileOptions) -> None:
         self.graph, self.group, self.options = graph, group, options
         self.next_values = next_values(graph, group)
-        """The updates of variables whose new values the ranks compare after the step's first call."""
+        """The updates whose new values the ranks compare after the first call of the step."""
         if self.next_values:
             warn_of_varying(self.next_values, group, call_site())
 
     def printed_graph(self) -> Graph:
-        """Return the graph for `Executable.graph`; its text names a 16-bit precision of the step."""
+        """Return the graph for `Executable.graph`; its text names the precision if it is 16-bit."""
         if not self.options.has_low_precision:
             return self.graph
         return PrintedGraph(self.graph, self.options.precision)

@@ -68,8 +68,8 @@ class Entry(NamedTuple):
 
     name: str
     words: tuple[int, int, int, int, int]
-    """Five numbers: a hash of the variable's name, 1 if `others` has groups (otherwise 0), a hash of
-    the computation of its new value, and two numbers that are a checksum of its value."""
+    """Five numbers: a hash of the variable's name, 1 if `others` has groups (otherwise 0), a hash
+    of the computation of its new value, and two numbers that are a checksum of its value."""
     others: tuple[Group, ...]
     """Further groups over which the value should be equal. Only the ranks that are in all of these
     groups should have the value of this rank, so only they are compared with it."""
@@ -106,13 +106,13 @@ CURES: Final = {
         "over the ranks (optimizer.minimize does)"
     ),
 }
-"""The advice for each kind of difference, in order of priority. If variables differ in several ways,
-the error reports the kind that comes first in this table."""
+"""The advice for each kind of difference, in order of priority. If variables differ in several
+ways, the error reports the kind that comes first in this table."""
 KINDS: Final = tuple(CURES)
 
 
 class FirstCall(_core.Hold):
-    """An object that reserves a step's variables during a run, and then compares them between ranks.
+    """An object that reserves a step's variables during a run, and compares them between ranks.
 
     A step has this object as its `hold` until a call has ended with equal variables on all ranks.
     Then `hold` becomes an object that only reserves, so later calls cost no more. `states` are the

@@ -59,7 +59,7 @@ class CpuStorage:
 
     @property
     def kept_by(self) -> Group | None:
-        """The group whose ranks keep one part of the value each; None if this rank has all of it."""
+        """The group whose ranks keep a part of the value each; None if this rank has all of it."""
         sharing = self.sharing
         return None if self.part is None or sharing is None else sharing.group
 
