@@ -41,7 +41,7 @@ class CollectiveSequence:
         self.lines: list[list[tuple[str, str]]] = [[]]
         self.heads: list[tuple[str, str]] = []  # the first line of each body that is being added
         self.branches: list[dict[int, int]] = []
-        """One dict per enclosing branch, the innermost one last. It maps the index of a group to the
+        """One dict per enclosing branch, the innermost last. It maps the index of a group to the
         number of the branch in it. Groups without collectives in the branch are absent."""
         self.counted: dict[int, int] = {}
         """A dict from the index of a group to its number of branches with its collectives."""

@@ -92,8 +92,8 @@ class Executable(Protocol):
             "variables" counts the variables of the step. "private" and "shared" count the memory of
             intermediate values: an arena of this rank, and one that the ranks of a host share.
             "unshared" is the size that all values would take without reuse. "recomputed" counts the
-            bytes that kernels read and write additionally because of `memory_limit`. "sharded" counts
-            variables that this host keeps once for all its ranks. "apart" counts variables that
+            bytes that kernels read and write additionally because of `memory_limit`. "sharded"
+            counts variables that this host keeps once for all its ranks. "apart" counts variables that
             all hosts together keep once; "variables" includes them in full.
         """
         ...

@@ -54,7 +54,7 @@ class Indexer(Protocol[N_co]):
 class ArrayMethods(Generic[N_co]):
     """The operators and methods of Node that NumPy's arrays have.
 
-    They call `_apply(name, *args)`, which the class Node defines: it calls that function of ngd.ops.
+    They call `_apply(name, *args)`. The class Node defines it: it calls that function of ngd.ops.
     """
 
     __slots__ = ()

@@ -28,7 +28,7 @@ class Cost:
 
     @classmethod
     def touching(cls, flops: int, types: Iterable[Sized]) -> Cost:
-        """Return a cost of `flops`, and of the bytes to read or write each value of `types` once."""
+        """Return a cost of `flops` and of the bytes to access each value of `types` once."""
         return cls(flops, sum([type.bytes for type in types]))
 
     def __add__(self, other: Cost) -> Cost:

@@ -19,10 +19,10 @@ class Stage(IntEnum):
     """
 
     ITSELF = 0
-    """The collective itself, or the first of its replacements, such as the part inside each host."""
+    """The collective itself, or the first of its replacements, such as the part inside hosts."""
     OTHER_FACTOR = 1
-    """The exchange of A if a gradient is a matrix product A^T B and the ranks exchange A and B instead
-    of the gradient. `ITSELF` gathers B."""
+    """The exchange of A if a gradient is a matrix product A^T B, and the ranks exchange A and B
+    instead of the gradient. `ITSELF` gathers B."""
     BETWEEN_HOSTS = 2
     """The reduction between ranks with the same index on each host, after `ITSELF` inside hosts."""
     TOTALS = 3

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The traits of ops that passes and devices read: one record for each kind of reader.
+"""The traits of ops that passes and devices read, in five records: Kernel, Fusion and so on.
 
 The class of an op states a record if one of its fields differs from the default:
-`kernel = Kernel(is_elementwise=True)`. A record replaces the one that the class inherits.
+`kernel = Kernel(is_elementwise=True)`. This replaces the whole record of the base class. Fields
+that are not given have the default, not the value that the base class gives them.
 """
 
 from __future__ import annotations
@@ -13,21 +14,23 @@ from typing import Any, NamedTuple
 class Kernel(NamedTuple):
     """The computation of an op. Passes read it to fuse, to plan memory and to choose kernels.
 
-    An op without this record has a kernel of its own name, or is replaced by its expansion.
+    If an op does not state this record, the device has a kernel with the name of the op, or the
+    compiler replaces the op by its expansion (`Op.expand`).
     """
 
     is_elementwise: bool = False
-    """True for an opcode of the fused kernel, a line in `kernels/tiles/opcodes.inc`.
+    """True for an op that the fused kernel computes by an opcode (`kernels/tiles/opcodes.inc`).
 
-    Read by fusion, layouts, mixed precision, sharding and rematerialisation. By default the op is
-    never fused with elementwise ops.
+    Fusion, layouts, mixed precision, sharding and rematerialisation read this field. An op without
+    it is not a part of elementwise kernels.
     """
     opcode: str = ""
     """The opcode of an elementwise op, read by fusion. The default is the name of the op."""
     is_conversion: bool = False
     """True for an elementwise op with a result dtype of its own, read by fusion.
 
-    The statement of a fused kernel then names both dtypes. By default they are equal.
+    The statement of a fused kernel then names the dtypes of operand and result. By default the two
+    are equal.
     """
     is_broadcast: bool = False
     """True for an op that repeats elements of its operand.
@@ -36,9 +39,9 @@ class Kernel(NamedTuple):
     layouts, sharding and costs.
     """
     is_view: bool = False
-    """True for an op whose result may be a part of the memory of its first operand.
+    """True for an op whose result can be stored as a part of its first operand, without a copy.
 
-    `Op.offset` returns its offset. Read by the memory plan, mixed precision and sharding. By
+    `Op.offset` returns the offset in bytes, or None if the result needs a copy. Read by the memory plan, mixed precision and sharding. By
     default the result has memory of its own.
     """
     is_copy: bool = False
@@ -48,8 +51,9 @@ class Kernel(NamedTuple):
     copy 16-bit floats.
     """
     reduction: str = ""
-    """The attribute `op` of the kernel "reduce" that computes this op along attrs["axes"].
+    """The kind of reduction along attrs["axes"] that the op computes, such as "sum".
 
+    It is the attribute `op` of the kernel "reduce".
     Read by the fusion of reductions, mixed precision and sharding. By default the op is not a
     reduction that elementwise kernels can compute.
     """
@@ -62,25 +66,31 @@ class Kernel(NamedTuple):
 
 
 class Fusion(NamedTuple):
-    """The roles of an op in the fusion with other ops, apart from elementwise fusion."""
+    """The fields for fusion into heavy ops and of sums. Elementwise fusion reads `Kernel` instead."""
 
     post_operations: tuple[str, ...] = ()
-    """The ops that the kernel of a heavy op can apply to its result, by their kernel names.
+    """The names of the elementwise ops that the kernel of this heavy op can apply to its result.
 
-    `fuse_post_operations` puts them into the attribute `post`. By default none is fused.
+    `fuse_post_operations` moves such an op into the attribute `post` of the heavy op. By default
+    it moves none.
     """
     is_addition: bool = False
     """True for the sum of two operands.
 
-    `fuse_post_operations` fuses one after a heavy op as a bias or a residual sum.
+    If a heavy op computes one operand, `fuse_post_operations` fuses the addition into the heavy op,
+    as a bias or a residual sum.
     """
     is_multiplication: bool = False
-    """True for the elementwise product of two operands. `share_sums` looks for factors in it."""
-    is_linear_reduction: bool = False
-    """True for a reduction of a * x that is a times the reduction of x if a is constant in it.
+    """True for the elementwise product of two operands.
 
-    `share_sums` moves such factors out. Mixed precision treats other reductions like a maximum,
-    whose result is one of the elements: the result and its operand keep the same bits.
+    `share_sums` moves a factor of a product that is constant along the axes of a sum out of the sum.
+    """
+    is_linear_reduction: bool = False
+    """True for a sum or a mean: if a is constant along the axes, the sum of a * x is a * sum(x).
+
+    `share_sums` moves such factors out of sums. Mixed precision treats any other reduction like a
+    maximum, whose result is one of the elements: it rounds neither operand nor result, because
+    gradients compare the two.
     """
 
 
