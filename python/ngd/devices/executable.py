@@ -93,8 +93,8 @@ class Executable(Protocol):
             intermediate values: an arena of this rank, and one that the ranks of a host share.
             "unshared" is the size that all values would take without reuse. "recomputed" counts the
             bytes that kernels read and write additionally because of `memory_limit`. "sharded"
-            counts variables that this host keeps once for all its ranks. "apart" counts variables that
-            all hosts together keep once; "variables" includes them in full.
+            counts the variables that this host keeps once for all its ranks. "apart" counts those
+            that all hosts together keep once; "variables" includes them in full.
         """
         ...
 
@@ -190,7 +190,7 @@ class CountedHold(_core.Hold):
 def hold_of(read: list[_core.Cell], written: list[_core.Cell], device: str) -> _core.Hold:
     """Return the object that reserves the variables of a step while the step runs.
 
-    A conflicting use of one of these variables in another thread raises a BusyError meanwhile.
+    Until then, a conflicting use of these variables in another thread raises a BusyError.
     """
     if not metrics.is_enabled():
         return _core.Hold(read, written, device)

@@ -35,9 +35,9 @@ class Op:
     """The definition of an op. A subclass has one instance, which `register` returns.
 
     The instance is the public function: `__call__` normalizes the arguments of the caller and
-    returns `self.node(inputs, attrs)`. Attributes are hashable. An op is computed by a native kernel
-    of the same name, by an opcode of the elementwise kernel, or by the ops that `expand` returns.
-    An op with a native kernel may also have `expand`; tests then compare the two.
+    returns `self.node(inputs, attrs)`. Attributes are hashable. An op is computed by a kernel of
+    the same name in C++, by an opcode of the elementwise kernel, or by the ops that `expand` returns.
+    An op with a kernel may also have `expand`; tests then compare the two.
 
     Every op has `infer`, `reference`, `samples`, and `grad` or `expand`. Everything else is
     optional: records (traits.py), and methods for each of their readers. An op that is composed of
@@ -64,8 +64,8 @@ class Op:
     comm: ClassVar[Comm] = Comm()
     """The record of the op's dependence on other ranks: a collective, or the number of the rank."""
     order: Order | None = None
-    """The sort key by which all ranks start their collectives in one order. The compiler sets it for a
-    collective, and for a loop or branch that contains one; None for other ops."""
+    """The sort key by which all ranks start their collectives in one order. The compiler sets it for
+    a collective, and for a loop or branch that contains one; None for other ops."""
     smooth: ClassVar[bool] = True
     """True if tests compare second derivatives with finite differences."""
     batching: ClassVar[Literal["", "leading", "axis", "axes"]] = ""
@@ -105,8 +105,8 @@ class Op:
     def grad(self, node: Node, dy: Any) -> Sequence[Node | None]:
         """Return the adjoint of each input, given the adjoint of the result.
 
-        The adjoint of an input is None if the input has no gradient. If the op has several results, `node` is
-        the first one and `dy` is a tuple of adjoints. An adjoint in `dy` is None, which stands for
+        The adjoint of an input is None if the input has no gradient. If the op has several results,
+        `node` is the first one and `dy` is a tuple of adjoints. An adjoint in `dy` is None, which stands for
         zeros, if the loss does not depend on that result.
         """
         raise GradientError(
@@ -170,7 +170,7 @@ class Op:
         return None
 
     def gradient_factors(self, node: Node) -> tuple[Node, Node] | None:
-        """Return (A, B) if the node is a product A^T B of 2-d arrays without fused ops, else None."""
+        """Return (A, B) if the node is A^T B for 2-d arrays, without fused ops; else None."""
         return None
 
     def replace_row_major(self, node: Node) -> Node | None:

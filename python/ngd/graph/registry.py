@@ -2,8 +2,8 @@
 """The registry of ops and of the functions of ngd.ops, by name.
 
 `ngd.ops` fills it when it is imported. The operators and methods of nodes, and NumPy's functions on
-nodes, look ops up here, because this layer cannot import `ngd.ops`. In the rest of ngd, the import of
-a module changes no other module.
+nodes, look ops up here, because this layer cannot import `ngd.ops`. In the rest of ngd, the
+import of a module changes no other module.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ class Kernel(NamedTuple):
     is_view: bool = False
     """True for an op whose result can be stored as a part of its first operand, without a copy.
 
-    `Op.offset` returns the offset in bytes, or None if the result needs a copy. Read by the memory plan, mixed precision and sharding. By
-    default the result has memory of its own.
+    `Op.offset` returns the offset in bytes, or None if the result needs a copy. The memory plan,
+    mixed precision and sharding read this field. By default the result has memory of its own.
     """
     is_copy: bool = False
     """True for an op that copies elements and computes nothing.
@@ -66,7 +66,7 @@ class Kernel(NamedTuple):
 
 
 class Fusion(NamedTuple):
-    """The fields for fusion into heavy ops and of sums. Elementwise fusion reads `Kernel` instead."""
+    """The fields for fusion into heavy ops and of sums. Elementwise fusion reads `Kernel`."""
 
     post_operations: tuple[str, ...] = ()
     """The names of the elementwise ops that the kernel of this heavy op can apply to its result.
@@ -83,14 +83,15 @@ class Fusion(NamedTuple):
     is_multiplication: bool = False
     """True for the elementwise product of two operands.
 
-    `share_sums` moves a factor of a product that is constant along the axes of a sum out of the sum.
+    If one factor of a product is constant along the axes of a sum, `share_sums` may move it out of
+    the sum.
     """
     is_linear_reduction: bool = False
     """True for a sum or a mean: if a is constant along the axes, the sum of a * x is a * sum(x).
 
-    `share_sums` moves such factors out of sums. Mixed precision treats any other reduction like a
-    maximum, whose result is one of the elements: it rounds neither operand nor result, because
-    gradients compare the two.
+    `share_sums` moves such factors out of it. Mixed precision treats any other reduction like a
+    maximum, whose result is one of the elements: the result and its operand keep the same bits,
+    because gradients compare them.
     """
 
 

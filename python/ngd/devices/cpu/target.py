@@ -28,7 +28,7 @@ class CpuTarget:
     def query(
         self, op: str, inputs: Sequence[Type], outputs: Sequence[Type], attrs: Mapping[str, Any]
     ) -> Verdict:
-        """Return the kernel for an op on these types, or the reasons why there is none; cached."""
+        """Return the kernel for an op on these types, or the reasons for its absence; cached."""
         attrs_key = tuple([(k, type(v), v) for k, v in attrs.items()])
         return ask(self.threads, op, tuple(inputs), tuple(outputs), attrs_key)
 
@@ -45,7 +45,7 @@ def ask(
     outputs: tuple[Type, ...],
     attrs: tuple[tuple[str, type, Any], ...],
 ) -> Verdict:
-    """Return the kernel for an op on these types, or the reasons why there is none.
+    """Return the kernel for an op on these types, or the reasons for its absence.
 
     The results are cached, because a step repeats the same layers, and a step for evaluation has
     layers of the step for training. As values of an attribute, 1, 1.0 and True differ, but as keys

@@ -195,7 +195,7 @@ class InterpreterExecutable(CompiledStep):
         return outputs if out is None else list(out)
 
     def run(self, inputs: list[Array], outputs: list[Array]) -> None:
-        """Run the step once. `hold.run` calls this, and reserves the step's variables meanwhile."""
+        """Run the step once. The caller, `hold.run`, reserves the step's variables for the run."""
         values: dict[Node, Array] = {v: s.value for v, s in self.storages.items()}
         with self.ranks.collectives_scope():
             results, updates = reference.evaluate(self.evaluated, inputs, values, self.ranks)
