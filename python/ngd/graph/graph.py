@@ -65,8 +65,8 @@ class Graph:
 
         The walk visits each node after its inputs. If an op has several results, `change` is called
         with the first one. It then returns a tuple with the replacement of each result, or a node:
-        the first result of another op, whose results replace them one by one. `order` is another order of the
-        graph's nodes in which each node comes after its inputs.
+        the first result of another op, whose results replace them one by one. `order` is
+        another order of the graph's nodes in which each node comes after its inputs.
         """
         new: dict[Node, Node] = {}  # the changed nodes only
         with at_site("") as move_to, keep_float32(False):
@@ -130,7 +130,7 @@ class Graph:
         return self.text()
 
     def text(self, precision: DType = float32) -> str:
-        """Return the printed graph. The first line names the step's precision if it is not float32."""
+        """Return the printed graph. Its first line names the precision if it is not float32."""
         values = [result for node in self.nodes for result in node.results]
         numbers = {value: f"%{i}" for i, value in enumerate(values)}
         given = ", ".join(f'"{n.attrs["name"]}": {n.type.short}' for n in self.inputs)

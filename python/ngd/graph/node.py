@@ -36,7 +36,7 @@ class Op:
 
     The instance is the public function: `__call__` normalizes the arguments of the caller and
     returns `self.node(inputs, attrs)`. Attributes are hashable. An op is computed by a kernel of
-    the same name in C++, by an opcode of the elementwise kernel, or by the ops that `expand` returns.
+    the same name in C++, by an opcode of the elementwise kernel, or by the ops of `expand`.
     An op with a kernel may also have `expand`; tests then compare the two.
 
     Every op has `infer`, `reference`, `samples`, and `grad` or `expand`. Everything else is
@@ -64,8 +64,8 @@ class Op:
     comm: ClassVar[Comm] = Comm()
     """The record of the op's dependence on other ranks: a collective, or the number of the rank."""
     order: Order | None = None
-    """The sort key by which all ranks start their collectives in one order. The compiler sets it for
-    a collective, and for a loop or branch that contains one; None for other ops."""
+    """The sort key by which all ranks start their collectives in one order. The compiler sets it
+    for a collective, and for a loop or branch that contains one; None for other ops."""
     smooth: ClassVar[bool] = True
     """True if tests compare second derivatives with finite differences."""
     batching: ClassVar[Literal["", "leading", "axis", "axes"]] = ""
@@ -106,8 +106,8 @@ class Op:
         """Return the adjoint of each input, given the adjoint of the result.
 
         The adjoint of an input is None if the input has no gradient. If the op has several results,
-        `node` is the first one and `dy` is a tuple of adjoints. An adjoint in `dy` is None, which stands for
-        zeros, if the loss does not depend on that result.
+        `node` is the first one and `dy` is a tuple of adjoints. An adjoint in `dy` is None, which
+        stands for zeros, if the loss does not depend on that result.
         """
         raise GradientError(
             f"{self.name}: expected an op with a gradient; got {self.name} (used at {node.site}), "

@@ -60,7 +60,7 @@ class SharingRecord:
     def expect_process(self, name: str) -> None:
         """Raise a GroupClosedError if this process is a forked child of a rank.
 
-        A forked child must not read shared memory, because the rank may write to it during the read.
+        A forked child must not read shared memory, because the rank may write to it then.
         """
         if os.getpid() != self.process:
             raise GroupClosedError(

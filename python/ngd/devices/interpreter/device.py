@@ -149,7 +149,7 @@ class InterpreterDevice:
         return nullcontext()
 
     def agree(self, source: StepGraph) -> InterpreterAgreement:
-        """Return an empty agreement. Ranks share no variables, so they need not communicate."""
+        """Return an empty agreement. No variable is shared, so the ranks do not communicate."""
         return InterpreterAgreement()
 
     def load(
