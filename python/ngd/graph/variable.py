@@ -44,8 +44,10 @@ class Storage(Protocol):
         ...
 
     def assigning(self) -> AbstractContextManager[Any]:
-        """Return the context for an assignment, which closes the group if ranks share the variable and
-        an exception is raised."""
+        """Return the context for an assignment.
+
+        If ranks share the variable, an exception in the context closes the group.
+        """
         ...
 
     def refusal(self, value: Array) -> str | None:
@@ -223,7 +225,7 @@ class Variable(Node):
         return self.numpy().item()
 
     def _expect_no_trace(self, call: str) -> None:
-        """Raise a TypeError in a traced function, which would use the present value in all calls."""
+        """Raise a TypeError in a traced function, which would fix the present value for all calls."""
         if TRACING.get():
             raise TypeError(
                 f"{call}: expected a variable outside of a traced function; got "
@@ -353,7 +355,7 @@ def variable(name: str, initial: Any, *, per_rank: bool = False) -> Variable:
 
 
 def is_one_number(array: Array) -> bool:
-    """Return whether an array repeats one number in memory, as np.broadcast_to(1.0, (2, 3)) does."""
+    """Return whether an array repeats one number in memory, as np.broadcast_to(1.0, (2,)) does."""
     return array.size > 1 and not any(array.strides)
 
 

@@ -2,9 +2,9 @@
 """Names of variables that are unique among the variables of one step or optimizer.
 
 A variable's own name depends only on its model. So a model has the same keys in checkpoints and the
-same random first values, which depend on the names, in each program. Two models may therefore have variables of one name. In a step or optimizer with both,
-each model gets a prefix of its own: the variables of the second model are "model_1.weight" and so
-on. The models are counted in the order in which they were constructed, which is equal on all ranks
+same random first values, which depend on the names, in each program. Two models may
+therefore have variables of one name. In a step or optimizer with both, each model gets a prefix of
+its own: the variables of the second model are "model_1.weight" and so on. The models are counted in the order in which they were constructed, which is equal on all ranks
 that run one program.
 """
 
@@ -61,8 +61,8 @@ class UniqueNames:
         self.names: dict[Any, str] = {}
         """The unique name of each variable."""
         self.prefixes: dict[Scope | None, str] = {}
-        """The prefix of each model among these variables. It differs from `Scope.prefix` if that would
-        give a variable a name that a variable of another model has."""
+        """The prefix of each model among these variables. It differs from `Scope.prefix` if that
+        would give a variable a name that a variable of another model has."""
 
     def add(self, variables: Iterable[Any]) -> None:
         """Add variables; raise a ValueError for equal names in one model or outside of models."""

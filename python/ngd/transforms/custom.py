@@ -145,7 +145,7 @@ class UserGradient:
     ) -> Sequence[Node | None]:
         """Return an adjoint per result and per operand.
 
-        The adjoints of the results are None, so that the ops of the function are not differentiated.
+        The adjoints of the results are None, so that the function's ops are not differentiated.
         The adjoints of the operands come from the user's gradient function.
         """
         cotangents = [
@@ -169,7 +169,7 @@ class UserGradient:
         return [*(None for _ in results), *of_operands]
 
     def adjoint(self, value: Any, of: Node) -> Node | None:
-        """Return an adjoint that the user's function gave, as a node of the type of the operand `of`.
+        """Return an adjoint from the user's function as a node of the type of the operand `of`.
 
         None stays None: the operand gets no gradient.
         """

@@ -102,8 +102,8 @@ def pull_back(
 ) -> list[Node | None]:
     """Return the adjoint of each node in `targets`; None if the results do not depend on it.
 
-    `dy` has the adjoint of each result.
-    A node may occur twice among the results. Its adjoints are then added.
+    `dy` has the adjoint of each result. A node may occur twice among the results. Its adjoints are
+    then added.
     """
     seeds: dict[Node, Node] = {}
     for result, part in zip(results, dy, strict=True):

@@ -32,9 +32,8 @@ def jacobian(f: Callable[..., Any], argnums: int | tuple[int, ...] = 0) -> Funct
     -------
     Function
         A function of the arguments of `f`. It returns arrays whose shape is the shape of the result
-        followed by the shape of the argument. For each leaf of the result of `f`, in the structure of
-        the result, there is one such array per leaf of the argument, in the structure of the
-        argument.
+        followed by the shape of the argument. The structure of the result has, in place of
+        each leaf, the structure of the argument with one array per leaf of the argument.
 
     Notes
     -----

@@ -114,8 +114,7 @@ class Recomputation:
     follows_graph = True
     """True because the rule uses no nodes other than its arguments and what they are computed from.
 
-    So vmap can call the same rule with mapped nodes.
-    See ops/batching/user_functions.py.
+    So vmap can call the same rule with mapped nodes. See ops/batching/user_functions.py.
     """
 
     def __init__(self, name: str) -> None:

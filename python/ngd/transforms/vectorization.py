@@ -116,8 +116,8 @@ def vectorize(
 ) -> Function:
     """Return the mapped function of f.
 
-    The axes are given as `axes_tree` returns them: leaves and structure are hashable, so that a call
-    with equal axes finds the mapped function in the cache.
+    The axes are given as `axes_tree` returns them: their leaves and structure are hashable, so
+    that a call with equal axes finds the mapped function in the cache.
     """
     in_axes, out_axes = in_structure.rebuild(in_leaves), out_structure.rebuild(out_leaves)
     signature = signature_of(f)
