@@ -14,7 +14,7 @@ from .numpy_calls import call_function, call_ufunc
 
 Axis: TypeAlias = int | Sequence[int] | None
 N_co = TypeVar("N_co", covariant=True)
-"""The class of nodes, which is defined in node.py and inherits these methods."""
+"""The type variable for the class Node of node.py, which inherits these methods."""
 
 
 class IndexedPart(Protocol[N_co]):

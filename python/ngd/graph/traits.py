@@ -96,37 +96,40 @@ class Fusion(NamedTuple):
 
 
 class Numerics(NamedTuple):
-    """The use of 16-bit floats. Mixed precision and gradients read it.
+    """The use of 16-bit floats. Mixed precision and gradients read this record.
 
-    An op without this record computes float32 if the user asks for mixed precision, unless it is
-    elementwise, a copy or a reduction. Its gradient is computed in the dtype of its operands.
+    In a step of mixed precision, an op without this record reads and returns float32. Exceptions
+    are elementwise ops, ops that only move elements, and reductions. Its gradient is computed in the dtype of its operands.
     """
 
     is_contraction: bool = False
     """True for a matrix multiplication or a convolution: mixed precision casts its two factors.
 
-    The attribute `dtype` gives the dtype of the result; further operands may be float32.
+    The cast is to the 16-bit precision of the step. The attribute `dtype` of the node gives the
+    dtype of the result; further operands, such as a bias, may be float32.
     """
     can_keep_16_bits: bool = False
-    """True for an op that may read and store 16-bit floats, since it adds only a few elements."""
+    """True for an op that may read and store 16-bit floats, such as pooling: it adds few elements."""
     has_float32_results: bool = False
     """True for an op whose results are float32 if its operand is a 16-bit float."""
     needs_float32_gradient: bool = False
-    """True for an op with a gradient of several roundings, which is computed in float32.
+    """True for an op whose gradient is computed in float32, because it would be rounded repeatedly.
 
     Ops that copy, choose, negate or add round at most once, and do not set it.
     """
 
 
 class Layout(NamedTuple):
-    """The order of axes in memory. `assign_layouts` and reports read it."""
+    """The order in memory of the axes of an op's arrays. `assign_layouts` and reports read it."""
 
     name: str = "row-major"
     """The name of the layout in reports."""
     row_major_op: Any = None
-    """The op that this one computes in another layout; see `Op.replace_row_major`.
+    """The standard op with row-major operands, of which the op with this record is a variant.
 
-    By default `assign_layouts` never makes this op.
+    The variant computes the same in another layout. `assign_layouts` replaces the standard op with
+    the variant if the device has a kernel for it; see `Op.replace_row_major`. None, the default:
+    the op is not a variant.
     """
     is_transpose: bool = False
     """True for an op that returns its operand with its axes in the order attrs["axes"].
@@ -141,8 +144,8 @@ class Comm(NamedTuple):
     is_collective: bool = False
     """True for an op that exchanges data with other ranks.
 
-    The compiler gives it a number in the order that all ranks keep, and starts it early. By default
-    an op runs on its rank only.
+    The compiler gives it a number, the same on all ranks, by which the ranks start collectives in
+    one order. The compiler starts it early. By default an op runs on its rank only.
     """
     has_group_value: bool = False
     """True for an op whose value is determined by the group, such as the number of the rank.

@@ -4,8 +4,9 @@
 A variable's own name depends only on its model. So a model has the same keys in checkpoints and the
 same random first values, which depend on the names, in each program. Two models may
 therefore have variables of one name. In a step or optimizer with both, each model gets a prefix of
-its own: the variables of the second model are "model_1.weight" and so on. The models are counted in the order in which they were constructed, which is equal on all ranks
-that run one program.
+its own: the variables of the second model are "model_1.weight" and so on. The models
+are counted in the order in which they were constructed, which is equal on all ranks that run one
+program.
 """
 
 from __future__ import annotations
