@@ -98,8 +98,9 @@ class Fusion(NamedTuple):
 class Numerics(NamedTuple):
     """The use of 16-bit floats. Mixed precision and gradients read this record.
 
-    In a step of mixed precision, an op without this record reads and returns float32. Exceptions
-    are elementwise ops, ops that only move elements, and reductions. Its gradient is computed in the dtype of its operands.
+    In a step of mixed precision, an op without this record computes in float32. Exceptions are
+    elementwise ops, ops that only move elements, and reductions. By default the gradient of an op
+    is computed in the dtype of its operands.
     """
 
     is_contraction: bool = False
@@ -109,7 +110,7 @@ class Numerics(NamedTuple):
     dtype of the result; further operands, such as a bias, may be float32.
     """
     can_keep_16_bits: bool = False
-    """True for an op that may read and store 16-bit floats, such as pooling: it adds few elements."""
+    """True for an op that may read and store 16-bit floats, as it adds few elements: pooling."""
     has_float32_results: bool = False
     """True for an op whose results are float32 if its operand is a 16-bit float."""
     needs_float32_gradient: bool = False
@@ -125,7 +126,7 @@ class Layout(NamedTuple):
     name: str = "row-major"
     """The name of the layout in reports."""
     row_major_op: Any = None
-    """The standard op with row-major operands, of which the op with this record is a variant.
+    """The standard op with row-major operands. The op with this record is a variant of it.
 
     The variant computes the same in another layout. `assign_layouts` replaces the standard op with
     the variant if the device has a kernel for it; see `Op.replace_row_major`. None, the default:

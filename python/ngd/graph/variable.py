@@ -225,7 +225,7 @@ class Variable(Node):
         return self.numpy().item()
 
     def _expect_no_trace(self, call: str) -> None:
-        """Raise a TypeError in a traced function, which would keep the present value for ever."""
+        """Raise a TypeError in a traced function, which would always use the present value."""
         if TRACING.get():
             raise TypeError(
                 f"{call}: expected a variable outside of a traced function; got "
