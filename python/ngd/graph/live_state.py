@@ -5,7 +5,8 @@ An optimizer makes the moments of a parameter when it first updates that paramet
 `@ngd.function` this happens in the first call, after a checkpoint was loaded. So a LiveState keeps
 the values that were loaded for variables that do not exist yet. They are *pending*. A new variable
 takes its pending value. The first call of a step that updates a variable of the state checks that
-no pending value is left, and that each variable had a pending value if values were loaded.
+no pending value is left. If a complete state was loaded, it also checks that each variable had a
+pending value.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ class Kernel(NamedTuple):
     is_elementwise: bool = False
     """True for an op that the fused kernel computes by an opcode (`kernels/tiles/opcodes.inc`).
 
-    Fusion, layouts, mixed precision, sharding and rematerialisation read this field. An op without
-    it is not a part of elementwise kernels.
+    Fusion, layouts, mixed precision, sharding and rematerialisation read this field. By default
+    they do not treat the op as elementwise.
     """
     opcode: str = ""
     """The opcode of an elementwise op, read by fusion. The default is the name of the op."""
@@ -53,8 +53,8 @@ class Kernel(NamedTuple):
     reduction: str = ""
     """The kind of reduction along attrs["axes"] that the op computes, such as "sum".
 
-    It is the attribute `op` of the kernel "reduce".
-    Read by the fusion of reductions, mixed precision and sharding. By default the op is not a
+    It is the attribute `op` of the kernel "reduce". The fusion of reductions, mixed precision and
+    sharding read this field. By default the op is not a
     reduction that elementwise kernels can compute.
     """
     control_flow: str = ""
