@@ -87,7 +87,10 @@ def convert(value: Any, target: Type, where: str) -> Array:
 
 
 def is_python(value: Any) -> bool:
-    """Return whether a value is a Python number or a list of them, which take the input's dtype."""
+    """Return whether an argument is a Python number, or a list or tuple of Python numbers.
+
+    Such an argument takes the dtype of the step's input. An array has to have a dtype that fits.
+    """
     if isinstance(value, (list, tuple)):
         return all(map(is_python, value))
     return isinstance(value, (bool, int, float))
@@ -106,7 +109,10 @@ def is_kind_allowed(array: Array, dtype: DType) -> bool:
 
 
 def loses_values(array: Array, converted: Array) -> bool:
-    """Return whether a conversion has changed an integer, or has made a float infinite."""
+    """Return whether a conversion has changed an integer, or has made a finite float infinite.
+
+    The rounding of a float does not count as a loss.
+    """
     if array.dtype.kind == "f":
         return bool((np.isinf(converted) != np.isinf(array)).any())
     return bool((converted.astype(object) != array.astype(object)).any())

@@ -29,9 +29,9 @@ MESSAGES: Final = {kind.wire for kind in KINDS.values() if kind.is_point_to_poin
 class CollectiveSequence:
     """The groups in which a step communicates, and the sequence of its collectives in each of them.
 
-    Number 0 is the group of the step. The other groups are numbered in the order of their first
-    collective. Messages between two ranks are not part of a sequence. Different steps may have the
-    same sequence. So the ranks also compare the number of the step, a hash of its computation
+    Each group has an index. Index 0 is the group of the step. The other groups follow in the order
+    of their first collective. Messages between two ranks are not part of a sequence. Different
+    steps may have the same sequence. So the ranks also compare a hash of the step's computation
     (passes/fingerprint.py).
     """
 
@@ -41,13 +41,13 @@ class CollectiveSequence:
         self.lines: list[list[tuple[str, str]]] = [[]]
         self.heads: list[tuple[str, str]] = []  # the first line of each body that is being added
         self.branches: list[dict[int, int]] = []
-        """For each branch that is being added: the branch's number in a group, by the number of the
-        group. It has only the groups that have a collective in the branch."""
+        """One dict per enclosing branch, the innermost last. It maps the index of a group to the
+        number of the branch in it. Groups without collectives in the branch are absent."""
         self.counted: dict[int, int] = {}
-        """For the number of a group, the number of branches that have a collective of the group."""
+        """A dict from the index of a group to its number of branches with its collectives."""
 
     def number(self, group: Ranks | None) -> int:
-        """Return the number of a group, and add a new group. None is the group of the step."""
+        """Return the index of a group, and add a new one. None is the group of the step."""
         if group is None:
             return 0
         if group not in self.groups:
@@ -58,9 +58,9 @@ class CollectiveSequence:
     def add(self, kind: str, attrs: Mapping[str, Any], type: Type, number: int, site: str) -> int:
         """Add a collective of a group, and return the number of its branch; 0 outside of branches.
 
-        Each group counts the branches that have one of its collectives, in the order of the first
-        one. A branch without collectives may exist on some ranks only. A branch whose collectives
-        are those of another group has none on a rank that is the only member of that group.
+        `number` is the index of the group. Each group numbers only the branches that have one of
+        its collectives, from 1, in the order of their first collective. So the numbers are equal on
+        all ranks of the group, even if some ranks have further branches without its collectives.
         """
         if kind in MESSAGES:
             return 0
@@ -75,7 +75,10 @@ class CollectiveSequence:
     def inside(
         self, op: str, attrs: Mapping[str, Any], site: str, bodies: Sequence[Item]
     ) -> Iterator[Item]:
-        """Yield the bodies of a loop or branch; the caller adds the collectives of each body."""
+        """Yield the bodies of a loop or branch one by one, and add lines that mark begin and end.
+
+        The caller adds the collectives of a body before it asks for the next body.
+        """
         for number, body in enumerate(bodies):
             head = (f"{op}, graph {number}, {attrs.get('length', 1)} times:", site)
             self.heads.append(head)
@@ -110,7 +113,10 @@ class CollectiveSequence:
 
 
 def collective_line(kind: str, attrs: Mapping[str, Any], type: Type) -> str:
-    """Return the line of a collective in a sequence, without what may differ between ranks."""
+    """Return the line of a collective in a sequence.
+
+    The line leaves out the values that may differ between ranks, such as the algorithm.
+    """
     local = {"algorithm", "receive_counts", "counts" if "receive_counts" in attrs else "algorithm"}
     attrs_text = "".join(f" {k}={v}" for k, v in sorted(attrs.items()) if k not in local)
     return f"{kind}{attrs_text} {type.dtype.name if 'counts' in attrs else type}"

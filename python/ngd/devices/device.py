@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of a device to the compiler: agree, compile for the target, load.
+"""The interface of a device to the compiler.
 
-`LoweredStep` is the base of the steps of devices that run or only compile programs.
+`Device.agree` lets the ranks agree on shared variables. The compiler then compiles the graph for
+the agreement's target, and `Device.load` returns the step. `LoweredStep` is the base class of the
+steps of devices that compile programs: CPU, which runs them, and NULL, which does not.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from .explanation import Explanation
 
 @dataclass(frozen=True)
 class Lowered:
-    """A graph that was compiled for a target: the plan, and the program."""
+    """A compiled graph: its plan (instructions and memory), and its program for the C++ core."""
 
     plan: Plan
     program: _core.ProgramBuilder
@@ -31,7 +33,7 @@ class Lowered:
 
 
 class LoweredStep(CompiledStep):
-    """The base of steps that have a plan and a program."""
+    """The base class of steps with a plan (instructions and memory) and a program in C++."""
 
     def __init__(
         self, source: StepGraph, target: Target, lowered: Lowered, plan_again: Callable[[], Plan]
@@ -58,7 +60,10 @@ class Agreement(Protocol):
 
     @property
     def target(self) -> Target | None:
-        """The target of the passes; None for a device that runs graphs and not programs."""
+        """The object that passes ask for kernels and ranks; None on the INTERPRETER.
+
+        The INTERPRETER evaluates graphs and compiles no program.
+        """
         ...
 
 
@@ -87,6 +92,7 @@ class Device(Protocol[AgreementType]):
     ) -> Executable:
         """Allocate the memory of a compiled step and construct its kernels.
 
-        `plan_again` compiles the step once more, for `Executable.explain`.
+        `plan_again` is a function that compiles the step once more. `Executable.explain` calls it
+        to follow a node through the compiler.
         """
         ...

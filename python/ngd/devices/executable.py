@@ -89,11 +89,12 @@ class Executable(Protocol):
         Returns
         -------
         dict from str to int
-            "variables" counts variables, "private" and "shared" the two arenas. "unshared" is the
-            size that all values would take without reuse. "recomputed" counts the bytes that
-            kernels read and write additionally because of `memory_limit`. "sharded" counts
-            variables that this host keeps once for all its ranks. "apart" counts variables that
-            all hosts together keep once; "variables" includes them in full.
+            "variables" counts the variables of the step. "private" and "shared" count the memory of
+            intermediate values: an arena of this rank, and one that the ranks of a host share.
+            "unshared" is the size that all values would take without reuse. "recomputed" counts the
+            bytes that kernels read and write additionally because of `memory_limit`. "sharded"
+            counts the variables that this host keeps once for all its ranks. "apart" counts those
+            that all hosts together keep once; "variables" includes them in full.
         """
         ...
 
@@ -118,8 +119,8 @@ class Executable(Protocol):
         """Return FLOP and bytes of one run, after the compiler has fused ops.
 
         A FLOP is one operation on one element, such as a multiplication, an addition, a comparison
-        or an exponential. Loops count all iterations. Of the branches of `ops.cond` the longest
-        counts.
+        or an exponential. Loops count all iterations. Of the branches of `ops.cond`, the one
+        with the most FLOP counts.
         """
         ...
 
@@ -161,15 +162,17 @@ class Executable(Protocol):
         Returns
         -------
         str
-            For each group of the step: that all ranks agree, or the first difference with both call
-            sites. The text also reports that ranks compute different values, which is allowed.
+            For each group of the step: that all ranks call the same collectives, or the first
+            difference between two ranks, with the call site on each of them. If the collectives
+            agree but the ranks compile different computations, which is allowed, the text names
+            the first rank that differs from rank 0.
             All ranks of a group get the same text.
         """
         ...
 
 
 class CountedHold(_core.Hold):
-    """A hold of the variables of a step that also counts the step's runs, for NGD_METRICS."""
+    """An object that reserves a step's variables during its runs, and counts them (NGD_METRICS)."""
 
     def __init__(
         self, read: list[_core.Cell], written: list[_core.Cell], device: str, tally: metrics.Tally
@@ -185,7 +188,10 @@ class CountedHold(_core.Hold):
 
 
 def hold_of(read: list[_core.Cell], written: list[_core.Cell], device: str) -> _core.Hold:
-    """Return the object that holds the variables of a step while it runs."""
+    """Return the object that reserves the variables of a step while the step runs.
+
+    Until then, a conflicting use of these variables in another thread raises a BusyError.
+    """
     if not metrics.is_enabled():
         return _core.Hold(read, written, device)
     metrics.begin()
@@ -193,7 +199,7 @@ def hold_of(read: list[_core.Cell], written: list[_core.Cell], device: str) -> _
 
 
 def plural(count: int, noun: str) -> str:
-    """Return a number with its noun, in the plural if the number is not 1."""
+    """Return a count with its noun, such as "1 input" or "3 inputs"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
@@ -207,21 +213,21 @@ def format_bytes(count: float) -> str:
 
 
 class StepGraph:
-    """A graph to compile, with its group, its options and its next values of variables.
+    """A graph to compile, with its group, its options and the new values of its variables.
 
-    The constructor warns of next values that may differ between ranks. It does so before the ranks
-    communicate. So if the warning is an error, no other rank waits for an answer.
+    The constructor warns of new values that may differ between ranks. It warns before the ranks
+    communicate. So if Python turns the warning into an exception, no other rank waits for this one.
     """
 
     def __init__(self, graph: Graph, group: Group, options: CompileOptions) -> None:
         self.graph, self.group, self.options = graph, group, options
         self.next_values = next_values(graph, group)
-        """The next values that the ranks compare after the first call."""
+        """The updates whose new values the ranks compare after the first call of the step."""
         if self.next_values:
             warn_of_varying(self.next_values, group, call_site())
 
     def printed_graph(self) -> Graph:
-        """Return the graph that `Executable.graph` shows, whose text names the precision."""
+        """Return the graph for `Executable.graph`; its text names the precision if it is 16-bit."""
         if not self.options.has_low_precision:
             return self.graph
         return PrintedGraph(self.graph, self.options.precision)
@@ -285,7 +291,7 @@ class CompiledStep(BoundToProcess):
         return 0 if plan is None else len(plan.steps)
 
     def checksum(self, variable: Node) -> tuple[int, int] | None:
-        """Return a checksum of a variable, which the step holds; None if the ranks share it."""
+        """Return a checksum of a variable that the step has reserved; None if ranks share it."""
         raise NotImplementedError(self.device)
 
     def prepare(self, arrays: Sequence[Any], named: Mapping[str, Any]) -> list[Array]:
@@ -309,7 +315,10 @@ class CompiledStep(BoundToProcess):
         return arguments.convert(value, self.input_types[number], where)
 
     def results(self, out: Sequence[Any] | None, inputs: list[Array]) -> list[Array]:
-        """Return new arrays for the outputs, or those of the caller, which may not overlap."""
+        """Return new arrays for the outputs, or the arrays of `out` if it is given.
+
+        Raise a ValueError if an array of `out` overlaps an argument or another array of `out`.
+        """
         if out is None:
             return [np.empty(t.shape, t.dtype) for t in self.output_types]
         if len(out) != len(self.output_types):

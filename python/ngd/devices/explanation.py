@@ -27,7 +27,7 @@ LEAVES: Final[dict[Op, str]] = {
     VARIABLE: "a variable: the step reads its value",
     CONSTANT: "a constant: its value is known since the step was compiled",
 }
-"""The explanation of a leaf, by its op."""
+"""The text that explains a node without inputs, by the op of the node."""
 
 
 class Explanation:
@@ -37,7 +37,7 @@ class Explanation:
         self.plan_again, self.target = plan_again, target
 
     def of(self, step: CompiledStep, node: Node) -> str:
-        """Return a text about the instructions of a step that compute a node."""
+        """Return a text that describes `node` and the instructions of `step` that compute it."""
         expect_computed(step, node)
         with tagged(step.graph.nodes), recorded() as rewrites, catch_warnings():
             simplefilter("ignore")  # the first compilation has issued the warnings
@@ -85,7 +85,10 @@ def expect_computed(step: CompiledStep, node: Any) -> None:
 
 
 def explain_reference(step: CompiledStep, node: Node) -> str:
-    """Return the explanation of a node on the INTERPRETER, which runs the references of ops."""
+    """Return the explanation of a node on the INTERPRETER device.
+
+    This device computes each op by its reference implementation in NumPy.
+    """
     expect_computed(step, node)
     leaf = LEAVES.get(node.op)
     return f"{heading(node)}\n{leaf or f'computed by the NumPy reference of {node.op.name}'}"
@@ -99,7 +102,7 @@ def heading(node: Node) -> str:
 
 
 def without_instruction(node: Node) -> str:
-    """Return the reason why a node has no instruction of its own."""
+    """Return why no instruction computes a node: it is a view, a broadcast, a leaf or unused."""
     if is_view(node):
         source = source_of(node)
         return f"no instruction: the result is a view of {source.type.short}, made at {source.site}"
@@ -119,7 +122,7 @@ def fused(row: Row) -> Iterator[str]:
 
 @contextmanager
 def tagged(nodes: Sequence[Node]) -> Iterator[None]:
-    """Give the call sites of nodes the ids of their nodes within this block."""
+    """Append the id of each node to its call site; restore the call sites after this block."""
     results = [result for node in nodes for result in node.results]
     old_sites = [result.site for result in results]
     try:

@@ -7,9 +7,9 @@ ends with a comparison of checksums of the variables that it has updated, over t
 it communicates. Later calls compare nothing.
 
 "First" has to mean the same call on all ranks of a group. A rank may compile a step again when the
-other ranks do not, for example for a batch of another length. So a comparison is not remembered for
-the compiled step. It is remembered for the sequence of the collectives, which is equal on all ranks
-of the group, and for the variables.
+other ranks do not, for example for a batch of another length. So this module remembers which pairs
+of a sequence of collectives and a set of variables were compared, not which steps. All ranks of the
+group have the same sequence of collectives, so they agree on which call is the first.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ FEW: Final = 3
 """The number of variables that a message names."""
 
 _compared: Final[WeakKeyDictionary[Group, set[tuple[Any, ...]]]] = WeakKeyDictionary()
-"""For each group, the keys of the comparisons that its ranks have made. A key has the device, the
-hash of the sequence of collectives, and the ids of the variables."""
+"""For each group, the keys of the comparisons that this process has made in it. A key has the name
+of the device, the hash of the step's sequence of collectives, and the ids of the variables."""
 
 
 _members: Final[WeakKeyDictionary[Group, list[int]]] = WeakKeyDictionary()
@@ -50,7 +50,7 @@ _members: Final[WeakKeyDictionary[Group, list[int]]] = WeakKeyDictionary()
 
 
 class ComparedStep(Protocol):
-    """The parts of a compiled step that the comparison uses."""
+    """The interface of a compiled step that the comparison of its variables needs."""
 
     device: ClassVar[str]
     graph: Graph
@@ -59,19 +59,20 @@ class ComparedStep(Protocol):
     next_values: list[NextValue]
 
     def checksum(self, variable: Node) -> tuple[int, int] | None:
-        """Return a checksum of a variable, which the step holds; None if the ranks share it."""
+        """Return a checksum of a variable that the step has reserved; None if ranks share it."""
         ...
 
 
 class Entry(NamedTuple):
-    """A variable of this rank, to compare in a group."""
+    """A variable of this rank, with the numbers that the ranks of a group compare."""
 
     name: str
     words: tuple[int, int, int, int, int]
-    """Five numbers: a hash of the name, 1 if `others` has groups (otherwise 0), a hash of the
-    computation, and a checksum of two numbers."""
+    """Five numbers: a hash of the variable's name, 1 if `others` has groups (otherwise 0), a hash
+    of the computation of its new value, and two numbers that are a checksum of its value."""
     others: tuple[Group, ...]
-    """The other groups that a rank has to be in for its value to be compared with this one."""
+    """Further groups over which the value should be equal. Only the ranks that are in all of these
+    groups should have the value of this rank, so only they are compared with it."""
 
 
 class Comparison(NamedTuple):
@@ -86,11 +87,11 @@ class Difference(NamedTuple):
     """A variable that differs between the ranks of a group."""
 
     entry: Entry | None
-    """The entry of this rank; None if it has no variable of this name."""
+    """The entry of this rank; None if this rank has no variable of this name."""
     ranks: tuple[int, ...]
-    """The ranks whose variable is not that of most ranks."""
+    """The ranks that lack the variable, compute it or store it differently than most ranks."""
     usual: int
-    """The first of the other ranks, which have the variable that most ranks have."""
+    """The first rank of the majority, whose variable is as on most ranks."""
     what: str
     """The kind of the difference, one of KINDS."""
 
@@ -105,15 +106,16 @@ CURES: Final = {
         "over the ranks (optimizer.minimize does)"
     ),
 }
-"""The advice for each kind of difference. The first kind of this table that is found is reported.
-"""
+"""The advice for each kind of difference, in order of priority. If variables differ in several
+ways, the error reports the kind that comes first in this table."""
 KINDS: Final = tuple(CURES)
 
 
 class FirstCall(_core.Hold):
-    """The hold of the variables of a step until its first call has succeeded on equal variables.
+    """An object that reserves a step's variables during a run, and compares them between ranks.
 
-    After that call the step gets its ordinary hold, so calls cost nothing more. `states` are the
+    A step has this object as its `hold` until a call has ended with equal variables on all ranks.
+    Then `hold` becomes an object that only reserves, so later calls cost no more. `states` are the
     live states (ngd.LiveState) of the variables that the step updates.
     """
 
@@ -122,7 +124,10 @@ class FirstCall(_core.Hold):
         self.step, self.hold, self.states = step, hold, states
 
     def run(self, native: Any, inputs: list[Array], outputs: list[Array]) -> None:
-        """Check the states of optimizers, run the step once, and compare its variables."""
+        """Run the step once, and compare its variables between the ranks.
+
+        First check that each loaded value of an optimizer's state has a variable, and vice versa.
+        """
         for state in self.states:
             state.expect_complete()
         with ExitStack() as until_compared:
@@ -137,11 +142,11 @@ class FirstCall(_core.Hold):
 
 
 class Watched:
-    """A step that computes the checksums after its run, while it still holds its variables.
+    """A step that computes checksums of its variables after a run, while they are still reserved.
 
     If an exception is raised between the run and the end of the comparison, the other ranks would
-    wait for this one. So `run` enters a context in `until_compared` that closes the groups in this
-    case.
+    wait for this one. So `run` adds a context to the ExitStack `until_compared`, which the caller
+    closes after the comparison. In case of an exception, this context closes the groups.
     """
 
     def __init__(self, native: Any, step: ComparedStep, until_compared: ExitStack) -> None:
@@ -182,7 +187,7 @@ def comparisons_of(step: ComparedStep) -> list[Comparison]:
 
 
 def add_entries(comparisons: Sequence[Comparison], step: ComparedStep) -> None:
-    """Add the checksums of the variables, which the step holds, to the comparisons."""
+    """Add an entry with a checksum to the comparisons for each variable that should be equal."""
     found = {each.group: each for each in comparisons}
     compared: list[tuple[NextValue, list[Group]]] = []
     communicating = communicating_groups(step)
@@ -238,7 +243,8 @@ def compare(comparisons: Sequence[Comparison]) -> list[Difference]:
 def exchange_heads(each: Comparison, site: str) -> Array:
     """Return one row per rank: the rank, two counts of entries, and a hash of all its entries.
 
-    The counts are those of all entries and of the entries with `others`. The hash has two columns.
+    The five columns of a row are the number of the rank in the world, its number of entries, how
+    many of these have `others`, and the two halves of the hash.
     """
     world = open_world()
     number = each.group.rank if world is None else world.rank
@@ -254,14 +260,15 @@ def exchange_heads(each: Comparison, site: str) -> Array:
 def exchange_entries(each: Comparison, head: Array, site: str) -> list[Difference]:
     """Exchange the entries of a group's ranks, and return the variables that differ.
 
-    `head` is the result of `exchange_heads`.
+    `head` is the array that `exchange_heads` returns, with one row per rank.
     """
     mine = np.array([entry.words for entry in each.entries], np.uint64).reshape(-1, 5)
     counts = [int(count) for count in head[:, 1]]
     rows = each.group.all_gather_v(mine, counts=counts, site=site).tolist()
     entries = {entry.words[0]: entry for entry in each.entries}
     all_words: dict[int, dict[int, tuple[int, ...]]] = {}
-    """The computation and the checksum, by the hash of a variable's name and by the rank."""
+    """all_words[hash of a variable's name][rank] has a hash of the computation of the variable, and
+    the two numbers of its checksum."""
     for number, count in zip(head[:, 0].tolist(), counts, strict=True):
         for name, is_conditional, *words in rows[:count]:
             if name in entries or not is_conditional:  # the others concern groups without this rank
@@ -289,7 +296,8 @@ def exchange_entries(each: Comparison, head: Array, site: str) -> list[Differenc
 def kind_of_difference(all_words: Sequence[tuple[int, ...] | None]) -> str:
     """Return the kind of difference, one of KINDS, between the ranks for one variable.
 
-    `all_words` has the computation and the checksum of each rank; None if it lacks the variable.
+    `all_words` has one entry per rank: a hash of the computation of the variable, and its checksum.
+    An entry is None if the rank lacks the variable.
     """
     words = [each for each in all_words if each is not None]
     if len(words) < len(all_words):
@@ -326,7 +334,7 @@ def names_of(names: Sequence[str]) -> str:
 
 
 def warn_of_varying(values: Sequence[NextValue], group: Any, site: str) -> None:
-    """Warn of next values that are not proved equal on all ranks."""
+    """Warn of variables whose new values the compiler cannot prove equal on all ranks."""
     unproved = varying(values)
     if not unproved:
         return

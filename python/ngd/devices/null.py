@@ -19,13 +19,13 @@ from .executable import StepGraph
 
 
 class NullAgreement(NamedTuple):
-    """The target of a step that does not run."""
+    """The result of NullDevice.agree: the CPU's kernels, as the target of the passes."""
 
     target: CpuTarget
 
 
 class NullDevice:
-    """The device that compiles steps like the CPU, and runs none."""
+    """The device that compiles steps as the CPU device does, and runs none."""
 
     name = "NULL"
 
@@ -34,7 +34,10 @@ class NullDevice:
         return nullcontext()
 
     def agree(self, source: StepGraph) -> NullAgreement:
-        """Return the target. No variable has a value on this device."""
+        """Return the kernels of the CPU and the variables to share, for the passes to compile for.
+
+        No values are compared, because variables have no value on this device.
+        """
         _, sharing = agree_on_sharing(source, {})
         return NullAgreement(CpuTarget(source.group, sharing))
 
@@ -45,7 +48,7 @@ class NullDevice:
         lowered: Lowered | None,
         plan_again: Callable[[], Plan],
     ) -> NullExecutable:
-        """Return a step that has a program and no memory."""
+        """Return a step that has a compiled program, but allocates no memory for it."""
         assert lowered is not None
         return NullExecutable(source, agreement.target, lowered, plan_again)
 

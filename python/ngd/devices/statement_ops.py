@@ -11,14 +11,15 @@ from ..graph.registry import OPS
 from ..passes import Instruction
 
 Member: TypeAlias = tuple[str, str, int]
-"""An op that the user called, its call site, and the number of its expansion.
+"""The name of an op that the user called, its call site, and a number.
 
-All ops into which one op was expanded have the same number; -1 for an op that was not expanded.
+If the compiler replaced the op by several other ops (its expansion), they all have one number,
+which is unique to this call. The number is -1 if the op was not expanded.
 """
 
 
 class StatementOps:
-    """The numbers of the expansions of ops in one program."""
+    """A finder of the user's ops that instructions compute. It numbers the expanded ops."""
 
     def __init__(self) -> None:
         self.applications: dict[int, int] = {}
@@ -37,7 +38,7 @@ class StatementOps:
         return [*ops_of_statements(step.attrs, names, op_members), *op_members[split:]]
 
     def member(self, op: str, site: str) -> Member:
-        """Return the `Member` of an op; for an op from an expansion, that of the expanded op."""
+        """Return the `Member` of an op, or of the user's op if this op comes from its expansion."""
         if not isinstance(site, ExpansionSite):
             return op, site, -1
         number = self.applications.setdefault(id(site), len(self.applications))
@@ -50,7 +51,7 @@ def ops_of_statements(
     """Return the op of each statement of a kernel body.
 
     Passes insert copies and casts between the statements of a kernel's ops, and remove statements
-    that nothing reads. A copy or cast belongs to the op whose statement comes next.
+    that nothing reads. An inserted statement belongs to the op of the next statement that has one.
     """
     from difflib import SequenceMatcher  # here, because it is slow to import
 

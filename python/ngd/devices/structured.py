@@ -23,7 +23,7 @@ class StructuredStep(BoundToProcess):
 
     The arguments of the call are the outermost parts of the structure of the inputs. A dict or a
     dataclass names them. In a list, an argument that is a placeholder has the name of the
-    placeholder. The last `num_hidden` results of the step are not returned.
+    placeholder. The last `num_hidden` results of the step are for printing and are not returned.
     """
 
     instead = CompiledStep.instead
@@ -94,7 +94,7 @@ class StructuredStep(BoundToProcess):
 
 
 def is_flat(structure: Structure) -> bool:
-    """Return whether a structure is a list of leaves, which needs no StructuredStep."""
+    """Return whether a structure is a list without nested parts, which needs no StructuredStep."""
     return structure.kind is list and all(part is LEAF for part in structure.parts)
 
 

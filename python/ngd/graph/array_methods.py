@@ -14,7 +14,7 @@ from .numpy_calls import call_function, call_ufunc
 
 Axis: TypeAlias = int | Sequence[int] | None
 N_co = TypeVar("N_co", covariant=True)
-"""The class of nodes, which is defined in node.py and inherits these methods."""
+"""The type variable for the class Node of node.py, which inherits these methods."""
 
 
 class IndexedPart(Protocol[N_co]):
@@ -54,7 +54,7 @@ class Indexer(Protocol[N_co]):
 class ArrayMethods(Generic[N_co]):
     """The operators and methods of Node that NumPy's arrays have.
 
-    `_apply` calls a function of ngd.ops.
+    They call `_apply(name, *args)`. The class Node defines it: it calls that function of ngd.ops.
     """
 
     __slots__ = ()

@@ -24,11 +24,11 @@ class Cost:
     flops: int = 0
     """The operations on single elements (FLOP). A matmul of m x k by k x n has 2 m n k."""
     bytes: int = 0
-    """The bytes that kernels read and write, even if a cache holds them."""
+    """The bytes that kernels read and write. Accesses that a CPU cache serves count, too."""
 
     @classmethod
     def touching(cls, flops: int, types: Iterable[Sized]) -> Cost:
-        """Return the cost of some operations that read or write each of these values once."""
+        """Return a cost of `flops` and of the bytes to access each value of `types` once."""
         return cls(flops, sum([type.bytes for type in types]))
 
     def __add__(self, other: Cost) -> Cost:

@@ -18,8 +18,8 @@ from .text import print_attrs, print_types
 from .variable_names import sort_key, unique_names
 
 Change: TypeAlias = Callable[[Node, tuple[Node, ...]], Node | tuple[Node, ...]]
-"""A function for `Graph.rewrite`: it returns the replacement of a node, or of all results of its
-op."""
+"""A function for `Graph.rewrite`. It takes a node and its new inputs, and returns the node's
+replacement; for an op with several results, a tuple of the replacements of all results."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,16 +53,20 @@ class Graph:
 
     @cached_property
     def names(self) -> dict[Node, str]:
-        """The unique names of the variables. Two of one name without a model are a CompileError."""
+        """The unique names of the variables, by variable.
+
+        Variables of different models get different prefixes if necessary. Raises a CompileError if
+        two variables of one model, or of no model, have the same name.
+        """
         return unique_names(self.variables)
 
     def rewrite(self, change: Change, order: Iterable[Node] | None = None) -> Graph:
         """Return the graph with every node replaced by change(node, its replaced inputs).
 
         The walk visits each node after its inputs. If an op has several results, `change` is called
-        with the first one. It then returns the replacements of all results: a tuple of nodes, or
-        the first result of an op with the same number of results. `order` is another order of the
-        graph's nodes in which each node comes after its inputs.
+        with the first one. It then returns a tuple with the replacement of each result, or a node:
+        the first result of another op, whose results replace them one by one. `order` is
+        another order of the graph's nodes in which each node comes after its inputs.
         """
         new: dict[Node, Node] = {}  # the changed nodes only
         with at_site("") as move_to, keep_float32(False):
@@ -126,7 +130,7 @@ class Graph:
         return self.text()
 
     def text(self, precision: DType = float32) -> str:
-        """Return the printed graph; its first line names a precision other than float32."""
+        """Return the printed graph. Its first line names the precision if it is not float32."""
         values = [result for node in self.nodes for result in node.results]
         numbers = {value: f"%{i}" for i, value in enumerate(values)}
         given = ", ".join(f'"{n.attrs["name"]}": {n.type.short}' for n in self.inputs)
@@ -182,5 +186,5 @@ def communicates(node: Node) -> bool:
 
 
 def results_of(made: Node | tuple[Node, ...]) -> tuple[Node, ...]:
-    """Return the results of a `Change` as a tuple."""
+    """Return the replacements that a call of a `Change` has returned, as a tuple."""
     return made if isinstance(made, tuple) else made.results

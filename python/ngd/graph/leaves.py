@@ -25,7 +25,7 @@ class Leaf(Op):
         return ()
 
     def samples(self) -> Iterable[Sample]:
-        """Return (), because a leaf computes nothing."""
+        """Return (), because tests of ops have no cases for a leaf, which computes nothing."""
         return ()
 
 
@@ -42,8 +42,9 @@ class Placeholder(Leaf):
 class Constant(Leaf):
     """A value known when the graph is built; attrs: value (a read-only array), weak, local.
 
-    `weak` is the Python float from which the constant was made. `local` is True if the value
-    depends on the shapes of a rank's shard.
+    `weak` is the Python float from which the constant was made: it takes the dtype of the other
+    operand. `local` is True if the value may differ between ranks, such as the number of rows of a
+    rank's shard. The comparison of the ranks' steps then ignores the value.
     """
 
     name = "constant"

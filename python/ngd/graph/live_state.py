@@ -5,7 +5,8 @@ An optimizer makes the moments of a parameter when it first updates that paramet
 `@ngd.function` this happens in the first call, after a checkpoint was loaded. So a LiveState keeps
 the values that were loaded for variables that do not exist yet. They are *pending*. A new variable
 takes its pending value. The first call of a step that updates a variable of the state checks that
-no pending value is left, and that no variable was without one.
+no pending value is left. If a complete state was loaded, it also checks that each variable had a
+pending value.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ class LiveState(Mapping[str, Variable]):
     Parameters
     ----------
     name : str
-        The key of the state in a checkpoint. Two states of one checkpoint need two names.
+        The key of the state in a checkpoint. States in one checkpoint have different names.
     *parts : LiveState
         States whose variables belong to this one, too.
 
     Notes
     -----
-    Iterating while values are pending is a RuntimeError, because the iteration would leave them
+    Iterating while values are pending raises a RuntimeError, because the iteration would leave them
     out.
 
     Examples
@@ -64,7 +65,7 @@ class LiveState(Mapping[str, Variable]):
 
     @property
     def states(self) -> list[LiveState]:
-        """The state itself, and its parts."""
+        """The state itself, its parts, and their parts in turn."""
         return [self, *(state for part in self.parts for state in part.states)]
 
     @property
@@ -89,7 +90,10 @@ class LiveState(Mapping[str, Variable]):
 
     @property
     def is_complete(self) -> bool:
-        """True if each variable exists or is pending; False before the first step of a training."""
+        """True if no variable is missing from the variables and the pending values of this state.
+
+        This holds after the first step, or after the load of a complete state. Before, it is False.
+        """
         return self._is_complete
 
     def __getitem__(self, name: str) -> Variable:
@@ -138,7 +142,7 @@ class LiveState(Mapping[str, Variable]):
         return self
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a deep copy, and make it the owner of its variables, which are copies, too."""
+        """Restore a deep copy of a state, and set `owner` of its copied variables to this copy."""
         self.__dict__.update(state)
         for v in self._made.values():
             v.owner = self
@@ -181,14 +185,14 @@ class LiveState(Mapping[str, Variable]):
         source : str, default "a mapping"
             The origin of the values, for messages.
         is_complete : bool, default True
-            `is_complete` of the state that the values are from. If true, a variable that is made
-            later and has no value is an error at the first step.
+            `is_complete` of the state that the values are from. If it is true and a variable that
+            is made later has no value, the first step raises a ValueError.
 
         Raises
         ------
         ValueError
-            A variable has no value, or one of another shape or dtype. Or a step of this state has
-            run, and some values belong to no variable. Nothing has changed.
+            A variable has no value, or one of another shape or dtype. Or a step that updates this
+            state has run, and some values belong to no variable. No value was assigned.
         """
         arrays = {name: view(value, f"state {self.name!r}: load") for name, value in values.items()}
         existing = self.variables
@@ -203,9 +207,10 @@ class LiveState(Mapping[str, Variable]):
             state.restore(by_state[state.name], source, is_complete=is_complete)
 
     def split(self, values: Mapping[str, Array]) -> dict[str, dict[str, Array]]:
-        """Return the values of this state and of each of its parts, by the name of the state.
+        """Return a dict of values for this state and for each of its parts, by the state's name.
 
-        The name of a value begins with the name of its state.
+        A value called "STATE.rest" belongs to the state called STATE, with the longest name that
+        fits. A value that fits no name belongs to this state. The values keep their names.
         """
         found: dict[str, dict[str, Array]] = {state.name: {} for state in self.states}
         for name, value in values.items():
@@ -214,7 +219,10 @@ class LiveState(Mapping[str, Variable]):
         return found
 
     def expect_not_run(self, extra: Mapping[str, Any], source: str) -> None:
-        """Raise a ValueError for values without a variable if a step of this state has run."""
+        """Raise a ValueError if a step that updates this state has run and `extra` has values.
+
+        `extra` has loaded values without a variable. No variables for them are made any more.
+        """
         if self._has_run and extra:
             raise ValueError(
                 f"state {self.name!r}: expected values of its variables; got {listed(extra)} from "
@@ -223,10 +231,10 @@ class LiveState(Mapping[str, Variable]):
             )
 
     def restore(self, pending: Mapping[str, Any], source: str, *, is_complete: bool = True) -> None:
-        """Replace the pending values after a load that has assigned the other values.
+        """Replace the pending values. `load` calls this after it has assigned the other values.
 
-        If `is_complete` is true, a variable that is made later and has no pending value is an
-        error.
+        If `is_complete` is true and a variable that is made later has no pending value, the first
+        step raises a ValueError.
         """
         self._pending = {name: np.array(value) for name, value in pending.items()}
         self._missing = []
@@ -252,7 +260,7 @@ class LiveState(Mapping[str, Variable]):
         """Remove the pending values, and accept variables without a loaded value.
 
         Use this if a model has changed on purpose. Call it after `step.trace(...)` has made the
-        variables. Before that, the values of all variables are pending.
+        variables: before that, all loaded values are pending, and all of them would be removed.
         """
         for state in self.states:
             state._pending, state._missing, state._source = {}, [], None

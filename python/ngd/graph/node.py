@@ -35,13 +35,13 @@ class Op:
     """The definition of an op. A subclass has one instance, which `register` returns.
 
     The instance is the public function: `__call__` normalizes the arguments of the caller and
-    returns `self.node(inputs, attrs)`. Attributes are hashable. An op needs exactly one of a native
-    kernel of the same name, an opcode of the elementwise kernel, and `expand`. It may have both a
-    kernel and `expand`, which tests then compare.
+    returns `self.node(inputs, attrs)`. Attributes are hashable. An op is computed by a kernel of
+    the same name in C++, by an opcode of the elementwise kernel, or by the ops of `expand`.
+    An op with a kernel may also have `expand`; tests then compare the two.
 
     Every op has `infer`, `reference`, `samples`, and `grad` or `expand`. Everything else is
     optional: records (traits.py), and methods for each of their readers. An op that is composed of
-    other ops has `expand`, and sets none of the five records.
+    other ops has `expand`, and sets none of these records:
 
     - `kernel`, for fusion, the memory plan and devices. Methods: `expand`, `lower`, `offset`,
       `cost`, `scratch_bytes`, `printed_attrs`, `simplify`.
@@ -54,38 +54,39 @@ class Op:
 
     name: ClassVar[str]
     kernel: ClassVar[Kernel] = Kernel()
-    """The computation of the op."""
+    """The record that passes read to fuse the op, to plan its memory and to choose its kernel."""
     fusion: ClassVar[Fusion] = Fusion()
-    """The roles of the op in the fusion with other ops."""
+    """The record of the op for fusion with other ops, such as of a bias into a matmul."""
     numerics: ClassVar[Numerics] = Numerics()
     """The use of 16-bit floats in the op and its gradient."""
     layout: ClassVar[Layout] = Layout()
     """The order of axes that the op computes in."""
     comm: ClassVar[Comm] = Comm()
-    """The dependence of the op on other ranks."""
+    """The record of the op's dependence on other ranks: a collective, or the number of the rank."""
     order: Order | None = None
-    """The sort key of a collective that the compiler has numbered; None for other ops."""
+    """The sort key by which all ranks start their collectives in one order. The compiler sets it
+    for a collective, and for a loop or branch that contains one; None for other ops."""
     smooth: ClassVar[bool] = True
     """True if tests compare second derivatives with finite differences."""
     batching: ClassVar[Literal["", "leading", "axis", "axes"]] = ""
     """The rule of ngd.vmap for operands that all have one more axis in front.
 
     "leading": apply the op with the same attributes, because it computes each part along the first
-    axes by itself. "axis", "axes": apply it with the attribute of this name moved by one. By
-    default the op, or the ops of its expansion, have rules in ops/batching.
+    axes by itself. "axis", "axes": apply it with 1 added to the axes in the attribute of this name.
+    "", the default: ops/batching has a rule for the op or for the ops of its expansion.
     """
     is_heavy: ClassVar[bool] = False
     """True if the class has `cost`. Heavy ops take most of the time of a step.
 
-    Depth is counted in heavy ops, not in costs, because sizes may differ between ranks and depths
-    must not.
+    Collectives are ordered by their depth in the graph. It counts heavy ops and not their costs,
+    because sizes may differ between ranks, and depths must not.
     """
     has_expansion: ClassVar[bool] = False
     """True if the class has `expand`."""
     public: ClassVar[bool] = True
     """True if ngd.ops has the op."""
     dtypes: ClassVar[tuple[DType, ...]] = NUMBERS
-    """The dtypes with which tests check the op, for operands whose sample does not fix one."""
+    """The dtypes with which tests check the op. An operand of a sample may fix its own dtype."""
 
     def __init_subclass__(cls) -> None:
         """Set the derived attributes, and let signature errors name the op and not the class."""
@@ -104,9 +105,9 @@ class Op:
     def grad(self, node: Node, dy: Any) -> Sequence[Node | None]:
         """Return the adjoint of each input, given the adjoint of the result.
 
-        The adjoint of an input is None if none can exist. If the op has several results, `node` is
-        the first one and `dy` is a tuple of adjoints. An adjoint in `dy` is None, which stands for
-        zeros, if the loss does not depend on that result.
+        The adjoint of an input is None if the input has no gradient. If the op has several results,
+        `node` is the first one and `dy` is a tuple of adjoints. An adjoint in `dy` is None, which
+        stands for zeros, if the loss does not depend on that result.
         """
         raise GradientError(
             f"{self.name}: expected an op with a gradient; got {self.name} (used at {node.site}), "
@@ -115,7 +116,10 @@ class Op:
         )
 
     def grad_of(self, node: Node, dy: Any, wanted: Sequence[bool]) -> Sequence[Node | None]:
-        """Return adjoints like `grad`. The caller uses only those of the `wanted` operands."""
+        """Return adjoints like `grad`.
+
+        `wanted` is True for the operands whose adjoints the caller uses. It ignores the others.
+        """
         return self.grad(node, dy)
 
     def expand(self, *inputs: Any, **attrs: Any) -> Node | tuple[Node, ...]:
@@ -143,7 +147,7 @@ class Op:
         return attrs
 
     def simplify(self, node: Node) -> Node | None:
-        """Return a simpler node of the same bits, or None if the inputs allow none."""
+        """Return a simpler node with a bitwise equal value; None if the inputs allow none."""
         return None
 
     def cost(self, operands: Sequence[Type], results: Sequence[Type], **attrs: Any) -> Cost:
@@ -151,11 +155,14 @@ class Op:
         raise NotImplementedError(self.name)
 
     def scratch_bytes(self, **attrs: Any) -> int:
-        """Return the bytes that a loop or branch needs while it runs, in addition to its graphs."""
+        """Return the bytes that a loop or branch needs besides the memory of its bodies' values."""
         return 0
 
     def group_value(self, ranks: Any, **attrs: Any) -> Array:
-        """Return the value of an op with `Comm.has_group_value`, such as the rank's number."""
+        """Return the op's value in the group `ranks` as a constant, such as the rank's number.
+
+        Only ops with `Comm.has_group_value` define this method.
+        """
         raise NotImplementedError(self.name)
 
     def with_bias(self, node: Node, bias: Node) -> Node | None:
@@ -163,21 +170,23 @@ class Op:
         return None
 
     def gradient_factors(self, node: Node) -> tuple[Node, Node] | None:
-        """Return A and B if the node is the matrix product A^T B and nothing more, else None."""
+        """Return (A, B) if the node is A^T B for 2-d arrays, without fused ops; else None."""
         return None
 
     def replace_row_major(self, node: Node) -> Node | None:
-        """Return the value of a node of `Layout.row_major_op`, computed by this op; or None.
+        """Return the value of `node`, computed by this op instead; None if this is impossible.
 
-        This op reads transposed operands. The value is its result, or a transposition of it.
+        `node` applies `Layout.row_major_op`, which this op computes in another layout. The new node
+        reads transposed operands. If its result is in another layout, it is transposed back.
         """
         return None
 
     def move_transpose(self, node: Node, axes: Shape) -> Node | tuple[Node, ...] | None:
-        """Return the value of a node, computed from its operands before their transposition.
+        """Return the value of `node` with the transposition moved from its operands to its result.
 
-        `axes` is the transposition of every operand. An op with several results returns a tuple.
-        None means that it cannot be computed so. See passes/layouts.py.
+        Every operand is a transposition in the order `axes`. The op is applied to the operands
+        before this transposition. An op with several results returns a tuple. None means that the
+        op cannot compute this. See passes/layouts.py.
         """
         return None
 
@@ -215,7 +224,10 @@ _next_id = itertools.count()
 
 
 def newest() -> int:
-    """Return a number above the ids of all existing nodes, and below those of later nodes."""
+    """Return a number above the ids of all existing nodes and below those of later nodes.
+
+    A caller compares it with `node.id` to find the nodes that a function has made.
+    """
     return next(_next_id)
 
 
@@ -260,7 +272,7 @@ class Node(ArrayMethods["Node"]):
         self.id = next(_next_id)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copy or pickle the node, after everything that it is computed from; see Ancestors."""
+        """Copy or pickle the node, after the nodes that it is computed from; see Ancestors."""
         ancestors = None if self.id in _copied.ids else Ancestors(self)
         made = (
             self.op,
@@ -387,7 +399,7 @@ def result_of(node: Node, number: int) -> Node:
 
 
 def changed_inputs(new: Sequence[Node], old: Sequence[Node]) -> list[tuple[Node, Node]]:
-    """Return the pairs (new, old) of the nodes that differ between two lists.
+    """Return the pairs (new, old) of different nodes at the same position in two lists.
 
     Nodes are compared by identity, because `!=` of two nodes makes a node that compares values.
     """
@@ -404,7 +416,7 @@ def remade_node(
     uniform: bool,
     is_wide: bool,
 ) -> Node:
-    """Make the copy of a node from the result of Node.__reduce__."""
+    """Make a copied or unpickled node from the arguments that Node.__reduce__ returned."""
     for value in attrs.values():
         if isinstance(value, np.ndarray):
             value.flags.writeable = False
@@ -420,7 +432,11 @@ def remade_node(
 
 
 class Copied(threading.local):
-    """The ids of the nodes that are being copied in a list, and need no list of their own."""
+    """The ids of the nodes in each `Ancestors` list that this thread is copying now.
+
+    A node is copied after its ancestors. If its id is here, the list copies its ancestors before
+    the node, so the node needs no `Ancestors` list of its own.
+    """
 
     def __init__(self) -> None:
         self.ids: set[int] = set()
@@ -433,8 +449,8 @@ class Ancestors:
     """The nodes that a node is computed from, as a list that is copied before the node.
 
     The copy of a node needs the copies of its inputs, and so on. A recursion over them would exceed
-    Python's stack in a deep graph. In the list, each node comes after its inputs and finds them
-    copied. So one loop copies the whole graph.
+    Python's stack in a deep graph. In the list, each node comes after its inputs, which are copied
+    already when the node is. So one loop copies the whole graph.
     """
 
     def __init__(self, node: Node) -> None:
@@ -444,7 +460,7 @@ class Ancestors:
         return list, (), None, self.in_turn()
 
     def in_turn(self) -> Iterator[Any]:
-        """Yield each node, then an EndOfAncestors."""
+        """Yield what is copied or pickled: each node, after its inputs, then an EndOfAncestors."""
         ids = {node.id for node in self.nodes} - _copied.ids
         _copied.ids |= ids
         yield from self.nodes
@@ -452,10 +468,10 @@ class Ancestors:
 
 
 class EndOfAncestors:
-    """The mark of the end of the ancestors. Its copy removes their ids from `_copied`.
+    """The last element of an `Ancestors` list. When it is copied, the list is complete.
 
-    The end of the iteration over the list would be too early for this, because pickle may read a
-    list ahead.
+    Its `__reduce__` then removes the ids of the list's nodes from `_copied`. The end of `in_turn`
+    would be too early for this, because pickle may read elements before it copies them.
     """
 
     def __init__(self, ids: set[int]) -> None:

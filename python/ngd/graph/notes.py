@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 
 class ExpectedUpdate(NamedTuple):
-    """The note that a step that computes the node should update a variable."""
+    """A note that names a variable: a step that computes the node should update it, too."""
 
     variable: Any
     layer: str
@@ -33,7 +33,7 @@ class Promotion(NamedTuple):
 
 
 class Print(NamedTuple):
-    """The note that a step that computes the node calls a function, which prints the value."""
+    """A note that names a function: a step that computes the node calls it to print the value."""
 
     function: Any
 
@@ -55,7 +55,7 @@ def add(node: Any, note: Any) -> None:
 
 
 def take_over(node: Any, traced: Iterable[Any]) -> None:
-    """Add the notes of traced nodes to the node whose body is a copy of them."""
+    """Add the notes of traced nodes, except prints, to the loop or branch that has their copy."""
     if _notes:
         for _, note in find(traced):
             if not isinstance(note, Print):  # the body prints if it uses the result of the print

@@ -12,18 +12,23 @@ from typing import NamedTuple
 
 
 class Stage(IntEnum):
-    """The collectives that replace one collective of the graph, in the order of their starts."""
+    """The step of a collective's replacement that a collective belongs to.
+
+    A sharded weight update replaces one collective of the graph by several. Those of one number
+    start in the order of these constants.
+    """
 
     ITSELF = 0
-    """The collective, or its part inside each host."""
+    """The collective itself, or the first of its replacements, such as the part inside hosts."""
     OTHER_FACTOR = 1
-    """The exchange of the second gradient factor; `ITSELF` exchanges the first one."""
+    """The exchange of A if a gradient is a matrix product A^T B, and the ranks exchange A and B
+    instead of the gradient. `ITSELF` gathers B."""
     BETWEEN_HOSTS = 2
-    """The part between counterparts, after `ITSELF` inside each host."""
+    """The reduction between ranks with the same index on each host, after `ITSELF` inside hosts."""
     TOTALS = 3
-    """The reduction of totals, such as norms, which are computed from sums of the stages before."""
+    """The reduction of totals over shards, such as norms of gradients, which earlier stages sum."""
     OWNED_RESULTS = 4
-    """The broadcast of a result that one rank of a host computes for all ranks of the host."""
+    """The broadcast of a product of matrices that one rank computes for all ranks of its host."""
     UPDATED_PARTS = 5
     """The gathering of the updated parts of a variable."""
 
@@ -32,7 +37,7 @@ class Order(NamedTuple):
     """A sort key for the collectives of a step, which start in ascending order."""
 
     number: int
-    """The number of the collective in the graph."""
+    """The position in `collectives_in_order` of the collective that the user's graph has."""
     stage: Stage = Stage.ITSELF
     position: int = 0
     """The position among the collectives of one number and stage."""

@@ -11,7 +11,7 @@ from typing import Final
 from .._util.blocks import open_block
 
 KEEPS_FLOAT32: Final[ContextVar[bool]] = ContextVar("keeps float32", default=False)
-"""True if new nodes stay float32 in every step."""
+"""A context variable, True in a block of `full_precision`: new nodes stay float32 in every step."""
 
 
 @contextmanager

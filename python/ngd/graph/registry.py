@@ -2,8 +2,8 @@
 """The registry of ops and of the functions of ngd.ops, by name.
 
 `ngd.ops` fills it when it is imported. The operators and methods of nodes, and NumPy's functions on
-nodes, look ops up here, because this layer cannot import `ngd.ops`. No other module of ngd stores
-anything in another module when it is imported.
+nodes, look ops up here, because this layer cannot import `ngd.ops`. In the rest of ngd, the
+import of a module changes no other module.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ OPS: Final[dict[str, Any]] = {}
 PUBLIC: Final[dict[str, Callable[..., Any]]] = {}
 """The functions of ngd.ops by name: ops, and functions that are composed of ops."""
 NUMPY_FUNCTIONS: Final[dict[Any, Callable[..., Any]]] = {}
-"""The function to call for each function of NumPy that is called with a node."""
+"""A dict from a function of NumPy to the function that replaces it if an argument is a node."""
 NUMPY_UFUNCS: Final[dict[str, str]] = {}
 """For each of NumPy's universal functions with another name in ngd.ops, this other name."""
 NUMPY_METHODS: Final[dict[str, Callable[..., Any]]] = {}

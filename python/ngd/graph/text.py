@@ -11,7 +11,8 @@ import numpy as np
 from ..dtypes import SHORT_NAMES, Type
 
 UNPRINTED: Final = {"local"}
-"""The names of attributes that are not printed: they change neither value nor program."""
+"""The names of attributes that are not printed. They change neither the value of a node nor the
+program: `local` only excludes a constant from the comparison of the ranks' steps."""
 
 
 def print_types(types: Type | tuple[Type, ...]) -> str:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The traits of ops that passes and devices read: one record for each kind of reader.
+"""The traits of ops that passes and devices read, in five records: Kernel, Fusion and so on.
 
 The class of an op states a record if one of its fields differs from the default:
-`kernel = Kernel(is_elementwise=True)`. A record replaces the one that the class inherits.
+`kernel = Kernel(is_elementwise=True)`. This replaces the whole record of the base class. Fields
+that are not given have the default, not the value that the base class gives them.
 """
 
 from __future__ import annotations
@@ -13,21 +14,23 @@ from typing import Any, NamedTuple
 class Kernel(NamedTuple):
     """The computation of an op. Passes read it to fuse, to plan memory and to choose kernels.
 
-    An op without this record has a kernel of its own name, or is replaced by its expansion.
+    If an op does not state this record, the device has a kernel with the name of the op, or the
+    compiler replaces the op by its expansion (`Op.expand`).
     """
 
     is_elementwise: bool = False
-    """True for an opcode of the fused kernel, a line in `kernels/tiles/opcodes.inc`.
+    """True for an op that the fused kernel computes by an opcode (`kernels/tiles/opcodes.inc`).
 
-    Read by fusion, layouts, mixed precision, sharding and rematerialisation. By default the op is
-    never fused with elementwise ops.
+    Fusion, layouts, mixed precision, sharding and rematerialisation read this field. By default
+    they do not treat the op as elementwise.
     """
     opcode: str = ""
     """The opcode of an elementwise op, read by fusion. The default is the name of the op."""
     is_conversion: bool = False
     """True for an elementwise op with a result dtype of its own, read by fusion.
 
-    The statement of a fused kernel then names both dtypes. By default they are equal.
+    The statement of a fused kernel then names the dtypes of operand and result. By default the two
+    are equal.
     """
     is_broadcast: bool = False
     """True for an op that repeats elements of its operand.
@@ -36,10 +39,10 @@ class Kernel(NamedTuple):
     layouts, sharding and costs.
     """
     is_view: bool = False
-    """True for an op whose result may be a part of the memory of its first operand.
+    """True for an op whose result can be stored as a part of its first operand, without a copy.
 
-    `Op.offset` returns its offset. Read by the memory plan, mixed precision and sharding. By
-    default the result has memory of its own.
+    `Op.offset` returns the offset in bytes, or None if the result needs a copy. The memory plan,
+    mixed precision and sharding read this field. By default the result has memory of its own.
     """
     is_copy: bool = False
     """True for an op that copies elements and computes nothing.
@@ -48,9 +51,10 @@ class Kernel(NamedTuple):
     copy 16-bit floats.
     """
     reduction: str = ""
-    """The attribute `op` of the kernel "reduce" that computes this op along attrs["axes"].
+    """The kind of reduction along attrs["axes"] that the op computes, such as "sum".
 
-    Read by the fusion of reductions, mixed precision and sharding. By default the op is not a
+    It is the attribute `op` of the kernel "reduce". The fusion of reductions, mixed precision and
+    sharding read this field. By default the op is not a
     reduction that elementwise kernels can compute.
     """
     control_flow: str = ""
@@ -62,60 +66,71 @@ class Kernel(NamedTuple):
 
 
 class Fusion(NamedTuple):
-    """The roles of an op in the fusion with other ops, apart from elementwise fusion."""
+    """The fields for fusion into heavy ops and of sums. Elementwise fusion reads `Kernel`."""
 
     post_operations: tuple[str, ...] = ()
-    """The ops that the kernel of a heavy op can apply to its result, by their kernel names.
+    """The names of the elementwise ops that the kernel of this heavy op can apply to its result.
 
-    `fuse_post_operations` puts them into the attribute `post`. By default none is fused.
+    `fuse_post_operations` moves such an op into the attribute `post` of the heavy op. By default
+    it moves none.
     """
     is_addition: bool = False
     """True for the sum of two operands.
 
-    `fuse_post_operations` fuses one after a heavy op as a bias or a residual sum.
+    If a heavy op computes one operand, `fuse_post_operations` fuses the addition into the heavy op,
+    as a bias or a residual sum.
     """
     is_multiplication: bool = False
-    """True for the elementwise product of two operands. `share_sums` looks for factors in it."""
-    is_linear_reduction: bool = False
-    """True for a reduction of a * x that is a times the reduction of x if a is constant in it.
+    """True for the elementwise product of two operands.
 
-    `share_sums` moves such factors out. Mixed precision treats other reductions like a maximum,
-    whose result is one of the elements: the result and its operand keep the same bits.
+    If one factor of a product is constant along the axes of a sum, `share_sums` may move it out of
+    the sum.
+    """
+    is_linear_reduction: bool = False
+    """True for a sum or a mean: if a is constant along the axes, the sum of a * x is a * sum(x).
+
+    `share_sums` moves such factors out of it. Mixed precision treats any other reduction like a
+    maximum, whose result is one of the elements: the result and its operand keep the same bits,
+    because gradients compare them.
     """
 
 
 class Numerics(NamedTuple):
-    """The use of 16-bit floats. Mixed precision and gradients read it.
+    """The use of 16-bit floats. Mixed precision and gradients read this record.
 
-    An op without this record computes float32 if the user asks for mixed precision, unless it is
-    elementwise, a copy or a reduction. Its gradient is computed in the dtype of its operands.
+    In a step of mixed precision, an op without this record computes in float32. Exceptions are
+    elementwise ops, ops that only move elements, and reductions. By default the gradient of an op
+    is computed in the dtype of its operands.
     """
 
     is_contraction: bool = False
     """True for a matrix multiplication or a convolution: mixed precision casts its two factors.
 
-    The attribute `dtype` gives the dtype of the result; further operands may be float32.
+    The cast is to the 16-bit precision of the step. The attribute `dtype` of the node gives the
+    dtype of the result; further operands, such as a bias, may be float32.
     """
     can_keep_16_bits: bool = False
-    """True for an op that may read and store 16-bit floats, since it adds only a few elements."""
+    """True for an op that may read and store 16-bit floats, as it adds few elements: pooling."""
     has_float32_results: bool = False
     """True for an op whose results are float32 if its operand is a 16-bit float."""
     needs_float32_gradient: bool = False
-    """True for an op with a gradient of several roundings, which is computed in float32.
+    """True for an op whose gradient is computed in float32, because it would be rounded repeatedly.
 
     Ops that copy, choose, negate or add round at most once, and do not set it.
     """
 
 
 class Layout(NamedTuple):
-    """The order of axes in memory. `assign_layouts` and reports read it."""
+    """The order in memory of the axes of an op's arrays. `assign_layouts` and reports read it."""
 
     name: str = "row-major"
     """The name of the layout in reports."""
     row_major_op: Any = None
-    """The op that this one computes in another layout; see `Op.replace_row_major`.
+    """The standard op with row-major operands. The op with this record is a variant of it.
 
-    By default `assign_layouts` never makes this op.
+    The variant computes the same in another layout. `assign_layouts` replaces the standard op with
+    the variant if the device has a kernel for it; see `Op.replace_row_major`. None, the default:
+    the op is not a variant.
     """
     is_transpose: bool = False
     """True for an op that returns its operand with its axes in the order attrs["axes"].
@@ -130,8 +145,8 @@ class Comm(NamedTuple):
     is_collective: bool = False
     """True for an op that exchanges data with other ranks.
 
-    The compiler gives it a number in the order that all ranks keep, and starts it early. By default
-    an op runs on its rank only.
+    The compiler gives it a number, the same on all ranks, by which the ranks start collectives in
+    one order. The compiler starts it early. By default an op runs on its rank only.
     """
     has_group_value: bool = False
     """True for an op whose value is determined by the group, such as the number of the rank.

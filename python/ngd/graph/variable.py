@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variables: named values that keep their value between steps, one value per device."""
+"""Variables: named values that persist between steps. Each device stores its own value."""
 
 from __future__ import annotations
 
@@ -44,11 +44,17 @@ class Storage(Protocol):
         ...
 
     def assigning(self) -> AbstractContextManager[Any]:
-        """Return the context in which a value is assigned."""
+        """Return the context for an assignment.
+
+        If ranks share the variable, an exception in the context closes the group.
+        """
         ...
 
     def refusal(self, value: Array) -> str | None:
-        """Return the reason why a value cannot be written; None if it can."""
+        """Return the reason why `value` cannot be assigned; None if it can be assigned.
+
+        On the CPU device the reason is that ranks that share the variable assign different values.
+        """
         ...
 
     def write(self, value: Array) -> None:
@@ -78,8 +84,8 @@ class Variable(Node):
     Raises
     ------
     BusyError
-        A step that runs now writes the variable, or reads it and the caller writes. Other threads
-        and signal handlers get this error.
+        A step that runs now writes the variable, or the step only reads the variable and the caller
+        wants to write it. This happens only in another thread or in a signal handler.
 
     Examples
     --------
@@ -162,8 +168,9 @@ class Variable(Node):
 
         Each step that replaces the value changes the array. Writing to the array changes the
         variable: do this between steps only. If the ranks of a host share the variable
-        (`shard="host"` of ngd.compile), they share this memory. A variable that their steps only
-        read moves to memory of this process first.
+        (`shard="host"` of ngd.compile), they share this memory. If their steps only read the
+        variable, this call first moves the value to memory of this process, so that the caller may
+        write to it.
 
         Returns
         -------
@@ -181,7 +188,7 @@ class Variable(Node):
         return self.storage_in_memory().view()
 
     def storage_in_memory(self) -> Storage:
-        """Return the value on the CPU device, or raise as `view`."""
+        """Return the storage on the CPU device, or raise the errors of `view`."""
         self.cell.check_readable()
         storage = self._storages.get("CPU")
         if storage is None:
@@ -218,7 +225,7 @@ class Variable(Node):
         return self.numpy().item()
 
     def _expect_no_trace(self, call: str) -> None:
-        """Raise in a traced function, where the present value would be fixed for all calls."""
+        """Raise a TypeError in a traced function, which would always use the present value."""
         if TRACING.get():
             raise TypeError(
                 f"{call}: expected a variable outside of a traced function; got "
@@ -274,7 +281,11 @@ class Variable(Node):
         notes.add(node, notes.ExpectedUpdate(self, layer))
 
     def storage(self, device: str, make: Callable[[Variable, Array], Storage]) -> Storage:
-        """Return the value on `device`; the first use makes it from the newest value."""
+        """Return the variable's storage on `device`.
+
+        The first use makes it from the value of the device that wrote last, or else from the
+        initial value.
+        """
         if device not in self._storages:
             self.cell.check_readable()
             initial = self._initial  # the device copies it
@@ -344,7 +355,7 @@ def variable(name: str, initial: Any, *, per_rank: bool = False) -> Variable:
 
 
 def is_one_number(array: Array) -> bool:
-    """Return whether all elements of an array share one address, as those of np.broadcast_to."""
+    """Return whether an array repeats one number in memory, as np.broadcast_to(1.0, (2,)) does."""
     return array.size > 1 and not any(array.strides)
 
 

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names of variables that are unique among the variables of one step or optimizer.
 
-A variable's own name depends only on its model, so one model has the same keys and first values in
-each program. Two models may therefore have variables of one name. In a step or optimizer with both,
-each model gets a prefix of its own: the variables of the second model are "model_1.weight" and so
-on. The models are counted in the order in which they were constructed, which is equal on all ranks
-that run one program.
+A variable's own name depends only on its model. So a model has the same keys in checkpoints and the
+same random first values, which depend on the names, in each program. Two models may
+therefore have variables of one name. In a step or optimizer with both, each model gets a prefix of
+its own: the variables of the second model are "model_1.weight" and so on. The models
+are counted in the order in which they were constructed, which is equal on all ranks that run one
+program.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Scope:
     """The name of the model, with which the names of its variables begin."""
     number: int = field(default_factory=new_number)
     is_copy: bool = False
-    """True if the model is a copy of another model, with its values."""
+    """True if the model was made by copying or unpickling another model, with its values."""
 
 
 def scope_of(variable: Any) -> Scope | None:
@@ -61,10 +62,11 @@ class UniqueNames:
         self.names: dict[Any, str] = {}
         """The unique name of each variable."""
         self.prefixes: dict[Scope | None, str] = {}
-        """The prefix of each model among these variables. It may differ from `Scope.prefix`."""
+        """The prefix of each model among these variables. It differs from `Scope.prefix` if that
+        would give a variable a name that a variable of another model has."""
 
     def add(self, variables: Iterable[Any]) -> None:
-        """Add variables; raise a ValueError if two of one model, or of no model, have one name."""
+        """Add variables; raise a ValueError for equal names in one model or outside of models."""
         new = [v for v in variables if v not in self.names]
         scopes: dict[Scope | None, list[Any]] = {}
         for v in sorted(new, key=number_of_model):
@@ -80,7 +82,10 @@ class UniqueNames:
                 self.names[v] = name
 
     def free_prefix(self, scope: Scope, members: Iterable[Any]) -> str:
-        """Return the first prefix that gives a model's variables names that are not taken yet."""
+        """Return `scope.prefix`, or with a number: PREFIX_1, PREFIX_2 and so on.
+
+        The result is the first of these with which no variable of the model gets a taken name.
+        """
         prefix, number = scope.prefix, 0
         while any(with_prefix(v, scope.prefix, prefix) in self.by_name for v in members):
             number += 1

@@ -27,10 +27,11 @@ def custom_gradient(f: Callable[..., Any]) -> Function:
     ----------
     f : function
         A function that returns (result, gradient). The result is a structure of nodes of any shape.
-        `gradient` takes the adjoints of the result in the same structure. They are zeros if the
-        loss does not depend on a part. It returns the adjoint of the argument in the argument's
-        structure, or a tuple if several arguments contain arrays or floats. None means that there
-        is no gradient. `gradient` may use values that `f` has computed.
+        `gradient` takes the adjoints of the result in the same structure. The adjoint of a node on
+        which the loss does not depend is zeros. `gradient` returns the adjoint of the argument in
+        the argument's structure. If several arguments contain arrays or floats, it returns a tuple
+        with the adjoint of each of them. None means that there is no gradient. `gradient` may use
+        values that `f` has computed.
 
     Returns
     -------
@@ -90,8 +91,8 @@ def expect_closed(
 ) -> None:
     """Raise GradientError if a function reads floats that are not its arguments.
 
-    Such floats would get no gradient. `since` is a node number: nodes with a smaller one existed
-    before the call of the function.
+    Such floats would get no gradient. `since` is what `newest()` returned before the
+    call of the function: the nodes with a smaller id existed before the call.
     """
     visited = set(operands)
     stack = list(results)
@@ -118,7 +119,7 @@ def expect_closed(
 def tensor(leaf: Any) -> Node | None:
     """Return an array or a float in an argument as a node.
 
-    Return None for an int, a bool or a text, which stays a constant of the trace.
+    Return None for an int, a bool or a string: the function gets it as a Python value.
     """
     if isinstance(leaf, Node):
         return leaf
@@ -144,7 +145,8 @@ class UserGradient:
     ) -> Sequence[Node | None]:
         """Return an adjoint per result and per operand.
 
-        Those of the results are None. Those of the operands come from the user's gradient function.
+        The adjoints of the results are None, so that the function's ops are not differentiated.
+        The adjoints of the operands come from the user's gradient function.
         """
         cotangents = [
             zeros(y.shape, y.dtype) if part is None else part
@@ -167,7 +169,7 @@ class UserGradient:
         return [*(None for _ in results), *of_operands]
 
     def adjoint(self, value: Any, of: Node) -> Node | None:
-        """Return an adjoint of the user as a node of the type of the operand `of`.
+        """Return an adjoint from the user's function as a node of the type of the operand `of`.
 
         None stays None: the operand gets no gradient.
         """

@@ -4,9 +4,9 @@
 The Jacobian J has the derivatives of all results by all primals, the arguments of the function.
 `vjp` gives J^T u for cotangents u, which have the structure of the results. This is the reverse
 mode: one backward pass from the results to the primals. `jvp` gives J t for tangents t, which have
-the structure of the primals. J^T u is linear in u, and its Jacobian by u is J^T. So the
-vector-Jacobian product of the function u -> J^T u with the vector t is J t, and two backward passes
-compute it (Townsend, 2017, https://j-towns.github.io/2017/06/12/A-new-trick.html).
+the structure of the primals. The function u -> J^T u is linear, and its Jacobian is
+J^T. So its vector-Jacobian product with the vector t is (J^T)^T t = J t, and two backward passes
+compute J t (Townsend, 2017, https://j-towns.github.io/2017/06/12/A-new-trick.html).
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from .gradient import (
 def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     """Return f(*primals), and a function for vector-Jacobian products.
 
-    If it is called with arrays, that function is a compiled step, which computes `f` again with the
-    current values of variables. While a graph is built, it adds nodes to the graph.
+    If `vjp` is called with arrays, the function for products is a compiled step, which computes `f`
+    again with the current values of variables. While a graph is built, the function for products
+    adds nodes to the graph.
 
     Parameters
     ----------

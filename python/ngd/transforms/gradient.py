@@ -6,7 +6,8 @@ the graph. If it is called with arrays, it is compiled as by `ngd.function`, and
 is cached as long as the function exists.
 
 The primals are the leaves of the arguments to differentiate by. Each primal becomes a separate node
-(`after`), so f(x, x) has two partial derivatives. Other values that a function reads are constants.
+of the op `after`, which returns its operand, so f(x, x) has two partial derivatives. No gradient is
+computed for other values that a function reads.
 """
 
 from __future__ import annotations
@@ -32,16 +33,17 @@ from ..ops._reverse_mode import UNUSED, gradients, walk_back
 from ..trees import Structure, flatten
 
 MAX_CACHED: Final = 512
-"""The maximum number of results that `remembered` caches for each transformation."""
+"""The maximum number of functions that `cached_transformation` caches per transformation."""
 
 Maker = TypeVar("Maker", bound=Callable[..., Any])
 Key = TypeVar("Key")
 
 
 def cached_transformation(make: Maker) -> Maker:
-    """Cache a transformation such as `grad`: for equal arguments, it returns the same function.
+    """Cache a transformation such as `grad`.
 
-    So the compiled steps of this function are reused.
+    If it is called again with an equal function and equal options, it returns the same function as
+    before, so that the compiled steps of this function are reused.
     """
     cached_make = functools.lru_cache(MAX_CACHED)(make)
 
@@ -98,9 +100,10 @@ class Primals:
 def pull_back(
     results: Sequence[Node], dy: Sequence[Node | None], targets: Sequence[Node]
 ) -> list[Node | None]:
-    """Return the adjoint of each target, or None, from the adjoints `dy` of some results.
+    """Return the adjoint of each node in `targets`; None if the results do not depend on it.
 
-    A node may occur twice among the results. Its adjoints are then added.
+    `dy` has the adjoint of each result. A node may occur twice among the results. Its adjoints are
+    then added.
     """
     seeds: dict[Node, Node] = {}
     for result, part in zip(results, dy, strict=True):
@@ -111,7 +114,7 @@ def pull_back(
 
 
 def expect_float(where: str, path: str, leaf: Any) -> Node:
-    """Return a leaf as a node of floats; raise GradientError if it has none."""
+    """Return a leaf as a node of floats; raise GradientError if the leaf has another type."""
     node = leaf if isinstance(leaf, Node) else None
     if node is None and not isinstance(leaf, (bool, int, str, bytes, type(None))):
         node = constant(leaf)
@@ -241,7 +244,8 @@ def expect_unused(where: str, unused: str) -> None:
 class Differentiation(NamedTuple):
     """A function that computes the value and the gradient of `f` on nodes.
 
-    The fields are the options of ngd.grad, and `where`, the public call, for messages.
+    The fields are the options of ngd.grad, and `where`, the name of the public function that the
+    user called, for messages.
     """
 
     where: str
@@ -358,7 +362,7 @@ def grad(
 
 
 def function_like(f: Callable[..., Any], call: Callable[..., Any], where: str) -> Function:
-    """Return a Function that has the signature of `f` and calls `call` with its arguments.
+    """Return a Function that has the signature of `f` and passes its arguments to `call`.
 
     Arguments are passed by position if `f` can take them by position. Default values are added.
     """
@@ -376,7 +380,7 @@ def function_like(f: Callable[..., Any], call: Callable[..., Any], where: str) -
 
 
 def step_of(f: Callable[..., Any], python: Callable[..., Any]) -> Function:
-    """Return a Function that compiles `python`, which calls `f`.
+    """Return a Function that compiles the Python function `python`, a wrapper of `f`.
 
     If `f` is a Function, the new one has its options, such as device and group.
     """

@@ -32,8 +32,8 @@ def jacobian(f: Callable[..., Any], argnums: int | tuple[int, ...] = 0) -> Funct
     -------
     Function
         A function of the arguments of `f`. It returns arrays whose shape is the shape of the result
-        followed by the shape of the argument. They are in the structure of the result, and each
-        leaf of it has the structure of the argument.
+        followed by the shape of the argument. The structure of the result has, in place of
+        each leaf, the structure of the argument with one array per leaf of the argument.
 
     Notes
     -----
@@ -106,9 +106,9 @@ def hessian(f: Callable[..., Any], argnums: int | tuple[int, ...] = 0) -> Functi
     Returns
     -------
     Function
-        A function of the arguments of `f`. It returns arrays whose shape is the shape of one
-        argument followed by the shape of the other. They are in the structure of the argument, and
-        each leaf of it has the same structure again.
+        A function of the arguments of `f`. It returns one array per pair of leaves of the argument,
+        whose shape is the shape of the first leaf followed by that of the second. The structure of
+        the argument is nested twice: in place of each leaf it has the whole structure again.
 
     Examples
     --------

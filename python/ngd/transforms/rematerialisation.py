@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rematerialisation: functions whose values the backward pass recomputes (`remat`).
 
-The operands of such a function are its arguments and the other nodes that it reads. The graph has
-the computation of its results as usual, and a node with a gradient rule follows the results. The
-rule copies the computation from operands to results, and differentiates the copy. The copied
-operands are `after` nodes that wait for the adjoints of the results, so that the copy runs in the
-backward pass and is not merged with the first computation.
+The operands of such a function are its arguments and the other nodes that it reads. The forward
+pass computes its results as usual. A node with a gradient rule takes the results and returns them
+unchanged. In the backward pass, the rule copies the computation from operands to results, and
+differentiates the copy. The copy reads each operand x through a node after(x, adjoints of the
+results). This node has the value of x, but only once the adjoints are computed. So the copy runs in
+the backward pass, and the compiler does not merge it with the first computation.
 """
 
 from __future__ import annotations
@@ -64,11 +65,11 @@ def remat(f: Callable[..., Any]) -> Function:
 
 
 def read_from_outside(results: Sequence[Node], since: int) -> list[Node]:
-    """Return the nodes that a function reads: nodes from before its call, and leaves.
+    """Return the nodes that a function reads and has not made, and the leaves that it reads.
 
-    Leaves are placeholders and variables. `since` is a node number: nodes with a smaller one
-    existed before the call. A node is left out if the function reads it only through other nodes of
-    the list.
+    Leaves are placeholders and variables. `since` is what `newest()` returned before the call: the
+    nodes with a smaller id existed before. The inputs of a returned node are returned only if the
+    function reads them itself, too.
     """
     read: dict[Node, None] = {}
     for node in chain(results, chain.from_iterable(n.inputs for n in topological(results))):
@@ -80,12 +81,12 @@ def read_from_outside(results: Sequence[Node], since: int) -> list[Node]:
 
 
 def wait_for_all(operands: Sequence[Node], adjoints: Sequence[Node | None]) -> list[Node | None]:
-    """Return the adjoints of the operands, some of which wait for all other adjoints.
+    """Return the adjoints of the operands; those of operands that are not leaves wait for the rest.
 
-    These are the adjoints of operands that are not leaves: the backward pass continues with them.
-    It does not need the gradients of weights, which could be computed at the end of the step. Until
-    then they would keep the recomputed values in memory. With this order, the recomputed values of
-    one function are free before the function in front of it recomputes its values.
+    The backward pass continues with the adjoints that wait. Without the wait, it could compute the
+    gradients of weights, which are leaves, at the end of the step, and recomputed values would stay
+    in memory until then. With the wait, the recomputed values of one function are free before the
+    backward pass reaches an earlier function and recomputes the values of that function.
     """
     known = [adjoint for adjoint in adjoints if adjoint is not None]
     ordered = []
@@ -106,13 +107,14 @@ class Recomputation:
     The rule finds the computation from the operands to the results in the graph. The graph may be a
     copy, as the body of a loop is. Values that the loop computes only once are inputs of the body,
     so a result may depend on an input that is not among the operands. Then nothing is recomputed:
-    the rule returns the adjoints as those of the results.
+    the rule passes the adjoints on to the results, so that their first computation is
+    differentiated, with its stored values.
     """
 
     follows_graph = True
-    """A mark for vmap: the rule reads only the nodes that it is called with.
+    """True because the rule uses no nodes other than its arguments and what they are computed from.
 
-    See ops/batching/user_functions.py.
+    So vmap can call the same rule with mapped nodes. See ops/batching/user_functions.py.
     """
 
     def __init__(self, name: str) -> None:
@@ -123,8 +125,9 @@ class Recomputation:
     ) -> Sequence[Node | None]:
         """Return the adjoints of the results and of the operands.
 
-        Those of the results are None, unless nothing is recomputed. The operands are the values
-        that the function reads from outside.
+        The adjoints of the results are None, so that their first computation is not differentiated,
+        unless nothing is recomputed. The operands are the values that the function reads from
+        outside.
         """
         inner = topological(results, stop=operands)
         if any(isinstance(node.op, Leaf) and node.op is not CONSTANT for node in inner):

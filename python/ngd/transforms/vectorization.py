@@ -77,9 +77,9 @@ def vmap(f: Callable[..., Any], in_axes: Axes = 0, out_axes: Axes = 0) -> Functi
     not arrays are the same for all examples. So are the nodes and variables that `f` reads without
     taking them as arguments. Keyword-only arguments are mapped over axis 0.
 
-    A random draw whose seed is made in `f` gives different numbers to each example. A collective of
-    mapped values has no batching rule. Use `ops.scan`, which runs `f` for one example after the
-    other.
+    A random draw whose seed is made in `f` gives different numbers to each example. If the seed is
+    made outside of `f`, all examples get the same numbers. A collective of mapped values has no
+    batching rule: use `ops.scan` instead of vmap, which runs `f` for one example after the other.
 
     Examples
     --------
@@ -116,7 +116,8 @@ def vectorize(
 ) -> Function:
     """Return the mapped function of f.
 
-    The axes are given as `axes_tree` returns them, so that equal calls are cached.
+    The axes are given as `axes_tree` returns them: their leaves and structure are hashable, so
+    that a call with equal axes finds the mapped function in the cache.
     """
     in_axes, out_axes = in_structure.rebuild(in_leaves), out_structure.rebuild(out_leaves)
     signature = signature_of(f)
@@ -149,7 +150,7 @@ class Argument:
 
 
 class Vectorization:
-    """One call of a mapped function."""
+    """One call of a mapped function: its arguments with their axes, and the size of the axes."""
 
     def __init__(self, f: Callable[..., Any], bound: inspect.BoundArguments, in_axes: Axes) -> None:
         self.f, self.signature = f, bound.signature
@@ -213,7 +214,7 @@ def argument_axes(bound: inspect.BoundArguments, in_axes: Axes) -> list[int | No
 
 
 def each_argument(bound: inspect.BoundArguments) -> Iterator[tuple[str, Any, int | None]]:
-    """Yield the path, the value and the position of each argument.
+    """Yield the path (a name for messages), the value and the position of each whole argument.
 
     The position of a keyword-only argument is None.
     """
@@ -300,7 +301,7 @@ def expect_no_updates(tree: Any) -> None:
 
 
 def read_result(leaf: Any) -> Any:
-    """Return an array or a number in the result as a node, and any other leaf unchanged."""
+    """Return a leaf of the result: an array or number as a node, others, such as None, as given."""
     if isinstance(leaf, (bool, int, float)) or is_array(leaf):
         return as_node(leaf, where="vmap: the result")
     return leaf

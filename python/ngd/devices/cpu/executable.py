@@ -34,12 +34,12 @@ from .target import DEVICE, CpuTarget
 
 @dataclass(frozen=True)
 class CpuAgreement:
-    """The variables that the ranks of a group share in a step, and where their values are."""
+    """The result of CpuDevice.agree: the variables to share, and the storage of each variable."""
 
     storages: dict[Node, CpuStorage]
     """The storage of each variable of the step on this rank."""
     equal: Equal
-    """The values that are equal on all ranks."""
+    """The nodes of the graph whose values are proved equal on all ranks."""
     target: CpuTarget
 
 
@@ -49,7 +49,7 @@ class CpuDevice:
     name = "CPU"
 
     def compiling(self, group: Group) -> AbstractContextManager[None]:
-        """Return a context for a compilation, in which the ranks compare the step's types once."""
+        """Return a context for a compilation: the ranks compare shapes and dtypes only once."""
         return comparing_once(group)
 
     def agree(self, source: StepGraph) -> CpuAgreement:
@@ -113,7 +113,7 @@ class CpuExecutable(LoweredStep):
         )
         self.storages = storages
         self.once_over_hosts: set[Node] = set()
-        """The variables of which all hosts together keep one copy."""
+        """The variables that are divided over all ranks of all hosts, so that one copy exists."""
 
     def share_variables(self, agreement: CpuAgreement) -> None:
         """Move the variables to memory that the ranks of a host share; all ranks call this."""
@@ -125,7 +125,10 @@ class CpuExecutable(LoweredStep):
         self.once_over_hosts = {v for v in self.plan.shared if self.storages[v].part is not None}
 
     def checksum(self, variable: Node) -> tuple[int, int] | None:
-        """Return a checksum of a variable, which the caller holds; None if the ranks share it."""
+        """Return a checksum of a variable's value; None if the ranks share the variable.
+
+        The caller has reserved the variable, so that no other step changes its value.
+        """
         storage = self.storages[variable]
         return None if variable in self.plan.shared else storage.buffer.checksum()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The comparison of arrays between ranks, by digests: which ranks hold another value than most."""
+"""The comparison of arrays between ranks, by digests. It finds the ranks outside the majority."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 """Variables of which the ranks of a host, or those of all hosts, keep one copy.
 
 A step with a sharded weight update (passes/sharding/updates.py) shares the variables when it is
-compiled. The ranks compare the values and how they compute them, and move the values to common
-memory, which all of them map. From then on, every step reads such a variable from that memory, and
-all ranks take part in every write:
+compiled. The ranks compare the variables' values and the computation of their next values. Then
+they move the values to common memory, a memory of the host that all its ranks map. From then on,
+every step reads such a variable from that memory, and all ranks take part in every write:
 
 - A step writes between two barriers of the ranks. So no rank reads a mixture of old and new values.
   Between two calls of such a step, a rank reads the values that all ranks have written.
@@ -16,15 +16,16 @@ all hosts. Then each rank has a part of it, in its own memory. All ranks have to
 because a read gathers the parts.
 
 The new values may be computed from other variables. These stay in private memory, and the ranks
-keep them equal: no step may write values to them that are not proved equal, and all ranks assign
-equal values.
+keep them equal. The compiler has to prove that a step writes equal values to them on all ranks,
+and all ranks assign equal values.
 
 Variables that such a step only reads (frozen weights) move to memory of the host, too, if they are
 equal on all ranks. No rank writes there: a write first moves the variable to memory of its rank.
 
 The ranks of the group make these writes together. After the group is closed, no rank writes to
 common memory: the next write moves the variable back to memory of its process. A variable that a
-failure has left half written is poisoned. A variable whose other parts are on other ranks is lost.
+failure has left half written is poisoned: reading it raises an error. A variable whose other parts
+are on other ranks is lost: only a new value, by `assign` or a checkpoint, makes it usable.
 """
 
 from __future__ import annotations
@@ -58,15 +59,17 @@ from .storage import CpuStorage, sharing_error
 NO_MEMORY = 2**64 - 1
 """The number that stands for common memory that could not be allocated."""
 UNABLE: Final = -1
-"""The value that a rank sends instead of its flags of variables if it cannot move variables now."""
+"""The value that a rank sends to `share_frozen`'s comparison if it cannot move variables now.
+
+Otherwise it sends 0 or 1 per variable: 1 if the variable is in common memory already."""
 
 
 def agree_on_sharing(
     source: StepGraph, storages: Mapping[Node, CpuStorage]
 ) -> tuple[Equal, Sharing]:
-    """Return the values that are equal on all ranks, and the variables that a step shares.
+    """Return the nodes that are proved equal on all ranks, and the variables that a step shares.
 
-    All ranks call this if the step has a `shard`.
+    All ranks of the step's group call this. With the option shard="none" no variable is shared.
     """
     graph, group, shard = source.graph, source.group, source.options.shard
 
@@ -84,14 +87,15 @@ def agree_on_sharing(
 
 
 _HOSTS: Final[WeakKeyDictionary[Group, tuple[Group, Group] | None]] = WeakKeyDictionary()
-"""For a group over several hosts: the ranks of this host, and the counterparts. None if they cannot
-share variables."""
+"""For a group over several hosts: the group of this host's ranks, and the group of counterparts,
+the ranks with this rank's index on each host. None if the ranks cannot share variables."""
 
 
 def partition_of(group: Any, is_once_over_hosts: bool) -> Partition | None:
     """Return how the ranks of a group divide variables, or None if they cannot share memory.
 
-    All ranks call this. `apart` is True for `shard="world"`.
+    All ranks call this. `is_once_over_hosts` is True for `shard="world"`: all hosts together keep
+    one copy of a variable. Otherwise each host keeps one copy.
     """
     if not isinstance(group, Group):
         return None
@@ -106,10 +110,11 @@ def partition_of(group: Any, is_once_over_hosts: bool) -> Partition | None:
 
 
 def split_by_host(group: Group) -> tuple[Group, Group] | None:
-    """Return the ranks of this host, and the counterparts; None if variables cannot be shared.
+    """Return the group of this host's ranks, and the group of counterparts, or None.
 
-    The result is None on all ranks if hosts have different numbers of ranks, if the ranks of a host
-    are not consecutive, or if a host has no common memory. All ranks call this.
+    Counterparts are the ranks that have the same index on their hosts. The result is None
+    on all ranks if hosts have different numbers of ranks, if the ranks of a host are not
+    consecutive, or if a host has no common memory. All ranks call this.
     """
     per_host = group.local_size
     with group.collectives_scope():
@@ -130,11 +135,11 @@ def split_by_host(group: Group) -> tuple[Group, Group] | None:
 
 
 def expect_private(whole: Mapping[Node, CpuStorage], equal: Equal, site: str) -> None:
-    """Check the variables that a step writes as a whole.
+    """Check the variables that each rank writes as a whole, not as a shard.
 
-    Raises a CompileError if the ranks share such a variable, or if they keep it equal and its next
-    value is not proved equal. A variable whose next value is not proved equal is marked (`varies`),
-    because it cannot be shared.
+    Raises a CompileError if the ranks share such a variable. Also raises it if the ranks keep the
+    variable equal, but `equal` does not prove that its next value is equal on all ranks. A variable
+    without such a proof is marked (`varies`), so that no later step shares it.
     """
     values = dict(equal.graph.updates)
     for variable, storage in whole.items():
@@ -212,8 +217,8 @@ def share_if_equal(
     """Share variables if the ranks agree, and return the outcome of their comparison.
 
     Variables in `moving` get common memory. They have the bytes that this rank writes. Variables in
-    `staying` keep their private memory, and the ranks keep their values equal. The caller holds all
-    of them, so that no step uses them.
+    `staying` keep their private memory, and the ranks keep their values equal. If the ranks do not
+    agree, nothing changes. The caller has reserved all these variables, so that no step uses them.
     """
     group, site = record.group, record.site
     values = [storage.copy_held_value() for storage in (*moving, *staying)]
@@ -246,8 +251,8 @@ def allocate(
 ) -> tuple[_core.CommonMemory | None, list[_core.Buffer]] | None:
     """Allocate memory of the host, and memory for this rank's parts; None if there is too little.
 
-    `once` has variables with one copy per host, and `apart` those with one copy over all hosts. All
-    ranks of the host call this.
+    `once` has variables with one copy per host. `once_over_hosts` has those with one copy over all
+    hosts, and the bytes that this rank keeps. All ranks of the host call this.
     """
     memory, parts = None, []
     with suppress(MemoryError):
@@ -262,7 +267,10 @@ def allocate(
 def write_slices(
     memory: _core.CommonMemory | None, values: Mapping[CpuStorage, Array], record: SharingRecord
 ) -> dict[CpuStorage, int]:
-    """Write this rank's shards of values to memory of the host; return the offset of each value."""
+    """Write this rank's shard of each variable's value to common memory of the host.
+
+    Return the byte offset of each variable in that memory.
+    """
     offset, offsets = 0, {}
     for storage, value in values.items():
         assert memory is not None
@@ -342,11 +350,11 @@ class Agreement:
     """The outcome of the ranks' comparison before they share variables, equal on all of them."""
 
     steps: tuple[int, ...] = ()
-    """The ranks of the group that compute the variables in another way than most ranks."""
+    """The ranks whose step computes the variables in another way than the step of most ranks."""
     values: Sequence[tuple[int, ...]] = ()
     """For each variable, the ranks that hold another value than most ranks."""
     has_memory: bool = True
-    """True if all ranks have memory for the variables."""
+    """False if a rank could not allocate memory for the variables."""
 
 
 def expect_agreement(found: Agreement, storages: list[CpuStorage]) -> None:
@@ -388,9 +396,9 @@ def common_memory(group: Any, size: int, site: str) -> _core.CommonMemory | None
 
 
 def have_uniform_types(graph: Graph, group: Group) -> bool:
-    """Return whether all values of a step have the same shapes and dtypes on all ranks.
+    """Return whether all nodes of a step have the same shapes and dtypes on all ranks.
 
-    All ranks call this, within `comparing_once`.
+    All ranks call this in a block of `comparing_once`, which keeps the result for a second try.
     """
     types = repr([str(result.type) for node in graph.nodes for result in node.results]).encode()
     digest = hashlib.blake2b(types, digest_size=8).digest()
@@ -406,8 +414,9 @@ def have_uniform_types(graph: Graph, group: Group) -> bool:
 def comparing_once(group: Group) -> Iterator[None]:
     """Keep the result of `have_uniform_types` until all ranks have compiled the step or raise.
 
-    A rank may fail by itself, because another thread holds a variable or memory is short. It then
-    compiles the step again, and must not communicate a second time.
+    Compilation may fail on one rank only, because another thread uses a variable or memory is
+    short. This rank then compiles the step again. It uses the kept result, because the other ranks
+    would not take part in a second comparison.
     """
     try:
         yield
@@ -418,5 +427,5 @@ def comparing_once(group: Group) -> Iterator[None]:
 
 
 _type_digests: WeakKeyDictionary[Group, tuple[bytes, bool]] = WeakKeyDictionary()
-"""For the group of a step that is being compiled: a digest of the shapes and dtypes of the step,
-and True if all ranks have the same digest."""
+"""A dict from the group of a step that is being compiled to a pair: a digest of the step's shapes
+and dtypes, and True if all ranks have the same digest."""

@@ -30,15 +30,16 @@ class SharingRecord:
         return any(g.closed or g.communicator.is_over for g in groups if isinstance(g, Group))
 
     def span(self, of: Type) -> tuple[int, int]:
-        """Return the bounds of this rank's shard in its host's copy of a variable, in bytes."""
+        """Return (begin, end) of this rank's shard in the copy that its host keeps, in bytes."""
         begin, end = self.partition.slice(of.count)
         return begin * of.dtype.itemsize, end * of.dtype.itemsize
 
     def gathered(self, part: Array, value_type: Type) -> Array:
         """Return the value of a variable of which each rank has a part. All ranks call this.
 
-        The counterparts gather the shard of the host's copy, then the ranks of a host gather their
-        shards. An error aborts the group of all ranks, because some of them wait in other groups.
+        Counterparts are the ranks with the same index on each host. They gather the parts of one
+        shard. Then the ranks of each host gather their shards to the whole value. An error aborts
+        the group of all ranks, because some of them wait in other groups.
         """
         site, groups = call_site(), (self.partition.counterparts, self.partition.host_ranks)
         begin, end = self.partition.slice(value_type.count)
@@ -51,13 +52,16 @@ class SharingRecord:
         return part.reshape(value_type.shape)
 
     def map_privately(self, memory: _core.CommonMemory) -> None:
-        """Map the common memory of the host a second time, so that writes stay private."""
+        """Map the host's common memory a second time, copy on write: other ranks see no writes."""
         host = self.partition.host_ranks
         assert isinstance(host, Group)
         host.communicator.map_privately(memory)
 
     def expect_process(self, name: str) -> None:
-        """Raise a GroupClosedError in a forked child, because the parent may write the memory."""
+        """Raise a GroupClosedError if this process is a forked child of a rank.
+
+        A forked child must not read shared memory, because the rank may write to it then.
+        """
         if os.getpid() != self.process:
             raise GroupClosedError(
                 f"variable {name!r}: expected a read by a rank, because the ranks share it since "

@@ -26,18 +26,18 @@ class CpuStorage:
         self.name, self.type, self.cell = variable.name, variable.type, variable.cell
         self.buffer = _core.Buffer(DEVICE, self.type.bytes)
         self.varies = ""
-        """The call site of a step that may write different values on the ranks; "" if no step does.
-        """
+        """The call site of a step whose next value for this variable is not proved equal on all
+        ranks; "" if there is no such step. Such a variable cannot be shared."""
         self.part: tuple[int, int] | None = None
         """The bounds of the bytes that this rank keeps, if other ranks keep the rest; otherwise
         None."""
         self.differs = False
-        """True if other ranks have other values of this variable, found when a step only read it.
-        """
+        """True if the ranks had different values when a step that only reads the variable was
+        compiled. Such steps then leave the variable in private memory."""
         self._sharing: SharingRecord | None = None
         self._readers: SharingRecord | None = None
-        """The ranks of the host that keep one copy of the value and only read it; otherwise None.
-        """
+        """The record of the ranks that keep one copy per host of a value that they only read; None
+        if no step has moved the value to such memory."""
         if self.type.bytes:
             self.memory()[...] = initial
 
@@ -48,7 +48,7 @@ class CpuStorage:
 
     @property
     def is_shared(self) -> bool:
-        """True if other ranks write a part of the value."""
+        """True if each rank writes only its shard of the value; False if each writes all of it."""
         mine = self.part is None and not self.buffer.is_common
         return not mine and self.sharing is not None
 
@@ -59,7 +59,7 @@ class CpuStorage:
 
     @property
     def kept_by(self) -> Group | None:
-        """The group whose ranks have a part each; None if this process has the whole value."""
+        """The group whose ranks keep a part of the value each; None if this rank has all of it."""
         sharing = self.sharing
         return None if self.part is None or sharing is None else sharing.group
 
@@ -95,7 +95,7 @@ class CpuStorage:
         return self.memory()
 
     def memory(self) -> Array:
-        """Return the memory of the value as an array, for reads only."""
+        """Return the memory of the value as an array, which the caller must not write to."""
         self.expect_whole()
         memory: Array = np.frombuffer(self.buffer.view(), self.type.dtype)
         return memory.reshape(self.type.shape)
@@ -112,10 +112,10 @@ class CpuStorage:
         return memory.reshape(self.type.shape)
 
     def join(self, sharing: SharingRecord, memory: _core.CommonMemory | None, offset: int) -> None:
-        """Move the value to shared memory, or record that the ranks keep it equal.
+        """Move the value to shared memory; if `memory` is None, keep it in private memory.
 
-        Without `memory`, the value stays in private memory. The caller holds the variable, so that
-        no step uses it.
+        In the second case the ranks keep their private values equal. Both cases store the record
+        `sharing`. The caller has reserved the variable, so that no step uses it.
         """
         if memory is not None or self.is_frozen:
             self.buffer.lie_in(memory, offset)
@@ -146,7 +146,8 @@ class CpuStorage:
     def own(self) -> None:
         """Let this process write the whole value; raise a CompileError if other ranks share it.
 
-        The caller holds the variable, so that no step uses it.
+        A value in memory of the host moves to private memory. The caller has reserved the variable,
+        so that no step uses it.
         """
         sharing = self.sharing
         if sharing is not None and self.is_shared:
@@ -167,15 +168,19 @@ class CpuStorage:
             self.expect_whole()
 
     def assigning(self) -> AbstractContextManager[Any]:
-        """Return the context of an assignment: several collectives if ranks share the variable."""
+        """Return the context in which the caller assigns a value.
+
+        If ranks share the variable, the assignment runs several collectives. An exception in the
+        context then closes the group. Otherwise the context does nothing.
+        """
         sharing = self.sharing
         return nullcontext() if sharing is None else sharing.group.collectives_scope()
 
     def refusal(self, value: Array) -> str | None:
-        """Return the reason why a value cannot be written; None if it can.
+        """Return the reason why a value cannot be assigned; None if it can be assigned.
 
-        The reason is that ranks that share the variable assign different values. All of these ranks
-        call this.
+        There is one possible reason: the ranks that share the variable or keep it equal assign
+        different values. These ranks all call this, and compare the values.
         """
         sharing = self.sharing
         if sharing is None or agree(sharing.group, [digest_of(value)], call_site()):
@@ -203,7 +208,10 @@ class CpuStorage:
 
 
 def sharing_error(storage: CpuStorage, sharing: SharingRecord) -> CompileError:
-    """Return the error for a step that writes a whole shared variable, or reads others' parts."""
+    """Return the error for a step that would use a shared variable as if it were private.
+
+    Such a step writes the whole value instead of a shard, or reads parts that other ranks keep.
+    """
     since = f"since the step compiled at {sharing.site}"
     if storage.part is None:
         return CompileError(

@@ -18,7 +18,7 @@ DEVICE: Final = _core.Device("CPU")
 
 
 class CpuTarget:
-    """The answers of the CPU device and of the group to the queries of the passes."""
+    """The object that passes ask about kernels of the CPU, the number of threads and the ranks."""
 
     def __init__(self, group: Group, sharing: Sharing | None = None) -> None:
         self.rank, self.size = group.rank, group.size
@@ -28,7 +28,7 @@ class CpuTarget:
     def query(
         self, op: str, inputs: Sequence[Type], outputs: Sequence[Type], attrs: Mapping[str, Any]
     ) -> Verdict:
-        """Return the answer of the kernel table, from the cache if it was asked before."""
+        """Return the kernel for an op on these types, or the reasons for its absence; cached."""
         attrs_key = tuple([(k, type(v), v) for k, v in attrs.items()])
         return ask(self.threads, op, tuple(inputs), tuple(outputs), attrs_key)
 
@@ -45,11 +45,11 @@ def ask(
     outputs: tuple[Type, ...],
     attrs: tuple[tuple[str, type, Any], ...],
 ) -> Verdict:
-    """Return the answer of the kernel table for a number of threads.
+    """Return the kernel for an op on these types, or the reasons for its absence.
 
-    The answers are cached, because a step repeats the same layers, and a step for evaluation has
-    layers of the step for training. 1, 1.0 and True are equal keys, but different attributes. So
-    the types are part of the key.
+    The results are cached, because a step repeats the same layers, and a step for evaluation has
+    layers of the step for training. As values of an attribute, 1, 1.0 and True differ, but as keys
+    of the cache they would be equal. So `attrs` contains the Python type of each value.
     """
     name, reasons, _, in_place = DEVICE.query_kernel(
         op,

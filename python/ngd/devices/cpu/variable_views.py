@@ -24,8 +24,9 @@ from .rank_comparison import differing_ranks, digest_of, ranks_text
 from .storage import CpuStorage
 
 MAX_CHECKED_BYTES: Final = 4096
-"""The largest size in bytes of a variable that is compared with its value after the last step.
-Variables of which each rank keeps a copy are small, except with shard="none"."""
+"""The largest size in bytes of an unshared variable whose checksum is compared with that after the
+last step, to find writes. Larger unshared variables are not checked. Sharded updates leave only
+small variables unshared."""
 
 
 class VariableView:
@@ -34,7 +35,7 @@ class VariableView:
     Parameters
     ----------
     of : Variable
-        The variable. A step on the CPU device has it.
+        The variable. A step that uses it has been compiled for the CPU device.
     group : Group
         The ranks of the step.
     """
@@ -50,7 +51,10 @@ class VariableView:
         self.show()
 
     def show(self) -> None:
-        """Make the array again, after a step that has moved the value to shared memory."""
+        """Make `array` show the memory of the value.
+
+        Call this again after a step has moved the value to shared memory.
+        """
         self.array = self._storage.private_view()
         self.remember()
 
@@ -85,7 +89,7 @@ class VariableView:
 
 
 def find_written(views: Iterable[VariableView]) -> list[VariableView]:
-    """Return the views to whose arrays this process has written since the last step."""
+    """Return the views whose arrays this process has changed since the last step."""
     copied: dict[int, list[tuple[int, int]]] = {}
     found = []
     for view in views:

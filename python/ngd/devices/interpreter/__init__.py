@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The INTERPRETER device: the NumPy references of the ops."""
+"""The INTERPRETER device, which computes each op by its reference implementation in NumPy."""

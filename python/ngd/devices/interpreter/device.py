@@ -40,7 +40,7 @@ class HostStorage:
         return self.value.copy()
 
     def view(self) -> Array:
-        """Raise a TypeError, because each update makes another array."""
+        """Raise a TypeError: no array can show the value, because each update makes a new array."""
         raise TypeError("Variable.view: expected a variable of the CPU device; got INTERPRETER")
 
     def assigning(self) -> AbstractContextManager[Any]:
@@ -48,7 +48,7 @@ class HostStorage:
         return nullcontext()
 
     def refusal(self, value: Array) -> str | None:
-        """Return None, because any value can be written."""
+        """Return None: this device knows no reason against any value."""
         return None
 
     def write(self, value: Array) -> None:
@@ -77,7 +77,7 @@ class StepCollectives:
         }
 
     def note(self, graph: Graph, group: Group) -> None:
-        """Add the collectives of a graph, and of graphs inside it, to the sequence."""
+        """Add the collectives of a graph and of its loops and branches to the step's sequence."""
         for node in collectives_in_order(graph):
             name, attrs = node.op.lower(**node.attrs)
             for body in self.sequence.inside(name, attrs, node.site, bodies_of(node)):
@@ -122,19 +122,19 @@ class StepCollectives:
 
 
 def kind_of(node: Node) -> str:
-    """Return the name of a collective for the communicator."""
+    """Return the name under which the communicator knows the collective of a node."""
     assert isinstance(node.op, Collective)
     return node.op.kind.wire
 
 
 def submission(node: Node) -> dict[str, Any]:
-    """Return the attributes of a collective for the communicator."""
+    """Return the attributes, such as the root, that the communicator needs for a collective."""
     assert isinstance(node.op, Collective)
     return node.op.submission(node.inputs[0].type, **node.attrs)
 
 
 class InterpreterAgreement(NamedTuple):
-    """The agreement of a device without programs, which has no target."""
+    """The result of InterpreterDevice.agree. It has no target, because no program is compiled."""
 
     target: None = None
 
@@ -149,7 +149,7 @@ class InterpreterDevice:
         return nullcontext()
 
     def agree(self, source: StepGraph) -> InterpreterAgreement:
-        """Return the agreement. The ranks do not communicate."""
+        """Return an empty agreement. No variable is shared, so the ranks do not communicate."""
         return InterpreterAgreement()
 
     def load(
@@ -195,7 +195,7 @@ class InterpreterExecutable(CompiledStep):
         return outputs if out is None else list(out)
 
     def run(self, inputs: list[Array], outputs: list[Array]) -> None:
-        """Run the step once, while it holds the variables."""
+        """Run the step once. The caller, `hold.run`, reserves the step's variables for the run."""
         values: dict[Node, Array] = {v: s.value for v, s in self.storages.items()}
         with self.ranks.collectives_scope():
             results, updates = reference.evaluate(self.evaluated, inputs, values, self.ranks)

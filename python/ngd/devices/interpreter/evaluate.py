@@ -34,7 +34,7 @@ class Group(Protocol):
         ...
 
     def start(self, node: Node, operand: Array) -> Callable[[], Array]:
-        """Start a collective, in the group of its attribute or by default in this one.
+        """Start a collective in the group of the node's attribute `group`, by default in this one.
 
         Returns a function that waits for the result of the collective.
         """
@@ -47,10 +47,11 @@ def evaluate(
     variables: Mapping[Node, Array],
     group: Group | None = None,
 ) -> tuple[list[Array], list[Array]]:
-    """Return the outputs of a graph and the next values of variables, in the order of `updates`.
+    """Return the outputs of a graph, and the next values of variables in the order of its updates.
 
-    Without a group this is rank 0 of 1. Collectives start in the order of `collectives_in_order`,
-    which is the same on all ranks. The wait for a collective comes where its result is first read.
+    Without a group, the process acts as rank 0 of 1. Collectives start in the order of
+    `collectives_in_order`, which is the same on all ranks. The evaluation waits for a collective
+    when another node first reads its result.
     Integers wrap silently; floats follow IEEE 754.
     """
     finite = config.check_finite()
@@ -108,9 +109,10 @@ def _compute(node: Node, operands: Sequence[Array], group: Group | None) -> tupl
 
 
 def _expect_finite(node: Node, operands: Sequence[Array], made: Sequence[Array]) -> None:
-    """Raise a NotFiniteError if an op makes a NaN, or an infinity from finite operands.
+    """Raise a NotFiniteError if the op of `node` has turned finite operands into NaN or infinity.
 
-    A NaN in an argument or in a variable is an error, too.
+    `made` has the results. A NaN from an infinite operand is an error, and so is a NaN in an
+    argument or in a variable that the op reads.
     """
     if node.op is CONSTANT:
         return
