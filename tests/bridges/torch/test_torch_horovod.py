@@ -458,7 +458,7 @@ def test_a_host_without_the_newest_commit_writes_it(
     before = file.stat() if mine == 7 else None
     state.sync()
     assert state.step == 28
-    assert elastic.read(file) == (7, {"step": 28})
+    assert elastic.read_commit(file) == (7, {"step": 28})
     assert before is None or file.stat().st_ino == before.st_ino  # it was not written again
     assert list(tmp_path.iterdir()) == [file]
 
