@@ -61,7 +61,7 @@ class Suite:
     def run(self, number: int) -> None:
         """Train, kill, resume and compare once."""
         random_ = random.Random(f"{self.seed}.{number}")
-        scenario = training.drawn(random_, number)
+        scenario = training.draw_scenario(random_, number)
         kills = random_.randint(1, MOST_KILLS)
         folder = tempfile.mkdtemp(prefix="ngd-resume-")
         done: list[str] = []
@@ -88,7 +88,7 @@ class Suite:
         arguments = {"scenario": scenario, "folder": folder, "victim": victim, "number": number}
         arguments["where"] = where
         ranks = scenario["ranks"]
-        with harness.Job(training.live, ranks, arguments=arguments, env=ENVIRONMENT) as job:
+        with harness.Job(training.train_and_compare, ranks, arguments=arguments, env=ENVIRONMENT) as job:
             for rank in range(ranks):
                 job.wait_for(rank, "begun", DEADLINE)
             begin = time.monotonic()
