@@ -178,7 +178,7 @@ def _nan_extremum(
     axis: Axis,
     keepdims: bool,
 ) -> Node:
-    """Apply `reduce`, max or min, to the elements that are not NaN; NaN where all are NaN."""
+    """Apply `reduce`, max or min, to the elements that are not NaN; all NaN gives NaN."""
     node = as_node(x, where=where_)
     if not is_float(node.dtype):
         return reduce(node, axis, keepdims)

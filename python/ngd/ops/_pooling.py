@@ -146,7 +146,7 @@ class Pool(Op):
 def _reaching(x: Array, counts: Shape, value: Any, attrs: dict[str, Any]) -> Array:
     """Pad the spatial axes of x with `value`, so that all windows are inside the array.
 
-    With ceil, the last window may end beyond the padding, so the array gets more than the padding.
+    With ceil, the last window may end after the padding. The end of the axis is then extended too.
     """
     margins: list[int] = []
     for n, count, kernel, stride, (before, after), dilation in zip(
@@ -478,7 +478,7 @@ avg_pool_grad: Final[AvgPoolGrad] = register(AvgPoolGrad())
 def _adaptive(where: str, x: Value, size: PerAxis | Sequence[int | None]) -> tuple[Node, Shape]:
     """Return x as a node, and the number of windows along each spatial axis.
 
-    `size` is the user's argument. None in it means one window per element along this axis.
+    `size` is the user's argument. An entry None means one window per element along this axis.
     """
     node = as_node(x, where=where)
     axes = spatial_axes(where, node.type)

@@ -26,10 +26,10 @@ __all__ = ["gru", "gru_cell", "lstm", "lstm_cell"]
 
 States = tuple[Node, ...]
 Step = Callable[[Node, States, Node, Node | None], States]
-"""A function of one cell, which returns the next states.
+"""The type of a function that computes the next states of a recurrent cell.
 
-Its arguments are the contribution of the input to the gates, the present states, the weight [gates
-* H, H] of the hidden state, and the bias of the hidden state or None.
+The arguments are, in this order: the input x multiplied by its weight, with its bias added; the
+present states; the weight [gates * H, H] of the hidden state; the bias of the hidden state or None.
 """
 
 

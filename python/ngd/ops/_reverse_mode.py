@@ -78,9 +78,9 @@ def _name(node: Node) -> str:
 def without_gradient(loss: Node, target: Node, adjoints: Mapping[Node, Node], path: str) -> str:
     """Return the error message for a target that gets no gradient from a loss.
 
-    The message names the op at which the path from the target to the loss ends. GRADIENT_CALL has
-    the public call and the name of its argument. `path` is the position of the target in this
-    argument, and empty for ngd.grad.
+    The message names the op at which the gradient stops on its way from the loss to the target.
+    `path` is the position of the target in the user's argument, such as an element of a list. It
+    is empty for ngd.grad.
     """
     call, argument = GRADIENT_CALL.get()
     end = end_of_path(loss, target, adjoints)
@@ -158,7 +158,7 @@ def active_nodes(order: Iterable[Node], targets: Iterable[Node]) -> set[Node]:
 
 
 def adjoint_of_results(node: Node, adjoints: Mapping[Node, Node]) -> Any:
-    """Return the adjoint of the result of a node, or a tuple with one per result of several.
+    """Return the adjoint of a node's result; a tuple of adjoints if it has several results.
 
     A result without an adjoint has None. If no result has an adjoint, return None.
     """

@@ -394,8 +394,8 @@ class Part:
     def _mask(self, where_: str, values: Node) -> Node | None:
         """Return the index as a mask for `where`, or None if `where` cannot do the change.
 
-        It can if the index is one mask, and the values have no axis for the selected elements, so
-        that all selected elements get the same values.
+        `where` needs an index that is one mask, and values that are equal for all selected
+        elements. For example, x.at[mask].set(0) fits, but one value per True element does not.
         """
         mask = self.index
         if isinstance(mask, tuple) and len(mask) == 1:
@@ -477,11 +477,12 @@ def at(x: Value) -> At:
 
 
 def changed_rows(rows: Rows, values: Node, combine: Combine | None) -> Node:
-    """Return the rows, in which the selected ones are set to values or combined with them.
+    """Return a copy of `rows.rows` in which the selected rows are changed.
 
-    `values` has one row per row number. If several values have the same row number, `combine` joins
-    them, or the last value counts. For this, the values are sorted by row number, and the last
-    value of each run of equal row numbers is used.
+    `values` has one row per row number. With `combine`, a selected row becomes combine(row, value);
+    without it, the value replaces the row. If several values have the same row number, `combine`
+    joins them; without it, the last value counts. For this, the values are sorted by row number,
+    and the last value of each run of equal row numbers is used.
     """
     row_numbers, count, num_values = rows.row_numbers(), rows.count, values.shape[0]
     if num_values == 0:

@@ -21,10 +21,10 @@ __all__ = ["broadcast_to", "expand_dims", "reshape", "squeeze", "stop_gradient",
 
 
 def regroup_axes(old: Shape, new: Shape) -> list[tuple[range, range]]:
-    """Split the axes of a reshape into the smallest groups of neighbours that correspond.
+    """Return pairs (old axes, new axes) of ranges with equal numbers of elements.
 
-    Each pair is a range of old axes and a range of new axes with the same number of elements. The
-    list is empty if an axis has size 0 or 1.
+    The ranges are as short as possible. For example, (6, 4) to (2, 3, 4) gives axis 0 with axes 0
+    and 1, and axis 1 with axis 2. The list is empty if an axis has size 0 or 1.
     """
     groups: list[tuple[range, range]] = []
     if math.prod(old) == 0 or 1 in old or 1 in new:

@@ -460,7 +460,7 @@ class Sinc(CompositeUnary):
     SERIES = (-1 / 3, 1 / 30, -1 / 840, 1 / 45360, -1 / 3991680)
     """The coefficients of a polynomial p in t ** 2.
 
-    The derivative of sin(t) / t is t * p(t ** 2) for small t.
+    The derivative of sin(t) / t is t * p(t ** 2) if abs(t) < 0.25, where t is pi * x.
     """
 
     def expand(self, x: Node) -> Node:

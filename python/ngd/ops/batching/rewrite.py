@@ -44,8 +44,8 @@ class Batched:
 Results: TypeAlias = Node | Sequence[Node | Batched]
 """The return value of a batching rule, for the results of one op.
 
-It is a node, or a sequence with one entry per result. A node that is not in a `Batched` is mapped.
-A single node of an op with several results stands for all of them.
+A sequence has one entry per result. A single node gives all results of its op. A plain node has the
+batch axis; a `Batched` says if its node has the batch axis.
 """
 BatchingRule: TypeAlias = Callable[["Batching", Node, Sequence[Batched]], Results]
 """A function that returns the new results of a traced node; see `Results`.

@@ -22,8 +22,9 @@ from .rewrite import Batched, Batching, Results, batches
 def batch_with_gradient(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
     """Keep the user's gradient rule, and apply it to each example.
 
-    A rule with `follows_graph` reads only its arguments, so it can take the new nodes. Any other
-    rule is wrapped in a BatchedRule.
+    A rule with the attribute `follows_graph` reads only its arguments. So this rule is called with
+    the nodes that have the batch axis. Any other rule may read other nodes of the traced function;
+    the class BatchedRule calls it and adds the batch axis to its results.
     """
     count, rule = node.attrs["count"], node.attrs["rule"]
     if getattr(rule, "follows_graph", False):

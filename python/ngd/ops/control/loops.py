@@ -269,17 +269,17 @@ class ScanGradient:
             None if adjoint is None else self.loop.slice(adjoint)
             for adjoint in adjoints[len(body.outputs) :]
         ]
-        """The adjoint of each carried value at the start of the iteration, by the carry history.
+        """For each carried value, the adjoint of its entry in the carry history, or None.
 
-        It is a slice of the adjoint of the history, or None if the loss does not depend on the
-        history.
+        The history is the stack of the carried values at the start of each iteration. The entry
+        is None if the loss does not depend on the history.
         """
         self.read_operands(node.results[len(node.results) - count :])
         self.stored = self.read_stored(body, node.results[count:])
         """The stored result of each heavy op whose result is an output of the scan's body.
 
-        The keys are the outputs, the values the inputs of the gradient's body that hold the
-        results.
+        The keys are these outputs. The values are the inputs of the gradient's body that hold
+        the stored results.
         """
 
     def carry(self, adjoints: Sequence[Node | None]) -> list[Node | None]:
@@ -299,8 +299,8 @@ class ScanGradient:
     ) -> dict[Node, Node]:
         """Return the adjoint of each output of the scan's body, as inputs of the gradient's body.
 
-        The adjoint of a next carried value is carried. That of a stacked result is a slice of the
-        adjoint of the stack. `adjoints` has the adjoints of the stacks.
+        The adjoint of a next carried value is carried. The adjoint of a stacked result is a slice
+        of the adjoint of the stack. `adjoints` has the adjoints of the stacks.
         """
         slices = [None if adjoint is None else self.loop.slice(adjoint) for adjoint in adjoints]
         sums: dict[Node, Node] = {}
@@ -312,8 +312,8 @@ class ScanGradient:
     def read_operands(self, histories: Sequence[Node]) -> None:
         """Make the inputs of the scan's body inputs of the gradient's body.
 
-        Carried values become slices of the carry histories. Slices and fixed values stay what they
-        are.
+        Carried values become slices of the carry histories. Slices stay
+        slices, and fixed values stay fixed.
         """
         operands, inputs = self.operands, self.body_inputs
         self.loop.slices += zip(histories, inputs.carries, strict=True)
@@ -321,7 +321,7 @@ class ScanGradient:
         self.loop.fixed += zip(operands.fixed, inputs.fixed, strict=True)
 
     def read_stored(self, body: Graph, stacks: Sequence[Node]) -> dict[Node, Node]:
-        """Return the value of `self.stored`. `stacks` are the stacked results of the scan."""
+        """Return a dict from each stored heavy result to the body input that reads its stack."""
         ends = set(heavy_ends(body.outputs, body.inputs))
         stacked = body.outputs[len(self.body_inputs.carries) :]
         return {
@@ -371,7 +371,7 @@ class ScanGradient:
     def sum_in_loop(
         self, adjoints: Mapping[Node, Node], products: Mapping[Node, Any]
     ) -> list[Node]:
-        """Sum adjoints of fixed values in carried values of the loop; return the fixed values.
+        """Sum the adjoints of fixed values in the loop; return the summed fixed values.
 
         Fixed values in `products` are left out: `over_iterations` computes their adjoints after the
         loop.
@@ -398,7 +398,7 @@ class ScanGradient:
         return results[:count], stacks | dict(zip(stacked, results[count:], strict=False))
 
     def over_iterations(self, product: Node, stacks: Mapping[Node, Node]) -> Node:
-        """Return the sum of a matrix product over all iterations: one product of stacked rows."""
+        """Return the sum of AᵀB over all iterations: one product of the rows of all A and B."""
         with at_site(product.site), keep_float32(product.keeps_float32):
             rows = [
                 reshape(stacks[before_reshapes(x)], (self.loop.length * x.shape[0], x.shape[1]))

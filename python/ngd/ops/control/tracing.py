@@ -34,7 +34,7 @@ MAX_ITERATIONS: Final = 2**63 // STRIDE
 
 
 class Loop(Protocol):
-    """The methods of a loop whose body is being traced (ScanBuilder) that this module needs."""
+    """A protocol for the loop whose body is being traced; ScanBuilder implements it."""
 
     length: int
 
