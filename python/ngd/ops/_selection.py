@@ -35,13 +35,13 @@ from ._sorting import argsort
 __all__ = ["at", "getitem"]
 
 CAST: Final = 'Cast: x.astype("int64").'
-"""The advice in error messages for indices of a dtype that is not an integer."""
+"""The advice in error messages for indices that are not integers, such as floats."""
 WHOLE: Final = builtins.slice(None)
 MASK: Final = (
     "expected an index of static size; got a mask, and how many elements it chooses is known only "
     "when the step runs. Choose by ngd.ops.where(mask, x, y), or change by x.at[mask].set(y)."
 )
-"""The error message for a mask whose values are computed in the step."""
+"""The error message for a mask computed in the step: the result has no known shape."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def is_index_array(item: Any) -> bool:
 def split_index(where_: str, x: Type, index: Any) -> Selection | None:
     """Return an index as a Selection, or None if it contains no arrays.
 
-    ShapeError or DTypeError if the index does not fit x.
+    Raise a ShapeError or a DTypeError if the index does not fit x.
     """
     items = index if isinstance(index, tuple) else (index,)
     if not any(map(is_index_array, items)):
@@ -332,7 +332,7 @@ Combine = Callable[[Node, Node], Node]
 
 
 class Part:
-    """The part x[index] of an array. Its methods return a copy of x with the part changed."""
+    """The part x[index] of an array. `get` returns it; other methods return a changed copy of x."""
 
     def __init__(self, x: Node, index: Any) -> None:
         self.x, self.index = x, index
@@ -365,7 +365,7 @@ class Part:
         return self._changed("max", values, maximum)
 
     def _changed(self, name: str, values: Value, combine: Combine | None) -> Node:
-        """Return x with the part set to values, or to combine(part, values) unless combine is None.
+        """Return x with the part set to values, or to combine(part, values) if combine is given.
 
         `name` is the name of the public method, for messages.
         """

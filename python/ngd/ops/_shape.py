@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ops that change the shape of an array or the order of its axes. They compute no element."""
+"""Ops that change the shape of an array or the order of its axes. They compute no values."""
 
 from __future__ import annotations
 
@@ -213,8 +213,9 @@ def inverse(axes: Shape) -> Shape:
 def transpose_cheaply(x: Node, axes: Shape) -> Node:
     """Return transpose(x, axes), in a form that copies as little as possible.
 
-    The form is a reshape if only axes of size 1 move. If x is a broadcast, its smaller operand is
-    transposed, and the result is broadcast. If x is a transposition, both become one.
+    The form is a reshape if only axes of size 1 move. If x is a broadcast, the operand of
+    the broadcast is transposed, and the result is broadcast. If x is a transposition, both
+    transpositions become one.
     """
     if x.op is broadcast_to:
         (operand,) = x.inputs

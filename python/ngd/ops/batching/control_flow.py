@@ -20,7 +20,7 @@ from .rewrite import Batched, Batching, Results, align_batch_axis, batches
 
 @batches(GroupedOp)
 def one_by_one(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Apply an op with one result to one example after the other, in a loop (`scan`)."""
+    """Apply an op with one result to each example, in a loop (`scan`) over the batch axis."""
 
     def body(carry: Any, slices: Sequence[Node]) -> tuple[Any, Node]:
         rest = iter(slices)
@@ -34,7 +34,7 @@ def one_by_one(batching: Batching, node: Node, operands: Sequence[Batched]) -> R
 
 @batches(After)
 def batch_after(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Apply `after` to the new nodes. The result is mapped if its first operand, the value, is."""
+    """Apply `after`. Its result has the batch axis if the first operand, the value, has it."""
     result = node.op.node([x.node for x in operands], node.attrs)
     return [Batched(result, operands[0].is_mapped)]
 

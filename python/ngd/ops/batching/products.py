@@ -60,7 +60,7 @@ def fold_into_channels(x: Node) -> Node:
 
 @batches(Pool, AvgPoolGrad)
 def batch_pool(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Join the batch axis with the axis N, because windows do not depend on the sample."""
+    """Join the batch axis with the axis N, because a window reads one sample only."""
     pooled = node.op.node((fold(operands[0].node),), node.attrs)
     return [
         reshape(new, (batching.size, *old.shape))
@@ -95,5 +95,5 @@ def batch_weight_grad(batching: Batching, node: Node, operands: Sequence[Batched
 
 
 def in_groups(batching: Batching, node: Node) -> dict[str, Any]:
-    """Return the attributes of a convolution with the groups of all examples."""
+    """Return the attributes of a convolution, with `groups` multiplied by the batch size."""
     return {**node.attrs, "groups": node.attrs["groups"] * batching.size}

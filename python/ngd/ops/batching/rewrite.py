@@ -88,7 +88,7 @@ class Batching:
         """
 
     def find(self, node: Node) -> Batched:
-        """Return the new node of a traced node, or the node itself if it did not change."""
+        """Return the `Batched` of a traced node; without one, the node itself as not mapped."""
         batched = self.new.get(node)
         if batched is not None:
             return batched
@@ -106,7 +106,7 @@ class Batching:
         return [self.find(root) for root in roots]
 
     def add(self, node: Node) -> None:
-        """Make the new nodes for the results of one traced node, and store them in `new`."""
+        """Make the new nodes for the results of one traced node, and store them in `self.new`."""
         operands = [self.find(x) for x in node.inputs]
         new_inputs = tuple(x.node for x in operands)
         if any(x.is_mapped for x in operands) or self.draws(node):
@@ -150,7 +150,7 @@ class Batching:
         return any(self.is_fresh(x) for x in seed.inputs)
 
     def body(self, graph: Graph, node: Node) -> Batching:
-        """Return a Batching for `graph`, a body of the traced node.
+        """Return a Batching for `graph`, a body of the loop or branch `node`.
 
         The caller sets the new nodes of the inputs of the body.
         """
@@ -222,7 +222,7 @@ def expand(batching: Batching, node: Node, operands: Sequence[Batched]) -> Resul
 
 
 def align_batch_axis(x: Batched, ndim: int) -> Node:
-    """Return the node with axes of size 1 after the batch axis, so that `ndim` axes follow it.
+    """Insert axes of size 1 after the batch axis, so that `ndim` axes follow the batch axis.
 
     A node that is not mapped is returned unchanged: it broadcasts along the batch axis.
     """

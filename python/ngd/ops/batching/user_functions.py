@@ -104,7 +104,7 @@ def once_per_example(
 ) -> Callable[..., Any]:
     """Return a function that calls `function` once per example, and stacks the results.
 
-    `is_mapped` is True for the arguments of which each example gets its own slice.
+    `is_mapped` has a bool per argument: True if each example gets its own slice of the argument.
     """
 
     def examples(*arrays: Array) -> Any:
@@ -123,7 +123,7 @@ def once_per_example(
 def gradient_per_example(
     function: HostFunction, one: Callable[..., Any], is_mapped: Sequence[bool], size: int
 ) -> Callable[..., Any]:
-    """Return a gradient function for all examples, which calls `one`, that of one example.
+    """Return a gradient function for all examples. It calls `one`, the function for one example.
 
     An operand that is not mapped is shared by the examples, and gets the sum of their adjoints.
     """

@@ -92,7 +92,7 @@ class Collective(Op):
         return {k: v for k, v in attrs.items() if k != "group"}
 
     def offset_in_result(self, x: Type, **attrs: Any) -> int | None:
-        """Return the index of the first element of the result at which the operand may be stored.
+        """Return the position in the result where the operand may be stored, in elements, or None.
 
         Memory of this rank's operand and of the result can then be shared. None means that it
         cannot.
@@ -100,7 +100,7 @@ class Collective(Op):
         return None
 
     def offset_in_operand(self, x: Type, **attrs: Any) -> int | None:
-        """Return the index of the first element of the operand at which the result may be stored.
+        """Return the position in the operand where the result may be stored, in elements, or None.
 
         Memory of the operand and of this rank's result can then be shared. None means that it
         cannot.
@@ -226,8 +226,8 @@ class AllReduce(Collective):
         """Return the mean of x over all ranks, with one weight per rank.
 
         The mean depends only on the ratios of the weights. So each rank divides its weight by the
-        same power of two, computed from the sum of the weights over all ranks. The sum of the
-        scaled weights is then in [1/4, 1/2), so that neither they nor the weighted sum of x
+        same power of two, which is computed from the weights of all ranks. The sum of the scaled
+        weights is then in [1/4, 1/2), so that no scaled weight and no sum of weighted x
         overflows. The division is exact.
         """
         if weight.shape or not is_float(x.dtype):

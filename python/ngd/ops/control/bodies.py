@@ -173,7 +173,7 @@ def close_over(
 def nodes_computed_inside(
     order: Sequence[Node], inputs: Sequence[Node], since: int | None
 ) -> set[Node]:
-    """Return the inputs of a body and the nodes that the body computes; see `close_over`."""
+    """Return the set of the inputs of a body and the nodes that depend on them or are newer."""
     computed = set(inputs)
     for node in order:
         is_newer = since is not None and node.id > since

@@ -117,7 +117,7 @@ class Scan(Control):
     def scratch_bytes(self, **attrs: Any) -> int:
         """Return the size in bytes of the buffers that an iteration needs, together.
 
-        These are two buffers per carried value, and one per stacked result, of the size of a slice.
+        Each carried value has two buffers, and each stacked result one, of the size of a slice.
         """
         sizes = [align_up(node.type.bytes) for node in attrs["body"].graph.outputs]
         return sum(sizes) + sum(sizes[: attrs["carries"]])
