@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Matrix multiplication of groups of rows, for mixtures of experts.
 
-Group g has the rows from `offsets[g - 1]` (0 for the first group) to `offsets[g]`. A step computes
-the offsets, so one program serves every distribution of the rows. Rows after the last offset belong
-to no group.
+Group g has the rows from `offsets[g - 1]` (0 for the first group) to `offsets[g]`. The offsets are
+known only at run time, so one program serves every distribution of the rows. Rows after the last
+offset belong to no group.
 """
 
 from __future__ import annotations

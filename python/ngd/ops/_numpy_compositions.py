@@ -128,7 +128,7 @@ def block(arrays: Any) -> Node:
 
 
 def _most_axes(arrays: Any, depth: int) -> int:
-    """Return the largest number of axes of the arrays in nested lists, and at least `depth`."""
+    """Return the largest ndim of the arrays in nested lists, but at least the list `depth`."""
     if isinstance(arrays, list):
         return max((_most_axes(each, depth) for each in arrays), default=depth)
     return max(depth, as_node(arrays, where="numpy.block").ndim)

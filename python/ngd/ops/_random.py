@@ -209,11 +209,9 @@ class RandomNormal(Draw):
     DTypeError
         The dtype is not a floating dtype, or the seed or offset is not an integer scalar.
 
-    Notes
-    -----
-    Box and Muller's transform (Ann. Math. Stat. 29, 1958) of the uniform numbers 2k and 2k + 1. For
-    16-bit floats, these are those of float32. The transform is computed in float64 and rounded at
-    the end.
+    Notes ----- Box and Muller's transform (Ann. Math. Stat. 29, 1958) of the uniform numbers 2k and
+    2k + 1. For 16-bit floats, the uniform numbers are float32. The transform is computed in float64
+    and rounded at the end.
 
     Examples
     --------

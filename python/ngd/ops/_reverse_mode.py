@@ -125,8 +125,8 @@ def walk_back(
     """Return the adjoints of all active nodes between some roots and the targets.
 
     `seeds` has the adjoints of the roots. Each op with an active result is visited after all users
-    of its results, and gives adjoints to its active inputs. If `beyond` is false, the walk ends at
-    each target, even if that target depends on another one.
+    of its results, and gives adjoints to its active inputs. If `past_targets` is False, the walk
+    ends at each target, even if that target depends on another one.
     """
     ends = () if past_targets else tuple(targets)
     order = topological(seeds, stop=ends)

@@ -56,7 +56,7 @@ class Selection:
     axes: tuple[int, ...]
     """For each array, the axis that it indexes, in the result of the basic part."""
     arrays: tuple[Node | Array, ...]
-    """The arrays of integers. Elements that are known when the graph is built are in [0, n)."""
+    """The arrays of integers. Elements known at build time are in [0, size of the axis)."""
     indexed: tuple[int, ...]
     """For each array, the axis of x that it indexes, for error messages."""
     shape: Shape
@@ -242,7 +242,7 @@ class Rows:
         )
 
     def restore(self, rows: Node) -> Node:
-        """Reshape changed rows back to the shape of the result of the basic part."""
+        """Return rows, changed by x.at, in the shape of the result of the basic part."""
         full = reshape(rows, (*self.extents, *self.row))
         return transpose(full, np.argsort(self.order).tolist())
 
@@ -412,9 +412,9 @@ class Part:
         return None if is_known and values.ndim > self.x.ndim - node.ndim else node
 
     def _placed(self, where_: str, values: Node, combine: Combine | None) -> Node:
-        """Return x with a basic part set to values, or to combine(part, values).
+        """Return x with a basic part set to values; with `combine`, to combine(part, values).
 
-        A basic index has slices and ints only, so it selects no element twice.
+        The index of a basic part has only slices and ints, so it selects no element twice.
         """
         ranges, shape = basic_index(
             self.x.type, self.index if isinstance(self.index, tuple) else (self.index,)

@@ -42,7 +42,7 @@ NEAR_TWO: Final = (
     1.2211977636940668e-07,
     -5.832930129320894e-08,
 )
-"""The coefficients of a polynomial near lgamma(2 + u) / (u * (1 + u)) for abs(u) <= 1 / 2.
+"""The coefficients of a polynomial in u for lgamma(2 + u) / (u * (1 + u)), abs(u) <= 1 / 2.
 
 It interpolates at 20 Chebyshev nodes; the relative error is below 2e-19.
 """
@@ -139,7 +139,7 @@ lgamma: Final[Lgamma] = register(Lgamma())
 
 
 def _shifted(x: Node) -> tuple[Node, list[Node]]:
-    """Add 1 to x until x is at least LARGE. Return the sum, and a list of x before each addition.
+    """Add 1 to x until x is at least LARGE. Return it, and a list of x before each addition.
 
     The list has a fixed length. It contains inf for each addition that was not needed, so that
     1 / inf adds 0 to a sum.

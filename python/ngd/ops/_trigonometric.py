@@ -53,7 +53,7 @@ ATAN: Final = (
     -0.034545610104858494,
     0.016258132064979208,
 )
-"""The coefficients of a polynomial near (atan(t) / t - 1) / z, z = t * t, abs(t) <= tan(pi / 8).
+"""The coefficients of p(z) = (atan(t) / t - 1) / z, with z = t * t and abs(t) <= tan(pi / 8).
 
 It interpolates at 12 Chebyshev nodes; the relative error of atan is below 2e-19.
 """

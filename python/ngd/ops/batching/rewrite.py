@@ -73,9 +73,9 @@ def batches(*kinds: type[Op]) -> Callable[[AnyRule], AnyRule]:
 class Batching:
     """A rewrite of a traced graph to operands with a leading batch axis of `size` examples.
 
-    `since` is a node number: nodes of the mapped function have this number or a greater one. The
-    body of a loop or a branch has a Batching of its own, whose `outer` is the Batching of the graph
-    around the body.
+    Nodes with the number `since` or a greater one belong to the mapped function; older nodes do
+    not. The body of a loop or a branch has a Batching of its own, whose `outer` is the Batching of
+    the graph around the body.
     """
 
     def __init__(self, size: int, since: int, outer: Batching | None = None) -> None:
@@ -201,7 +201,8 @@ def rule_of(node: Node) -> BatchingRule:
 def apply_declaration(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
     """Apply an op to operands that all have the batch axis, as its attribute `batching` declares.
 
-    The attribute `axis` or `axes` of the node, if `batching` names it, is moved by one.
+    `op.batching` is the name of an attribute that holds axes, "axis" or "axes", or another
+    declaration. In the first case 1 is added to these axes, because the batch axis is in front.
     """
     attrs = dict(node.attrs)
     if node.op.batching == "axis":

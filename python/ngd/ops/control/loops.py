@@ -243,9 +243,9 @@ class ScanGradient:
     """The gradient of a scan, a loop in the other direction: `self.loop`.
 
     The body of this loop first computes an iteration of the scan again, from the carried values at
-    the start of the iteration. The results of heavy ops are read instead, because the scan has
-    stored them. Then it computes the adjoints of the iteration, and carries those of the carried
-    values.
+    the start of the iteration. The results of heavy ops are not computed again: the loop reads the
+    results that the scan has stored. Then it computes the adjoints of the iteration, and carries
+    those of the carried values.
     """
 
     def __init__(self, node: Node, adjoints: Sequence[Node | None], wanted: Sequence[bool]) -> None:

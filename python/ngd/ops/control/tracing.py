@@ -93,7 +93,8 @@ def per_iteration(seed: Node) -> Node:
     """Return a seed tensor that differs in each iteration of the loops that are being traced.
 
     If the seed depends on a carried value or a slice of a loop, the caller has chosen it per
-    iteration of this loop. Then only the iteration numbers of the loops inside this loop are added.
+    iteration of this loop. In this case only the iteration numbers of loops inside this loop are
+    added.
     """
     enclosing = loops()
     if not enclosing:
