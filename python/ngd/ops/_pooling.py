@@ -55,9 +55,9 @@ __all__ = ["adaptive_avg_pool", "adaptive_max_pool", "avg_pool", "max_pool"]
 def _sizes(
     n: int, count: int, kernel: int, stride: int, before: int, after: int, dilation: int
 ) -> tuple[Shape, Shape]:
-    """Return the number of elements of each window along one axis, counted in two ways.
+    """Return two counts of elements per window along one axis: without and with padding.
 
-    The first tuple counts the elements in x. The second one counts the elements in the padding too.
+    The first tuple counts the elements of x only; the second one counts padding elements too.
     """
     num_inside, num_padded = [], []
     for window in range(count):

@@ -33,7 +33,7 @@ UNUSED: Final = ("error", "zero")
 
 
 def gradients(loss: Node, wrt: Any, *, unused: str = "error") -> Any:
-    """Return the gradients of a loss node. This is ngd.grad for nodes (transforms/gradient.py)."""
+    """Return the gradients of a loss node. ngd.grad calls this if the loss is a node."""
     call, root = GRADIENT_CALL.get()
     targets, structure = flatten(wrt)
     if not isinstance(loss, Node):
@@ -97,9 +97,9 @@ def without_gradient(loss: Node, target: Node, adjoints: Mapping[Node, Node], pa
 def end_of_path(loss: Node, target: Node, adjoints: Mapping[Node, Node]) -> Node | None:
     """Return the node that ends the path of gradients from a target to the loss, or None.
 
-    It is the first node that depends on the target through floats and gives it no gradient: none of
-    its results is a float, or its gradient rule returns none. If there is no such node, the loss
-    does not depend on the target.
+    The target's gradient flows through nodes with float results. The returned node is the first one
+    that stops it: none of its results is a float, or its gradient rule returns no gradient. If
+    there is no such node, the loss does not depend on the target.
     """
     dependent, active = {target}, {target}
     for node in topological((loss,)):

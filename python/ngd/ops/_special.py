@@ -242,7 +242,7 @@ def _erfinv(x: float) -> float:
 
 
 WINITZKI: Final = 0.147
-"""The constant a of Winitzki's approximation of the inverse error function."""
+"""The constant a of Winitzki's approximation of the inverse error function (see `Erfinv`)."""
 
 
 class Erfinv(CompositeUnary):

@@ -82,7 +82,7 @@ class Batching:
         self.size, self.since, self.outer = size, since, outer
         self.new: dict[Node, Batched] = {}
         self.fresh: dict[Node, bool] | None = None
-        """For each input of a body, True if it is a seed that the mapped function makes.
+        """For each input of a body, True if it is a seed that the mapped function creates.
 
         It is None in the Batching of the outermost graph.
         """
@@ -201,8 +201,8 @@ def rule_of(node: Node) -> BatchingRule:
 def apply_declaration(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
     """Apply an op to operands that all have the batch axis, as its attribute `batching` declares.
 
-    `op.batching` is the name of an attribute that holds axes, "axis" or "axes", or another
-    declaration. In the first case 1 is added to these axes, because the batch axis is in front.
+    If `batching` is "axis" or "axes", 1 is added to the axes in this attribute of the node, because
+    the batch axis is in front. Otherwise the attributes are unchanged.
     """
     attrs = dict(node.attrs)
     if node.op.batching == "axis":

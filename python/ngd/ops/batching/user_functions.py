@@ -50,7 +50,9 @@ class BatchedRule:
     def __call__(
         self, results: Sequence[Node], operands: Sequence[Node], dy: Sequence[Node | None]
     ) -> Sequence[Node | None]:
-        """Return the adjoints of the results, then those of the operands, for all examples.
+        """Return the adjoints of the operands of a with_gradient node, for all examples.
+
+        These operands are the `results` of the user's function, followed by its `operands`.
 
         `dy` has the adjoints of the node's results, with the batch axis.
         """

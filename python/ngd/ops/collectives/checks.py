@@ -59,7 +59,7 @@ def expect_rows(where: str, x: Type) -> None:
 
 
 def of_equal_blocks(kind: Kind, x: Type, size: int) -> Type:
-    """Return the type of the result of a collective whose ranks have blocks of equal size.
+    """Return the result type of a collective in which each rank has a block of equal size.
 
     `kind` is the entry of the collective in comm/kinds.py, x the type of the operand, and `size`
     the number of ranks.

@@ -43,7 +43,7 @@ ONE_RANK: Final = LaunchedWorld(0, 1)
 
 
 def joined_world() -> Group | None:
-    """Return the world that the last graph with collectives took or joined.
+    """Return the world that the last graph with collectives used or joined.
 
     Return None if no graph has done so, or if this world no longer exists.
     """

@@ -174,7 +174,7 @@ def close_over(
 def nodes_computed_inside(
     order: Sequence[Node], inputs: Sequence[Node], since: int | None
 ) -> set[Node]:
-    """Return the set of the inputs of a body and the nodes that depend on them or are newer."""
+    """Return the set of a body's inputs and the nodes that the body computes (`close_over`)."""
     computed = set(inputs)
     for node in order:
         is_newer = since is not None and node.id > since

@@ -174,8 +174,8 @@ class Scan(Control):
 
         That loop computes each iteration again from the carry histories and the stored results of
         heavy ops. It carries the adjoints of carried values, and sums the adjoints of fixed values.
-        It stacks the adjoints of slices. If the iterations only multiply by a fixed matrix, the
-        gradient of this matrix is one matrix product after the loop.
+        It stacks the adjoints of slices. If the body uses a fixed matrix only in matrix products,
+        the gradient of this matrix is one matrix product after the loop.
         """
         return ScanGradient(node, dy, wanted).operand_adjoints()
 
@@ -257,9 +257,10 @@ class ScanGradient:
         """The inputs of the scan's body whose adjoints are computed, as the keys of a dict."""
         self.loop = ScanBuilder(attrs["length"], not attrs["reverse"])
         self.carry_adjoints = self.carry(adjoints[:count])
-        """The adjoint of each carried value at the end of an iteration, None if it is not active.
+        """The adjoint of each carried value at the end of an iteration of the scan, or None.
 
-        Each one is a carried input of the gradient's body.
+        Each adjoint is a carried input of the gradient's body. It is None for a value that is not
+        active.
         """
         self.output_adjoints = self.read_output_adjoints(
             body.outputs, adjoints[count : len(body.outputs)]
@@ -360,7 +361,8 @@ class ScanGradient:
     def set_next_carries(self, adjoints: Mapping[Node, Node]) -> None:
         """Set the next values of the carried adjoints: those at the start of the scan's iteration.
 
-        The preceding iteration of the scan ends with these values.
+        The preceding iteration of the scan ends with these carried values, so its adjoints start
+        from them.
         """
         for value, after, start in zip(
             self.body_inputs.carries, self.carry_adjoints, self.start_adjoints, strict=True
@@ -385,8 +387,8 @@ class ScanGradient:
     def run(self, values: Sequence[Node]) -> tuple[Sequence[Node], dict[Node, Node]]:
         """Build the loop. Return its last carried values, and the stack of each node in `values`.
 
-        The nodes are computed in the body. A node that is itself a slice of a tensor has this
-        tensor as its stack.
+        The body computes these nodes, and the loop stacks them. A node that is a slice of a tensor
+        is not stacked again: its stack is the tensor.
         """
         stacks = {part: tensor for tensor, part in self.loop.slices}
         stacks |= {output: stacks[part] for output, part in self.stored.items()}
