@@ -120,7 +120,7 @@ def broadcast_arrays(*args: Any, subok: bool = False) -> tuple[Node, ...]:
 
 
 def block(arrays: Any) -> Node:
-    """Join nested lists of arrays, as numpy.block: the innermost lists along the last axis."""
+    """Join nested lists of arrays, as numpy.block: each outer list along an axis further left."""
     depth, inner = 0, arrays
     while isinstance(inner, list):
         depth, inner = depth + 1, inner[0] if inner else None

@@ -98,7 +98,7 @@ def _cell(where: str, gates: int, step: Step, *arguments: Value | None) -> State
 def _layer(where: str, gates: int, step: Step, reverse: bool, *arguments: Value | None) -> States:
     """Return the outputs at all positions of a sequence, followed by the last states.
 
-    The contributions of all inputs to the gates are one matrix product, before the loop.
+    One matrix product before the loop multiplies the inputs x of all positions by their weight.
     """
     x, states, of_input, of_state, input_bias, state_bias = _operands(where, gates, True, arguments)
 

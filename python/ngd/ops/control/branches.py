@@ -69,7 +69,7 @@ class Cond(Control):
     def scratch_bytes(self, **attrs: Any) -> int:
         """Return the total size in bytes of spare buffers, one per result of a branch.
 
-        A branch writes a result to this buffer if the step does not read the result.
+        A branch writes a result to its spare buffer if the step does not read the result.
         """
         return sum(align_up(node.type.bytes) for node in attrs["on_true"].graph.outputs)
 

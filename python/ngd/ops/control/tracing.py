@@ -72,7 +72,8 @@ def iterations() -> int:
 
     This is the product of the lengths of all ops.scan loops whose bodies are being traced, and 1
     outside of loops. A program that numbers its random draws itself, by offsets in steps of 2^40,
-    reserves this many numbers for one draw: `ops.scan` adds t * 2^40 to the offset in iteration t.
+    reserves this many successive offsets (multiples of 2^40) for one draw: `ops.scan` adds t * 2^40
+    to the offset in iteration t.
 
     Returns
     -------
