@@ -120,7 +120,11 @@ def broadcast_arrays(*args: Any, subok: bool = False) -> tuple[Node, ...]:
 
 
 def block(arrays: Any) -> Node:
-    """Join nested lists of arrays, as numpy.block: each outer list along an axis further left."""
+    """Join nested lists of arrays, as numpy.block.
+
+    The innermost lists are joined along the last axis, the lists around them along the axis before
+    it, and so on.
+    """
     depth, inner = 0, arrays
     while isinstance(inner, list):
         depth, inner = depth + 1, inner[0] if inner else None

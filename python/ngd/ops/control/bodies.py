@@ -159,9 +159,10 @@ def close_over(
     """Make the outputs of a body from nodes that may also depend on nodes outside of the body.
 
     The body computes the nodes that depend on the inputs. It also computes nodes that are newer
-    than the node number `since`, except those that are known before the step runs (such as placeholders). All other nodes that it reads are captured: a new body input replaces each of them.
-    Return the outputs, which depend on body inputs only, and pairs of a captured node and its body
-    input.
+    than the node number `since`, except those that are known before the step runs (such as
+    placeholders). All other nodes that it reads are captured: a new body input replaces each of
+    them. Return the outputs, which depend on body inputs only, and pairs of a captured node and its
+    body input.
     """
     order = topological(outputs)
     computed = nodes_computed_inside(order, inputs, since)
