@@ -71,5 +71,5 @@ if not TYPE_CHECKING:  # type checkers take the public names from the imports ab
 
 
 def __dir__() -> list[str]:
-    """Return the names of the public ops, without the modules that define them."""
+    """Return the names of the public ops for dir(ngd.ops), without the names of submodules."""
     return sorted(_PUBLIC)

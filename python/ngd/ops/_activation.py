@@ -107,14 +107,14 @@ class Activation(Op):
     dtypes = FLOATS
     numerics = Numerics(needs_float32_gradient=True)
     domains: ClassVar[tuple[tuple[float, float], ...]] = ((-2, 2), (-6, -4), (4, 6))
-    """The intervals (low, high) from which test samples draw the operand."""
+    """The intervals (low, high) of the test samples. Each sample draws x from one interval."""
     kink_at_zero: ClassVar[bool] = False
 
     def __call__(self, x: Value) -> Node:
         return self.of(x, {})
 
     def of(self, x: Value, attrs: dict[str, Any]) -> Node:
-        """Apply the op with these attributes to an operand of the caller, cast to floats."""
+        """Return a node of this op with the attributes `attrs`, for x cast to floats."""
         x = as_node(x, where=self.name)
         return self.node((cast(x, float_of(x.dtype)),), attrs)
 
@@ -130,7 +130,7 @@ class Activation(Op):
         return narrow(self.compute(widen(x), **attrs), x.dtype)
 
     def attributes(self) -> Iterable[dict[str, Any]]:
-        """Return the attributes of a node for each kind of test sample."""
+        """Return the attributes with which the op is tested: one dict per set of samples."""
         return ({},)
 
     def samples(self) -> Iterable[Sample]:
@@ -218,7 +218,7 @@ silu: Final[Silu] = register(Silu())
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 TANH_SATURATES: Final = 16.0
-"""The bound of abs(x) beyond which the tanh in gelu is 1 or -1 in every dtype and has slope 0."""
+"""If abs(x) > 16, the tanh in gelu(x) is 1 or -1 in every dtype, and has slope 0."""
 
 
 def _tanh_operand(x: Any) -> Any:
@@ -317,21 +317,20 @@ The array is the last operand of the heavy op and has the type of its result.
 
 
 def split_added(operands: Sequence[Any], posts: Sequence[str]) -> tuple[Sequence[Any], Any]:
-    """Return the operands of a heavy op without the added one, and the added one.
+    """Split the operands of a heavy op into (other operands, addend).
 
-    The added operand belongs to the post-operation "add". It is None if `posts` does not contain
-    "add".
+    `posts` lists the post-operations that the op's kernel applies to its result. With "add" in the
+    list, the last operand is the addend; otherwise the addend is None.
     """
     return (operands[:-1], operands[-1]) if ADDED in posts else (operands, None)
 
 
 def adjoint_before_post(node: Node, dy: Node) -> tuple[Node, list[Node]]:
-    """Return the adjoint of a heavy op's result before its post-operations.
+    """Return the adjoint of a heavy op's result before its post-operations, and a list.
 
-    `dy` is the adjoint of the result after the post-operations. The second value is a list: it has
-    the adjoint of the operand that the post-operation "add" adds, or is empty without this
-    post-operation. The graph computes the results of the post-operations again, because their
-    gradients read them.
+    `dy` is the adjoint of the result after the post-operations. The list has the adjoint of the
+    addend of the post-operation "add", or is empty without "add". The gradient graph has new nodes
+    for the result of each post-operation, because the gradients of the post-operations read them.
     """
     posts: tuple[str, ...] = node.attrs.get("post", ())
     if not posts:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Take elements along an axis by an index array, as numpy.take_along_axis, and its adjoint."""
+"""The op take_along_axis, as numpy.take_along_axis, and the op for its adjoint."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _CASES: Final[tuple[tuple[Shape, Shape, int], ...]] = (
     ((2, 3, 5), (2, 4, 5), 1),
     ((2, 3), (0, 3), 0),
 )
-"""The shape of the array, the shape of the indices and the axis, for each test sample."""
+"""One tuple per test sample: (shape of the array, shape of the indices, axis)."""
 
 
 class TakeAlongAxis(Op):
@@ -139,7 +139,7 @@ class AddAlongAxis(Op):
     """The adjoint of take_along_axis: zeros to which updates are added at the indices.
 
     16-bit floats are accumulated in float32 and rounded once. Attributes of a node: axis; size, the
-    extent of the result along the axis; caller, the public op that error messages name.
+    extent of the result along the axis; caller, the name of the public op in error messages.
     """
 
     name = "add_along_axis"

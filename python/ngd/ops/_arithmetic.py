@@ -42,7 +42,7 @@ __all__ = [
 
 
 class Rounding(Unary):
-    """The base of floor, ceil and round. The gradient is zero, and integers stay as they are."""
+    """The base of floor, ceil and round. The gradient is zero. Integers are returned unchanged."""
 
     dtypes = FLOATS
     numerics = Numerics(needs_float32_gradient=False)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scaled dot-product attention.
 
-The value (`attend`) and its gradient (`attend_grad`) are one op each. Their kernels compute the
+The op `attend` computes attention, and the op `attend_grad` its gradient. Their kernels compute the
 scores block by block and do not store them. In the shapes below, L is the number of queries of a
 head, S the number of keys, E the extent of a query and of a key, and V the extent of a value.
 """
@@ -81,7 +81,8 @@ def _scores_shape(where_: str, q: Type, k: Type, v: Type) -> Shape:
 def _num_scores(operands: Sequence[Type], causal: bool, scale: float, heads_last: bool) -> int:
     """Return the number of scores in all heads: pairs of a query and a key that it may attend to.
 
-    `causal` excludes pairs. A mask does not change the number, because its values are not known.
+    The cost of the op needs the number. `causal` excludes pairs. A mask does not, because the
+    values of a mask are not known when the graph is built.
     """
     q, k, _ = (_swap_shape(x.shape) if heads_last else x.shape for x in operands[:3])
     num_queries, num_keys = q[-2], k[-2]
@@ -157,7 +158,8 @@ def _group_heads(x: Node, groups: int) -> Node:
 def _matmul_by_head(a: Node, b: Node, groups: int) -> Node:
     """Return a[head] @ b[head]^T for each head: [..., heads, L, S].
 
-    `groups` is the number of heads of b. Several heads of a may share one head of b.
+    `groups` is the number of heads of b. If a has more heads, consecutive heads of a share one
+    head of b.
     """
     scores = matmul(_group_heads(a, groups), swapaxes(_group_heads(b, groups), -1, -2))
     return reshape(scores, (*a.shape[:-1], b.shape[-2]))
@@ -186,8 +188,8 @@ def _masked_scores_array(
 ) -> tuple[Array, Array]:
     """Return the results of `_masked_scores`, computed in NumPy.
 
-    k has one head per query head: heads that several query heads share are repeated. `mask` has at
-    most one array.
+    k has one head per query head: heads that several query heads share are repeated. `mask` is a
+    sequence of one array, or empty without a mask.
     """
     scores = (q * q.dtype.type(scale)) @ np.swapaxes(k, -1, -2)
     allowed = np.ones(scores.shape, bool)
@@ -355,7 +357,7 @@ class AttendGrad(Op):
         scale: float,
         heads_last: bool,
     ) -> tuple[Node, Node]:
-        """Return the attention weights and the adjoint of the scores, as nodes of other ops."""
+        """Return the attention weights and the adjoint of the scores, composed of other ops."""
         if heads_last:
             q, k, v, y, dy = map(_swap, (q, k, v, y, dy))
         masked, _ = _masked_scores(q, k, mask[0] if mask else None, causal, scale)

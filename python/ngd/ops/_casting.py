@@ -92,5 +92,5 @@ cast: Final[Cast] = register(Cast())
 
 
 def as_floats(x: Node) -> Node:
-    """Return x if it has floats; convert other numbers to float64."""
+    """Return x if its dtype is a float of any width; otherwise return x cast to float64."""
     return x if is_float(x.dtype) else cast(x, float64)

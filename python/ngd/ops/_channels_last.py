@@ -119,7 +119,7 @@ class ChannelsLast(Op):
             yield Sample(tuple(operands), sample.attrs)
 
     def map_data(self, values: Sequence[Any], change: Callable[[Any], Any]) -> list[Any]:
-        """Return a list of the values for all operands, with `change` applied to those of data."""
+        """Return `values`, one per operand, with `change` applied to those of data operands."""
         return [change(x) if position in self.data else x for position, x in enumerate(values)]
 
 

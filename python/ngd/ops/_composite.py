@@ -18,7 +18,7 @@ Ranges = tuple[tuple[float, float], ...]
 """One interval (low, high) per operand. Test samples draw the operands from them."""
 
 FURTHER_SHAPE: Final = (3, 4)
-"""The shape of the test samples from the `further` intervals."""
+"""The shape of the test samples that are drawn from `CompositeUnary.further`."""
 
 
 class CompositeUnary(Unary):

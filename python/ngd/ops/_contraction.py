@@ -224,9 +224,10 @@ def _contract(one: LabeledNode, other: LabeledNode, rest: str) -> LabeledNode:
     columns = [label for label in b_labels if label not in a_labels]
 
     def arrange(labels: str, x: Node, *parts: list[str]) -> tuple[Node, list[Shape]]:
-        """Transpose x so that its labels have the order of the parts.
+        """Transpose x so that its axes have the order of the labels in `parts`.
 
-        Return the transposed node, and for each part the extents of its labels.
+        `labels` names the axes of x, and each part is a list of labels, such as those of the batch
+        axes. Return the transposed node, and for each part the extents of its axes.
         """
         order = [label for part in parts for label in part]
         transposed = transpose(x, [labels.index(label) for label in order])

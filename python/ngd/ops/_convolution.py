@@ -128,7 +128,7 @@ class ConvolutionOp(Op):
         return Cost.touching(2 * types[self.result].count * terms + extra, types)
 
     def samples(self) -> Iterable[Sample]:
-        """Yield test samples. Each op takes two of the shapes of data, weights and result."""
+        """Yield test samples. The operands have two of the shapes of data, weights and result."""
         for x, w, strides, padding, dilations, groups in (
             ((2, 3, 5), (4, 3, 3), (1,), (1, 1), (1,), 1),
             ((1, 4, 9), (2, 2, 2), (3,), (0, 2), (2,), 2),
@@ -282,7 +282,7 @@ conv: Final[Conv] = register(Conv())
 
 
 def with_channel_bias(node: Node, bias: Node, channels: int) -> Node | None:
-    """Return a node of a convolution that also adds a bias, or None if the kernel cannot add it.
+    """Return a copy of a convolution that also adds a bias, or None if its kernel cannot add it.
 
     It can if the bias has one element per channel, and the convolution has neither a bias nor
     post-operations. `channels` is the axis of the channels in the result.
@@ -301,7 +301,7 @@ def with_channel_bias(node: Node, bias: Node, channels: int) -> Node | None:
 class ConvDataGrad(ConvolutionOp):
     """The adjoint of the data of a convolution. conv_transpose applies this op too.
 
-    Attributes of a node: spatial, the spatial extents of the data, and those of the convolution.
+    Attributes of a node: `spatial` (the spatial extents of the data), and the attributes of conv.
     """
 
     name = "conv_data_grad"
@@ -364,7 +364,7 @@ conv_data_grad: Final[ConvDataGrad] = register(ConvDataGrad())
 class ConvWeightGrad(ConvolutionOp):
     """The adjoint of the weights of a convolution.
 
-    Attributes of a node: kernel, the spatial extents of the weights, and those of the convolution.
+    Attributes of a node: `kernel` (the spatial extents of the weights), and the attributes of conv.
     """
 
     name = "conv_weight_grad"
@@ -451,10 +451,11 @@ def conv_transpose(
     bias
         [O], or None.
     stride
-        The stride of that convolution: an int for all spatial axes, or one per axis.
+        The stride of the convolution whose adjoint this is: an int for all spatial axes, or one
+        per axis.
     padding
-        The padding of that convolution, which makes the result smaller: an int, one per axis, or a
-        pair (before, after) per axis.
+        The padding of the convolution whose adjoint this is. It makes the result smaller: an int,
+        one per axis, or a pair (before, after) per axis.
     output_padding
         The number of elements to add after each spatial axis of the result, less than the stride:
         an int, or one per axis.

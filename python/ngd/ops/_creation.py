@@ -235,7 +235,7 @@ one_hot: Final[OneHot] = register(OneHot())
 
 
 def _bound(where_: str, name: str, value: Value) -> Node:
-    """Return the first or last number of a range as a scalar node."""
+    """Return an end point of a range, the argument `name` of the user, as a scalar node."""
     node = as_node(value, where=where_)
     if node.shape:
         raise ShapeError(

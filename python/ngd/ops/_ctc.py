@@ -33,7 +33,7 @@ from .control.loops import scan
 __all__ = ["ctc_loss"]
 
 IMPOSSIBLE: Final = -1e30
-"""The logarithm of the probability 0. It is finite, so that gradients are finite too."""
+"""The finite number that stands for log(0) = -inf, so that gradients are finite too."""
 
 
 def path_of(labels: Node, num_labels: Node, blank: int) -> Node:
@@ -49,9 +49,9 @@ def path_of(labels: Node, num_labels: Node, blank: int) -> Node:
 
 
 def shifted(alpha: Node, by: int) -> Node:
-    """Return alpha moved by `by` positions: element s is alpha[s - by].
+    """Return alpha [N, L] moved by `by` positions: element [n, s] is alpha[n, s - by].
 
-    The first `by` elements are the logarithm of the probability 0.
+    The first `by` elements of each row are the logarithm of the probability 0.
     """
     n, count = alpha.shape
     before = full((n, min(by, count)), IMPOSSIBLE, alpha.dtype)

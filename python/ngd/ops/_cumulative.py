@@ -92,7 +92,7 @@ cumsum: Final[CumSum] = register(CumSum())
 
 
 def _shift(x: Node, distance: int, axis: int, fill: float) -> Node:
-    """Return x with its elements moved along an axis. The free places have the fill value."""
+    """Return x moved by `distance` towards the end of an axis, with `fill` at the start."""
     before = (slice(None),) * axis
     filling = full((*x.shape[:axis], distance, *x.shape[axis + 1 :]), fill, x.dtype)
     return concat([filling, x[(*before, slice(x.shape[axis] - distance))]], axis)

@@ -17,8 +17,8 @@ from ._operands import unchanged_operand
 class After(Op):
     """The value of x, which is available only after the other operands have been computed.
 
-    An op on after(x, ...) is not merged with the same op on x. So rematerialisation can compute a
-    value again.
+    Equal ops on the same operand are merged, but an op on after(x, ...) is not merged with the op
+    on x. So rematerialisation can compute a value again.
     """
 
     name = "after"
@@ -54,12 +54,14 @@ after: Final[After] = register(After())
 
 
 class Rule(Protocol):
-    """A function that computes the adjoints of the operands of a with_gradient node."""
+    """A protocol for functions that return the adjoints of a with_gradient node's operands."""
 
     def __call__(
         self, results: Sequence[Node], operands: Sequence[Node], dy: Sequence[Node | None]
     ) -> Sequence[Node | None]:
-        """Return the adjoints of the node's operands: first of `results`, then of `operands`.
+        """Return the adjoints of the operands of a with_gradient node.
+
+        These operands are the `results` of the user's function, followed by its `operands`.
 
         `dy` has the adjoint of each result, or None if the loss does not depend on it.
         """
@@ -111,7 +113,7 @@ class WithGradient(Op):
 def no_gradient(
     results: Sequence[Node], operands: Sequence[Node], dy: Sequence[Node | None]
 ) -> Sequence[Node | None]:
-    """Return None for each operand. Test samples have this rule, because they are integers."""
+    """Return None for each operand: the operands of the test samples are integers."""
     return [None for _ in (*results, *operands)]
 
 

@@ -46,7 +46,7 @@ from ._operands import (
 )
 
 MANY: Final = 1000
-"""The number of nodes that the search for a cast to float64 visits before it gives up."""
+"""The number of nodes that `is_cast_by_user` visits before it stops and returns False."""
 UNARY_SHAPES: Final = ((), (5,), (2, 3, 4), (0, 3), (1, 37))
 BINARY_SHAPES: Final = (
     ((), ()),
@@ -68,7 +68,7 @@ class Elementwise(Op):
     """The dtype of the result, or None if it is the dtype of the operands."""
     compute: ClassVar[Callable[..., Any]]
     domain: ClassVar[tuple[tuple[float, float], ...]]
-    """One interval (low, high) per operand. Test samples draw the operand from it."""
+    """One interval (low, high) per operand. Test samples draw each operand from its interval."""
     kink_at_zero: ClassVar[bool] = False
 
     def infer(self, *inputs: Type) -> Type:
@@ -115,7 +115,7 @@ class Binary(Elementwise):
 def one_dtype(values: Sequence[Value]) -> DType | None:
     """Return the common dtype of the operands if no operand needs a cast, else None.
 
-    Then each operand is a node of this dtype, or a Python scalar that takes this dtype.
+    A dtype is returned if each operand is a node of that dtype or a Python scalar that takes it.
     """
     dtype, weak = None, False
     for v in values:
@@ -176,7 +176,7 @@ def note_promotion(where: str, operands: Sequence[Any], nodes: Sequence[Node]) -
 def is_cast_by_user(value: Node) -> bool:
     """Return True if a float64 value comes from a cast of a narrower float that the user made.
 
-    A cast that promotion has made has a note (`note_promotion`) and does not count.
+    A cast that ngd inserted for promotion does not count. `note_promotion` has noted these casts.
     """
     visited, stack = set[Node](), [value]
     while stack and len(visited) < MANY:
@@ -207,7 +207,8 @@ def advice(other: Node) -> str:
 def promotion_kind(node: Node) -> Any:
     """Return the value that stands for a node in NumPy's promotion: its dtype, or a Python float.
 
-    A Python float stands for a weak node: it takes the dtype of the other operands.
+    A weak node is a float64 scalar that takes the dtype of the other operands. The function returns
+    a Python float for a weak node, and the dtype for any other node.
     """
     return 0.0 if weak_value(node) is not None or is_weak_node(node) else node.dtype
 

@@ -216,7 +216,7 @@ def logaddexp(a: Value, b: Value) -> Node:
 def _larger_and_distance(where_: str, a: Value, b: Value) -> tuple[Node, Node, DType]:
     """Return max(a, b), abs(a - b), and the dtype of the result.
 
-    The distance of equal infinities is 0.
+    For equal infinities abs(a - b) is 0, instead of the NaN of inf - inf.
     """
     operands = align(where_, a, b)
     (first, dtype), (second, _) = (as_compute_dtype(where_, x) for x in operands)

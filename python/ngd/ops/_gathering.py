@@ -22,7 +22,7 @@ __all__ = ["scatter_add", "take"]
 
 
 def as_indices(indices: Value, where: str, name: str = "indices") -> Node:
-    """Return indices or labels as a node of int32 or int64. `name` is their name in messages."""
+    """Return indices as a node of int32 or int64. `name` is the argument's name in messages."""
     node = as_node(indices, where=where)
     if node.dtype not in INTEGERS:
         raise DTypeError(

@@ -32,7 +32,10 @@ def expect_one_of(name: str, value: str, known: Sequence[str]) -> None:
 
 
 def pixel_position(coordinate: Node, size: int, align_corners: bool) -> Node:
-    """Convert a coordinate in [-1, 1], as grids have it, to a position in pixels."""
+    """Convert a coordinate in [-1, 1], as grids have it, to a position in pixels.
+
+    -1 and 1 are the centers of the first and last pixel with align_corners, else their outer edges.
+    """
     if align_corners:
         return (coordinate + 1) * ((size - 1) / 2)
     return ((coordinate + 1) * size - 1) / 2
@@ -103,7 +106,7 @@ def grid_sample(
         Images [N, C, H, W].
     grid
         [N, h, w, 2]: for each pixel of the result, a column and a row in the image. -1 is the left
-        or upper border, and 1 the right or lower one.
+        or upper border, and 1 the right or lower border; `align_corners` defines the border.
     mode
         "bilinear" interpolates between four pixels, and "nearest" takes the nearest one.
     padding_mode

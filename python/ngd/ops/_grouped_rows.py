@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Matrix multiplication of groups of rows, for mixtures of experts.
 
-Group g has the rows from `offsets[g - 1]` (0 for the first group) to `offsets[g]`. A step computes
-the offsets, so one program serves every distribution of the rows. Rows after the last offset belong
-to no group.
+Group g has the rows from `offsets[g - 1]` (0 for the first group) to `offsets[g]`. The offsets are
+known only at run time, so one program serves every distribution of the rows. Rows after the last
+offset belong to no group.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ __all__ = ["grouped_matmul"]
 class GroupedOp(Op):
     """An op on groups of rows. The third operand has the row at which each group ends.
 
-    The op computes in the dtype of its operands. In a step of mixed precision it stays float32.
+    The op computes in the dtype of its operands. Mixed precision does not cast float32 operands of
+    this op to 16-bit floats, so the op computes in float32.
     """
 
     dtypes = FLOATS
@@ -46,7 +47,7 @@ class GroupedOp(Op):
         return Cost.touching(2 * rows * terms, (*operands, *results))
 
     weight: int
-    """The position of the weights in the list of the operands, followed by the result."""
+    """The index of the weights in the list (*operands, result)."""
 
 
 class GroupedMatMul(GroupedOp):
@@ -115,10 +116,10 @@ class GroupedMatMul(GroupedOp):
         return Type(dtype, (x.shape[0], w.shape[1 if transpose_b else 2]))
 
     def simplify(self, node: Node) -> Node | None:
-        """Return a node that reads w as it was before its transposition, or None.
+        """Replace a transposition of w by the attribute transpose_b, or return None.
 
-        The attribute transpose_b of the new node makes the kernel read the matrices transposed. The
-        result is None if w is not a transposition of its last two axes.
+        The new node reads the operand of the transposition, and its kernel reads the matrices
+        transposed. The result is None if w is not a transposition of its last two axes.
         """
         x, w, offsets = node.inputs
         if not swaps_last_two(w):
@@ -191,7 +192,7 @@ class GroupedWeightGrad(GroupedOp):
 
 
 def offsets_of(groups: int, most: int) -> Operand:
-    """Return the operand of a test sample that has random ascending offsets in [0, most]."""
+    """Return a test operand: `groups` random ascending offsets, from 0 to at most `most`."""
     return Operand((groups,), 0, most, dtype=int64, ascending=True)
 
 

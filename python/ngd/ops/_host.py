@@ -20,7 +20,7 @@ from ._creation import zeros
 
 _numbers: Final = count(1)
 FUNCTIONS: Final[WeakValueDictionary[int, HostFunction]] = WeakValueDictionary()
-"""The functions of all existing graphs, by number. Compiled programs call them by this number."""
+"""The host functions that are still referenced, by the number that compiled programs use."""
 
 
 class HostFunction:
@@ -92,7 +92,8 @@ class HostFunction:
     def fill(self, inputs: Sequence[memoryview], outputs: Sequence[memoryview | None]) -> None:
         """Call the function on views of the memory of a step, and write its results to `outputs`.
 
-        A view in `outputs` is None if the step does not read this result.
+        The compiled program passes the views. A view in `outputs` is None if the step does not read
+        this result; the result is then discarded.
         """
         arrays = [array_of(each, view) for each, view in zip(self.inputs, inputs, strict=True)]
         for wanted, view, value in zip(self.results, outputs, self(*arrays), strict=True):
@@ -101,12 +102,12 @@ class HostFunction:
 
 
 def array_of(wanted: Type, memory: memoryview) -> Array:
-    """Return an array of the type `wanted` in the given memory, without a copy."""
+    """Return a view of a buffer as an array of the type `wanted`, without a copy."""
     return np.frombuffer(memory, np.uint8).view(wanted.dtype).reshape(wanted.shape)
 
 
 def invoke(number: int, inputs: list[memoryview], outputs: list[memoryview | None]) -> None:
-    """Call the function with this number. Compiled programs call `invoke`; see `fill`."""
+    """Call the host function with this number on buffers of a compiled program."""
     FUNCTIONS[number].fill(inputs, outputs)
 
 

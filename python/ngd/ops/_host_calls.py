@@ -112,8 +112,8 @@ def print(x: Any, name: str = "", *, rank: int | None = None, first_only: bool =
     Returns
     -------
     Node
-        `x`. Use this result. Without it, a step prints only nodes that it computes, and no nodes in
-        the body of ops.scan or in a branch of ops.cond.
+        `x`. Use this node in place of `x`. If you do not use it, x is printed only if the step
+        computes x anyway, and never in the body of ops.scan or in a branch of ops.cond.
 
     Notes
     -----
@@ -138,7 +138,7 @@ def print(x: Any, name: str = "", *, rank: int | None = None, first_only: bool =
 
 
 PRINT_RESULT: Final = (Type(int64, ()),)
-"""The types of the results of a print: one int64, whose value has no meaning."""
+"""The result types of a print. Its only result is an int64 whose value has no meaning."""
 
 
 class Printer:

@@ -147,9 +147,9 @@ def embedding_bag(
 
 
 def _bags(rows: Node, factors: Node, offsets: Value | None) -> tuple[Node, Node]:
-    """Return the sum of the rows of each bag, and the sum of their factors.
+    """Return the sum of the rows of each bag, and the sum of the factors of these rows.
 
-    Without offsets, rows[i] is bag i. With offsets, bag i starts at row offsets[i].
+    Without offsets, rows[i] has the rows of bag i. With offsets, bag i starts at row offsets[i].
     """
     if offsets is None:
         return sum(rows, 1), sum(factors, 1)

@@ -402,7 +402,7 @@ def unbind(x: Value, axis: int = 0) -> tuple[Node, ...]:
     x
         An array of at least one axis.
     axis
-        The axis to remove.
+        The axis along which x is split. The slices do not have it.
 
     Returns
     -------

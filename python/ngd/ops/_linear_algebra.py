@@ -161,7 +161,7 @@ def outer(a: Value, b: Value) -> Node:
 def _summed_axes(
     x: Node, y: Node, axes: int | Sequence[int | Sequence[int]]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the axes of each array over which tensordot sums."""
+    """Return the axes of x and the axes of y over which tensordot sums."""
     if isinstance(axes, (int, np.integer)):
         if not 0 <= axes <= min(x.ndim, y.ndim):
             types = describe_types(x.type, y.type)

@@ -245,7 +245,7 @@ def triplet_margin_loss(
     anchor, positive, negative
         Floats [N, D], or [D].
     margin
-        The difference of the distances from which the loss is 0.
+        The loss is 0 if the negative is farther than the positive by at least this margin.
     p
         The order of the norm. The distance of a and b is the norm of a - b + eps over the last
         axis.

@@ -25,7 +25,7 @@ __all__ = ["matmul"]
 
 
 def _shape_as_read(x: Shape, transposed: bool) -> Shape:
-    """Return the shape that the kernel reads: with the last two axes exchanged if `transposed`."""
+    """Return the shape x, with the last two axes exchanged if the kernel reads it transposed."""
     return (*x[:-2], x[-1], x[-2]) if transposed else x
 
 
@@ -146,7 +146,7 @@ class MatMul(Op):
         return Cost.touching(results[0].count * (2 * depth + extra), (*operands, *results))
 
     def simplify(self, node: Node) -> Node | None:
-        """Return a node that reads an operand as it was before its transposition, or None.
+        """Replace a transposition of an operand by an attribute, or return None.
 
         The attribute transpose_a or transpose_b of the new node makes the kernel read the operand
         transposed. The result is None if no operand is a transposition of its last two axes.

@@ -178,7 +178,7 @@ def _nan_extremum(
     axis: Axis,
     keepdims: bool,
 ) -> Node:
-    """Apply `reduce`, max or min, to the elements that are not NaN; NaN where all are NaN."""
+    """Apply `reduce`, max or min, to the elements that are not NaN; all NaN gives NaN."""
     node = as_node(x, where=where_)
     if not is_float(node.dtype):
         return reduce(node, axis, keepdims)
@@ -323,8 +323,8 @@ def _distances(
 ) -> tuple[Node, Node, DType]:
     """Return x minus its mean, the divisor of the variance, and the dtype of the result.
 
-    The distance is 0 where x is NaN. The divisor is the number of elements that are not NaN, minus
-    ddof.
+    Where x is NaN, the first result is 0. The divisor is the number of elements that are not NaN,
+    minus ddof.
     """
     node = as_node(x, where=where_)
     wide, dtype = as_compute_dtype(where_, as_floats(node))

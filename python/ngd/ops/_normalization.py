@@ -2,8 +2,8 @@
 """Normalization ops. 16-bit floats are computed in float32 and rounded once.
 
 layer_norm, group_norm and batch_norm subtract the mean and divide by the standard deviation, each
-over its own axes. All three use the op `standardize`. They are composites; a device may have one
-kernel for `standardize`.
+over its own axes. All three use the op `standardize`. The three ops are
+composed of other ops. A device may have one kernel for `standardize`.
 """
 
 from __future__ import annotations
@@ -144,8 +144,8 @@ class Standardize(Op):
 
     Notes
     -----
-    The variance is divided by the number of elements (ddof=0 in NumPy). The mean is subtracted
-    twice, because the first mean is rounded.
+    The variance is divided by the number of elements (ddof=0 in NumPy). The first mean
+    is rounded, so the mean of the differences x - mean is subtracted too.
 
     Examples
     --------
@@ -279,9 +279,10 @@ def _affine(y: Node, shape: Shape, weight: Node | None, bias: Node | None, like:
 def _parameters(
     where: str, shape: Shape, dtype: DType, **values: Value | None
 ) -> tuple[Node | None, ...]:
-    """Return the values (weights, biases, statistics) as nodes of a dtype, and None for None.
+    """Return the values (weights, biases, statistics) as nodes of a dtype.
 
-    A value of another shape than `shape` raises a ShapeError that has its name.
+    An entry is None if the value is None. A value of another shape than `shape` raises a ShapeError
+    with the name of the value.
     """
     nodes = []
     for name, value in values.items():
@@ -300,7 +301,7 @@ def _operand(where: str, x: Value) -> tuple[Node, Node]:
 
 
 def _last(where: str, x: Node, normalized_shape: int | Sequence[int]) -> tuple[Shape, Shape]:
-    """Return normalized_shape as a tuple, and the indices of the last axes, which it describes."""
+    """Return normalized_shape as a tuple, and the indices of the last axes of x that have it."""
     extents = normalized_shape
     shape = (extents,) if isinstance(extents, (int, np.integer)) else tuple(extents)
     if not shape or x.shape[-len(shape) :] != shape:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NumPy functions on nodes whose parameters or names differ from those in ngd.ops.
+"""Functions on nodes with the names and parameters of NumPy, which differ from those in ngd.ops.
 
-`_numpy_functions.py` maps NumPy's functions to them.
+If NumPy's function is called on a node, the function here runs instead (_numpy_functions.py).
 """
 
 from __future__ import annotations
@@ -120,7 +120,11 @@ def broadcast_arrays(*args: Any, subok: bool = False) -> tuple[Node, ...]:
 
 
 def block(arrays: Any) -> Node:
-    """Join nested lists of arrays, as numpy.block: the innermost lists along the last axis."""
+    """Join nested lists of arrays, as numpy.block.
+
+    The innermost lists are joined along the last axis, the lists around them along the axis before
+    it, and so on.
+    """
     depth, inner = 0, arrays
     while isinstance(inner, list):
         depth, inner = depth + 1, inner[0] if inner else None
@@ -128,7 +132,7 @@ def block(arrays: Any) -> Node:
 
 
 def _most_axes(arrays: Any, depth: int) -> int:
-    """Return the largest number of axes of the arrays in nested lists, and at least `depth`."""
+    """Return the largest ndim of the arrays in nested lists, but at least the list `depth`."""
     if isinstance(arrays, list):
         return max((_most_axes(each, depth) for each in arrays), default=depth)
     return max(depth, as_node(arrays, where="numpy.block").ndim)
@@ -165,14 +169,14 @@ def delete(arr: Any, obj: Any, axis: int | None = None) -> Node:
 
 
 def rollaxis(a: Any, axis: int, start: int = 0) -> Node:
-    """Move an axis before another one, as numpy.rollaxis."""
+    """Move an axis before the axis `start`, as numpy.rollaxis."""
     x = as_node(a, where="numpy.rollaxis")
     order = np.rollaxis(np.empty(range(x.ndim)), axis, start).shape
     return shape.transpose(x, order)
 
 
 def diagflat(v: Any, k: int = 0) -> Node:
-    """Return a matrix with the flattened array on a diagonal, as numpy.diagflat."""
+    """Return a matrix with the flattened array on diagonal k, as numpy.diagflat."""
     return linear_algebra.diag(shape.reshape(as_node(v, where="numpy.diagflat"), -1), k)
 
 

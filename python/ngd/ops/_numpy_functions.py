@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ops that NumPy's functions call for nodes, and hints for functions that have no op."""
+"""The ops that NumPy's functions call for nodes, and error hints for those without op."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ SHAPES: Final = (
     "its shape would depend on values, and shapes are known when the graph is built; "
     "ngd.ops.where(mask, x, y) or x.at[mask].set(y) choose by a mask"
 )
-"""The hint in the error message for functions whose result shape depends on values of arrays."""
+"""The hint in the error message for np.nonzero, np.unique and others with unknown shapes."""
 DECOMPOSITIONS: Final = (
     f"ngd has no decompositions of matrices. Use ngd.call_host. See {page_url('limitations')}"
 )
@@ -263,7 +263,7 @@ INSTEAD: Final[dict[Any, str]] = {
     np.array_equal: "x == y, elementwise",
     np.allclose: "np.isclose(x, y).all()",
 }
-"""The hint in the error message for each NumPy function that has no op: a replacement."""
+"""A dict from each NumPy function without an op to a hint in the error message."""
 
 UFUNCS: Final[dict[str, str]] = {
     "absolute": "abs",

@@ -46,13 +46,13 @@ Value: TypeAlias = Node | ArrayLike
 FLOATS_16_BIT: Final = (float16, bfloat16)
 """The 16-bit floats."""
 INDICES: Final = (np.dtype(np.int32), np.dtype(np.int64))
-"""The dtypes in which kernels read indices and labels.
+"""The dtypes in which kernels read indices and labels: int32 and int64.
 
 Public calls cast integers of other dtypes to one of them.
 """
 
 MAX_WEAK_NODES: Final = 64
-"""The maximum number of nodes that `is_weak_node` visits. A node with more is not weak."""
+"""The maximum number of nodes that `is_weak_node` visits before it returns False."""
 
 
 def describe_types(*types: Type) -> str:
@@ -121,7 +121,7 @@ def product_dtype(
 ) -> DType:
     """Return the dtype of a matrix product, after a check of the dtypes of all operands.
 
-    `factors` are the types of the two matrices, and `behind` the types of arrays to add to the
+    `factors` are the types of the two matrices, and `added` the types of arrays to add to the
     product. If the factors are 16-bit floats, the product and these arrays may also be float32.
     `dtype` is the requested dtype; None means that of the factors.
     """
@@ -151,8 +151,8 @@ def is_weak(value: Any) -> bool:
 def is_weak_node(node: Node) -> bool:
     """Return True for a node that takes the dtype of the other operand, as a Python float does.
 
-    Such a node is a Python float that was passed to a step, or a scalar computed only from such
-    floats and constants. Its own dtype is float64.
+    Such a node is the placeholder for a Python float argument of a step, or a scalar that is
+    computed only from such placeholders and constants. Its own dtype is float64.
     """
     has_weak_input, seen, pending = False, set[Node](), [node]
     while pending:
@@ -229,7 +229,7 @@ def as_node(value: Value, like: Node | None = None, where: str = "as_node") -> N
 def has_node(value: Any) -> bool:
     """Return True if nested lists contain a node whose value is not known yet.
 
-    A variable has a value while the graph is built; other nodes have none.
+    The result is False for a variable, because it has a value while the graph is built.
     """
     if isinstance(value, (list, tuple)):
         return any(map(has_node, value))
@@ -279,7 +279,7 @@ def is_one(node: Node) -> bool:
 def unchanged_operand(node: Node) -> Node | None:
     """Return the operand of a node if the node is equal to it, else None.
 
-    It is called for ops such as cast and reshape. The node is equal if both types are equal.
+    Ops such as cast and reshape call this function: they change nothing if both types are equal.
     """
     return node.inputs[0] if node.type == node.inputs[0].type else None
 
@@ -297,7 +297,7 @@ def compute_dtype(dtype: DType) -> DType:
 
 
 def widen(x: Array) -> Array:
-    """Return 16-bit floats as float32, the dtype in which they are computed."""
+    """Return an array of 16-bit floats cast to float32, and any other array unchanged."""
     return x.astype(float32) if x.dtype in FLOATS_16_BIT else x
 
 

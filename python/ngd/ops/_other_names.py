@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names that other libraries use for the functions of ngd.ops."""
+"""The names in ngd.ops of functions that other libraries name differently."""
 
 from __future__ import annotations
 
@@ -76,4 +76,4 @@ OTHER_NAMES: Final[dict[str, str]] = UFUNCS | {
     "unsqueeze": "expand_dims",
     "view": "reshape",
 }
-"""The name in ngd.ops of functions that other libraries call differently, by the other name."""
+"""A dict from the name of a function in another library to its name in ngd.ops."""

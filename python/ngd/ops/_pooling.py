@@ -55,9 +55,9 @@ __all__ = ["adaptive_avg_pool", "adaptive_max_pool", "avg_pool", "max_pool"]
 def _sizes(
     n: int, count: int, kernel: int, stride: int, before: int, after: int, dilation: int
 ) -> tuple[Shape, Shape]:
-    """Return the number of elements of each window along one axis, counted in two ways.
+    """Return two counts of elements per window along one axis: without and with padding.
 
-    The first tuple counts the elements in x. The second one counts the elements in the padding too.
+    The first tuple counts the elements of x only; the second one counts padding elements too.
     """
     num_inside, num_padded = [], []
     for window in range(count):
@@ -146,7 +146,7 @@ class Pool(Op):
 def _reaching(x: Array, counts: Shape, value: Any, attrs: dict[str, Any]) -> Array:
     """Pad the spatial axes of x with `value`, so that all windows are inside the array.
 
-    With ceil, the last window may end beyond the padding, so the array gets more than the padding.
+    With ceil, the last window may end after the padding. The end of the axis is then extended too.
     """
     margins: list[int] = []
     for n, count, kernel, stride, (before, after), dilation in zip(
@@ -478,7 +478,7 @@ avg_pool_grad: Final[AvgPoolGrad] = register(AvgPoolGrad())
 def _adaptive(where: str, x: Value, size: PerAxis | Sequence[int | None]) -> tuple[Node, Shape]:
     """Return x as a node, and the number of windows along each spatial axis.
 
-    `size` is the user's argument. None in it means one window per element along this axis.
+    `size` is the user's argument. An entry None means one window per element along this axis.
     """
     node = as_node(x, where=where)
     axes = spatial_axes(where, node.type)

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The precision of 16-bit floats in expansions and gradients.
 
-Ops on 16-bit floats compute in float32 and round once. A kernel and a reference do this
-themselves. The expansion of an op has several nodes, and so has the gradient of an op that rounds.
-Each of these nodes would round. So the functions here build these nodes in float32, and cast only
-the final result.
+Ops on 16-bit floats compute in float32 and round once. A kernel and a reference do this themselves.
+The expansion or the gradient of an op has several nodes, and each of them would round. So the
+functions here build these nodes in float32, and cast only the final result.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ _HIGH: Final = np.uint64(32)
 
 
 def philox_4x32_10(counter: Array, key: tuple[int, int]) -> Array:
-    """Map each of n counters of four 32-bit words to four random words. Both arrays are [4, n]."""
+    """Map n counters [4, n] of four 32-bit words each to random words [4, n], for a key."""
     c0, c1, c2, c3 = counter.astype(np.uint64)
     for round in range(10):
         k0, k1 = (np.uint64((k + round * w) & 0xFFFFFFFF) for k, w in zip(key, _WEYL, strict=True))
@@ -108,7 +108,7 @@ def seed_tensor(where: str, seed: Any, offset: Any) -> Node:
 
 
 def expect_seed(where: str, seed: Type) -> None:
-    """Raise a ShapeError unless the type is that of a seed tensor."""
+    """Raise a ShapeError unless `seed` is the type of a seed tensor, int64[2]."""
     if seed != Type(int64, (2,)):
         raise ShapeError(
             f"{where}: expected a seed tensor int64[2]; got {seed}. Give an integer seed."
@@ -209,11 +209,9 @@ class RandomNormal(Draw):
     DTypeError
         The dtype is not a floating dtype, or the seed or offset is not an integer scalar.
 
-    Notes
-    -----
-    Box and Muller's transform (Ann. Math. Stat. 29, 1958) of the uniform numbers 2k and 2k + 1. For
-    16-bit floats, these are those of float32. The transform is computed in float64 and rounded at
-    the end.
+    Notes ----- Box and Muller's transform (Ann. Math. Stat. 29, 1958) of the uniform numbers 2k and
+    2k + 1. For 16-bit floats, the uniform numbers are float32. The transform is computed in float64
+    and rounded at the end.
 
     Examples
     --------

@@ -56,7 +56,7 @@ def _expect_float(where_: str, dtype: Any) -> Any:
 
 
 def _expect_bounds(kind: DType, low: int, high: int) -> None:
-    """Raise an error unless the dtype is an integer type that has all integers in [low, high)."""
+    """Raise an error unless the dtype is an integer type that represents all of [low, high)."""
     if kind not in INTEGERS:
         raise DTypeError(
             f"randint: expected an integer dtype; got {kind}. Cast the result instead."

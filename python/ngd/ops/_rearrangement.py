@@ -49,7 +49,7 @@ __all__ = [
 
 PAD_MODES = ("constant", "edge", "reflect", "symmetric", "wrap")
 TORCH_MODES = {"replicate": "edge", "circular": "wrap"}
-"""NumPy's name of each mode that torch.nn.functional.pad names differently."""
+"""A dict from a mode of torch.nn.functional.pad to NumPy's name of this mode."""
 
 
 @public

@@ -26,10 +26,10 @@ __all__ = ["gru", "gru_cell", "lstm", "lstm_cell"]
 
 States = tuple[Node, ...]
 Step = Callable[[Node, States, Node, Node | None], States]
-"""A function of one cell, which returns the next states.
+"""The type of a function that computes the next states of a recurrent cell.
 
-Its arguments are the contribution of the input to the gates, the present states, the weight [gates
-* H, H] of the hidden state, and the bias of the hidden state or None.
+The arguments are, in this order: the input x multiplied by its weight, with its bias added; the
+present states; the weight [gates * H, H] of the hidden state; the bias of the hidden state or None.
 """
 
 
@@ -98,7 +98,7 @@ def _cell(where: str, gates: int, step: Step, *arguments: Value | None) -> State
 def _layer(where: str, gates: int, step: Step, reverse: bool, *arguments: Value | None) -> States:
     """Return the outputs at all positions of a sequence, followed by the last states.
 
-    The contributions of all inputs to the gates are one matrix product, before the loop.
+    One matrix product before the loop multiplies the inputs x of all positions by their weight.
     """
     x, states, of_input, of_state, input_bias, state_bias = _operands(where, gates, True, arguments)
 

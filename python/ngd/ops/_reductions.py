@@ -68,14 +68,14 @@ def reduced_shape(shape: Shape, axes: Shape, keepdims: bool) -> Shape:
 
 
 def restore(reduced: Node, x: Node, axes: Shape) -> Node:
-    """Reshape the result of a reduction of x, so that the reduced axes exist with size 1."""
+    """Insert the reduced axes into the result of a reduction of x, with size 1."""
     return reshape(reduced, reduced_shape(x.shape, axes, True))
 
 
 def broadcast_back(dy: Node, x: Node, axes: Shape) -> Node:
-    """Repeat one value per result of a reduction of x along the reduced axes.
+    """Repeat dy along the reduced axes, so that it gets the shape of x.
 
-    The returned node has the shape of x.
+    dy has the shape of the result of a reduction of x over these axes.
     """
     return broadcast_to(restore(dy, x, axes), x.shape)
 
@@ -289,7 +289,7 @@ def _before(line: Node) -> Node:
 
 
 def _shifted(line: Node, distance: int) -> Node:
-    """Shift the elements along the last axis to the end by `distance`, and fill with ones."""
+    """Shift the elements by `distance` towards the end of the last axis, and fill with ones."""
     ones = full((*line.shape[:-1], distance), 1, line.dtype)
     return concat([ones, line[..., : line.shape[-1] - distance]], axis=-1)
 
@@ -563,7 +563,8 @@ argmin: Final[ArgMin] = register(ArgMin())
 def _shift(x: Node, axes: Shape) -> Node:
     """Return the largest element along the axes, or 0 if it is infinite.
 
-    It is subtracted before the exponential, so that exp(x - shift) does not overflow.
+    It is subtracted before the exponential, so that exp(x - shift) does not overflow. It is not
+    infinite, because inf - inf is NaN.
     """
     largest = max(x, axes, keepdims=True)
     return stop_gradient(where(abs(largest) < math.inf, largest, 0))

@@ -31,7 +31,7 @@ from ._windows import PerAxis, per_axis
 __all__ = ["fold", "interpolate", "pixel_shuffle", "pixel_unshuffle", "resize", "unfold"]
 
 LINEAR: Final = {"linear": 1, "bilinear": 2, "trilinear": 3}
-"""The linear modes, with the number of spatial axes that each resizes."""
+"""A dict from each linear mode to the number of spatial axes that the mode resizes."""
 MODES: Final = ("nearest", "nearest-exact", "area", *LINEAR, "bicubic")
 CUBIC: Final = -0.75
 """The coefficient a of the cubic kernel (Keys, IEEE Trans. ASSP 29, 1981, equation 15)."""
@@ -56,7 +56,7 @@ def _cubic(x: Array, a: float) -> Array:
 
 
 def _triangle(x: Array, a: float) -> Array:
-    """Return the linear kernel at the distances x. `a` exists because `_cubic` takes it."""
+    """Return the linear kernel at the distances x. `a` is unused; `_cubic` needs it."""
     values: Array = np.maximum(1 - np.abs(x), 0)
     return values
 
@@ -89,7 +89,8 @@ def _taps(coordinates: Array, n: int, cubic: bool) -> tuple[Array, Array]:
 def _smooth_weights(n: int, size: int, scale: float, cubic: bool) -> Array:
     """Return the matrix [n, size] of weights that resizes an axis of n elements with antialias.
 
-    If the size becomes smaller, the kernel is as wide as the input elements of one output element.
+    `scale` is the number of input elements per output element. If it is above 1, the kernel is
+    `scale` times as wide; otherwise the kernel keeps its width.
     """
     kernel: Callable[[Array, float], Array] = _cubic if cubic else _triangle
     spread = max(scale, 1.0)
@@ -107,7 +108,7 @@ def _smooth_weights(n: int, size: int, scale: float, cubic: bool) -> Array:
 def _along(x: Node, axis: int, size: int, scale: float, options: tuple[bool, bool, bool]) -> Node:
     """Resize one axis of x to `size` elements with a linear or a cubic kernel.
 
-    `options` has three bools: cubic, align_corners and antialias.
+    `options` is the tuple (cubic, align_corners, antialias).
     """
     cubic, align_corners, antialias = options
     n = x.shape[axis]
@@ -495,7 +496,7 @@ def _separate_windows(x: Node, kernel: Shape, counts: Shape) -> Node:
 
 
 def _overlap_add(windows: Node, shape: Shape, dilations: Shape, strides: Shape) -> Node:
-    """Sum windows [N, C, kernel..., positions...] into images of this shape."""
+    """Sum windows [N, C, kernel..., positions...] into images of shape `shape`."""
     total = None
     for i, j in np.ndindex(*windows.shape[2:4]):
         starts = (0, 0, i * dilations[0], j * dilations[1])

@@ -33,7 +33,7 @@ UNUSED: Final = ("error", "zero")
 
 
 def gradients(loss: Node, wrt: Any, *, unused: str = "error") -> Any:
-    """Return the gradients of a loss node. This is ngd.grad for nodes (transforms/gradient.py)."""
+    """Return the gradients of a loss node. ngd.grad calls this if the loss is a node."""
     call, root = GRADIENT_CALL.get()
     targets, structure = flatten(wrt)
     if not isinstance(loss, Node):
@@ -78,9 +78,9 @@ def _name(node: Node) -> str:
 def without_gradient(loss: Node, target: Node, adjoints: Mapping[Node, Node], path: str) -> str:
     """Return the error message for a target that gets no gradient from a loss.
 
-    The message names the op at which the path from the target to the loss ends. GRADIENT_CALL has
-    the public call and the name of its argument. `path` is the position of the target in this
-    argument, and empty for ngd.grad.
+    The message names the op at which the gradient stops on its way from the loss to the target.
+    `path` is the position of the target in the user's argument, such as an element of a list. It
+    is empty for ngd.grad.
     """
     call, argument = GRADIENT_CALL.get()
     end = end_of_path(loss, target, adjoints)
@@ -97,9 +97,9 @@ def without_gradient(loss: Node, target: Node, adjoints: Mapping[Node, Node], pa
 def end_of_path(loss: Node, target: Node, adjoints: Mapping[Node, Node]) -> Node | None:
     """Return the node that ends the path of gradients from a target to the loss, or None.
 
-    It is the first node that depends on the target through floats and gives it no gradient: none of
-    its results is a float, or its gradient rule returns none. If there is no such node, the loss
-    does not depend on the target.
+    The target's gradient flows through nodes with float results. The returned node is the first one
+    that stops it: none of its results is a float, or its gradient rule returns no gradient. If
+    there is no such node, the loss does not depend on the target.
     """
     dependent, active = {target}, {target}
     for node in topological((loss,)):
@@ -125,8 +125,8 @@ def walk_back(
     """Return the adjoints of all active nodes between some roots and the targets.
 
     `seeds` has the adjoints of the roots. Each op with an active result is visited after all users
-    of its results, and gives adjoints to its active inputs. If `beyond` is false, the walk ends at
-    each target, even if that target depends on another one.
+    of its results, and gives adjoints to its active inputs. If `past_targets` is False, the walk
+    ends at each target, even if that target depends on another one.
     """
     ends = () if past_targets else tuple(targets)
     order = topological(seeds, stop=ends)
@@ -158,7 +158,7 @@ def active_nodes(order: Iterable[Node], targets: Iterable[Node]) -> set[Node]:
 
 
 def adjoint_of_results(node: Node, adjoints: Mapping[Node, Node]) -> Any:
-    """Return the adjoint of the result of a node, or a tuple with one per result of several.
+    """Return the adjoint of a node's result; a tuple of adjoints if it has several results.
 
     A result without an adjoint has None. If no result has an adjoint, return None.
     """

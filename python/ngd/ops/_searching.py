@@ -212,7 +212,7 @@ def bincount(x: Value, length: int, weights: Value | None = None) -> Node:
 
 
 def _edges(line: Node, bins: Any, span: tuple[float, float] | None) -> tuple[Node, Node]:
-    """Return the elements and the edges of the bins, in a dtype in which they can be compared.
+    """Return the elements and the edges of the bins of a histogram.
 
     `bins` is the number of bins of equal width, or the edges. `span` is the range of the bins, or
     None for the range of the elements.
@@ -230,7 +230,8 @@ def _edges(line: Node, bins: Any, span: tuple[float, float] | None) -> tuple[Nod
 def _sum_per_bin(line: Node, edges: Node, weights: Node) -> Node:
     """Return the sum of the weights of the elements in each bin.
 
-    A bin contains its left edge, and the last bin also its right edge.
+    A bin contains its left edge, and the last bin also its right edge. Elements outside of all bins
+    are left out.
     """
     count = edges.shape[0] - 1
     is_inside = logical_and(line >= edges[0], line <= edges[count])

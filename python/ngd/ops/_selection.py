@@ -35,13 +35,13 @@ from ._sorting import argsort
 __all__ = ["at", "getitem"]
 
 CAST: Final = 'Cast: x.astype("int64").'
-"""The advice in error messages for indices of a dtype that is not an integer."""
+"""The advice in error messages for indices that are not integers, such as floats."""
 WHOLE: Final = builtins.slice(None)
 MASK: Final = (
     "expected an index of static size; got a mask, and how many elements it chooses is known only "
     "when the step runs. Choose by ngd.ops.where(mask, x, y), or change by x.at[mask].set(y)."
 )
-"""The error message for a mask whose values are computed in the step."""
+"""The error message for a mask computed in the step: the result has no known shape."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Selection:
     axes: tuple[int, ...]
     """For each array, the axis that it indexes, in the result of the basic part."""
     arrays: tuple[Node | Array, ...]
-    """The arrays of integers. Elements that are known when the graph is built are in [0, n)."""
+    """The arrays of integers. Elements known at build time are in [0, size of the axis)."""
     indexed: tuple[int, ...]
     """For each array, the axis of x that it indexes, for error messages."""
     shape: Shape
@@ -81,7 +81,7 @@ def is_index_array(item: Any) -> bool:
 def split_index(where_: str, x: Type, index: Any) -> Selection | None:
     """Return an index as a Selection, or None if it contains no arrays.
 
-    ShapeError or DTypeError if the index does not fit x.
+    Raise a ShapeError or a DTypeError if the index does not fit x.
     """
     items = index if isinstance(index, tuple) else (index,)
     if not any(map(is_index_array, items)):
@@ -242,7 +242,7 @@ class Rows:
         )
 
     def restore(self, rows: Node) -> Node:
-        """Reshape changed rows back to the shape of the result of the basic part."""
+        """Return rows, changed by x.at, in the shape of the result of the basic part."""
         full = reshape(rows, (*self.extents, *self.row))
         return transpose(full, np.argsort(self.order).tolist())
 
@@ -332,7 +332,7 @@ Combine = Callable[[Node, Node], Node]
 
 
 class Part:
-    """The part x[index] of an array. Its methods return a copy of x with the part changed."""
+    """The part x[index] of an array. `get` returns it; other methods return a changed copy of x."""
 
     def __init__(self, x: Node, index: Any) -> None:
         self.x, self.index = x, index
@@ -365,7 +365,7 @@ class Part:
         return self._changed("max", values, maximum)
 
     def _changed(self, name: str, values: Value, combine: Combine | None) -> Node:
-        """Return x with the part set to values, or to combine(part, values) unless combine is None.
+        """Return x with the part set to values, or to combine(part, values) if combine is given.
 
         `name` is the name of the public method, for messages.
         """
@@ -394,8 +394,8 @@ class Part:
     def _mask(self, where_: str, values: Node) -> Node | None:
         """Return the index as a mask for `where`, or None if `where` cannot do the change.
 
-        It can if the index is one mask, and the values have no axis for the selected elements, so
-        that all selected elements get the same values.
+        `where` needs an index that is one mask, and values that are equal for all selected
+        elements. For example, x.at[mask].set(0) fits, but one value per True element does not.
         """
         mask = self.index
         if isinstance(mask, tuple) and len(mask) == 1:
@@ -412,9 +412,9 @@ class Part:
         return None if is_known and values.ndim > self.x.ndim - node.ndim else node
 
     def _placed(self, where_: str, values: Node, combine: Combine | None) -> Node:
-        """Return x with a basic part set to values, or to combine(part, values).
+        """Return x with a basic part set to values; with `combine`, to combine(part, values).
 
-        A basic index has slices and ints only, so it selects no element twice.
+        The index of a basic part has only slices and ints, so it selects no element twice.
         """
         ranges, shape = basic_index(
             self.x.type, self.index if isinstance(self.index, tuple) else (self.index,)
@@ -477,11 +477,12 @@ def at(x: Value) -> At:
 
 
 def changed_rows(rows: Rows, values: Node, combine: Combine | None) -> Node:
-    """Return the rows, in which the selected ones are set to values or combined with them.
+    """Return a copy of `rows.rows` in which the selected rows are changed.
 
-    `values` has one row per row number. If several values have the same row number, `combine` joins
-    them, or the last value counts. For this, the values are sorted by row number, and the last
-    value of each run of equal row numbers is used.
+    `values` has one row per row number. With `combine`, a selected row becomes combine(row, value);
+    without it, the value replaces the row. If several values have the same row number, `combine`
+    joins them; without it, the last value counts. For this, the values are sorted by row number,
+    and the last value of each run of equal row numbers is used.
     """
     row_numbers, count, num_values = rows.row_numbers(), rows.count, values.shape[0]
     if num_values == 0:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ops that change the shape of an array or the order of its axes. They compute no element."""
+"""Ops that change the shape of an array or the order of its axes. They compute no values."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ __all__ = ["broadcast_to", "expand_dims", "reshape", "squeeze", "stop_gradient",
 
 
 def regroup_axes(old: Shape, new: Shape) -> list[tuple[range, range]]:
-    """Split the axes of a reshape into the smallest groups of neighbours that correspond.
+    """Return pairs (old axes, new axes) of ranges with equal numbers of elements.
 
-    Each pair is a range of old axes and a range of new axes with the same number of elements. The
-    list is empty if an axis has size 0 or 1.
+    The ranges are as short as possible. For example, (6, 4) to (2, 3, 4) gives axis 0 with axes 0
+    and 1, and axis 1 with axis 2. The list is empty if an axis has size 0 or 1.
     """
     groups: list[tuple[range, range]] = []
     if math.prod(old) == 0 or 1 in old or 1 in new:
@@ -213,8 +213,9 @@ def inverse(axes: Shape) -> Shape:
 def transpose_cheaply(x: Node, axes: Shape) -> Node:
     """Return transpose(x, axes), in a form that copies as little as possible.
 
-    The form is a reshape if only axes of size 1 move. If x is a broadcast, its smaller operand is
-    transposed, and the result is broadcast. If x is a transposition, both become one.
+    The form is a reshape if only axes of size 1 move. If x is a broadcast, the operand of
+    the broadcast is transposed, and the result is broadcast. If x is a transposition, both
+    transpositions become one.
     """
     if x.op is broadcast_to:
         (operand,) = x.inputs

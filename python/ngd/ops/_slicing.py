@@ -117,7 +117,7 @@ class Slice(Op):
 
 
 def basic_index(x: Type, index: tuple[Any, ...]) -> tuple[list[range], Shape]:
-    """Return the range of indices that is read along each axis of x, and the result's shape."""
+    """Return one range per axis of x, with the indices that are read, and the result's shape."""
     consuming = builtins.sum(i is not None and i is not Ellipsis for i in index)
     if consuming > len(x.shape):
         raise ShapeError(
@@ -179,7 +179,7 @@ slice: Final[Slice] = register(Slice())
 
 
 class PadSlice(Op):
-    """The adjoint of a slice: an array of zeros, with x at the elements that the slice reads."""
+    """The adjoint of a slice: zeros, with the operand x at the indices that the slice reads."""
 
     name = "pad_slice"
     kernel = Kernel(is_copy=True)

@@ -314,8 +314,8 @@ def expect_labels(where_: str, name: str, x: Node, labels: Node) -> Node:
 def class_weights(where_: str, weight: Value | None, wide: Node, labels: Node) -> Node:
     """Return the weight of the class of each label: 1 if `weight` is None.
 
-    A label outside of [0, C) is an error of the step, where C is the size of the last axis of
-    `wide`.
+    `wide` has one value per class along its last axis, of size C. A label outside of [0, C) raises
+    an error when the step runs.
     """
     count = wide.shape[-1]
     if weight is None:
@@ -449,7 +449,7 @@ def _weights_of(weight: Value, logits: Node) -> Node:
 
 
 def loss_operands(where: str, prediction: Value, target: Value) -> tuple[DType, Node, Node]:
-    """Return the dtype of a loss, and prediction and target in the dtype that it is computed in.
+    """Return (dtype of the loss, prediction, target), both cast to the dtype of the computation.
 
     Raise a ShapeError if prediction and target have different shapes.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sorting. NaN is larger than every number, and equal elements keep their order."""
+"""Sorting. NaN is larger than every number. The sort is stable."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ top_k: Final[TopK] = register(TopK())
 
 
 def _sorted(where: str, x: Value, axis: int, descending: bool) -> tuple[Node, Node]:
-    """Return the elements sorted along an axis, and the index of each one in x."""
+    """Return x sorted along an axis, and the index in x of each sorted element."""
     node = as_node(x, where=where)
     sorted_axis = as_axis(where, axis, node.ndim, node.type)
     return top_k(node, node.shape[sorted_axis], sorted_axis, largest=descending)

@@ -42,7 +42,7 @@ NEAR_TWO: Final = (
     1.2211977636940668e-07,
     -5.832930129320894e-08,
 )
-"""The coefficients of a polynomial in u: lgamma(2 + u) / (u * (1 + u)) for abs(u) <= 1 / 2.
+"""The coefficients of a polynomial in u for lgamma(2 + u) / (u * (1 + u)), abs(u) <= 1 / 2.
 
 It interpolates at 20 Chebyshev nodes; the relative error is below 2e-19.
 """
@@ -67,7 +67,7 @@ SHIFTS: Final = 8
 LARGE: Final = SHIFTS + 2.5
 """The smallest x for which Stirling's series is used.
 
-For this x, its eighth and last term is 3e-17 of the result.
+For this x, the eighth and last term of the series is 3e-17 of the result.
 """
 
 
@@ -139,10 +139,10 @@ lgamma: Final[Lgamma] = register(Lgamma())
 
 
 def _shifted(x: Node) -> tuple[Node, list[Node]]:
-    """Raise x by 1 until it is at least LARGE. Return the result, and the values before each raise.
+    """Add 1 to x until x is at least LARGE. Return it, and a list of x before each addition.
 
-    The list has a fixed length. It contains inf for each raise that was not needed, so that 1 / inf
-    adds 0 to a sum.
+    The list has a fixed length. It contains inf for each addition that was not needed, so that
+    1 / inf adds 0 to a sum.
     """
     terms = []
     for _ in range(SHIFTS + 3):
@@ -229,7 +229,7 @@ digamma: Final[Digamma] = register(Digamma())
 
 
 def _erfinv(x: float) -> float:
-    """Return erfinv(x) for the reference, from a quantile of the normal distribution."""
+    """Return erfinv(x) for the NumPy reference, from NormalDist().inv_cdf of Python."""
     if not -1 < x < 1:
         return math.copysign(math.inf, x) if x in (-1, 1) else math.nan
     from statistics import NormalDist  # imported here, because it is slow
@@ -242,7 +242,7 @@ def _erfinv(x: float) -> float:
 
 
 WINITZKI: Final = 0.147
-"""The constant a of Winitzki's approximation of the inverse error function."""
+"""The constant a of Winitzki's approximation of the inverse error function (see `Erfinv`)."""
 
 
 class Erfinv(CompositeUnary):

@@ -231,7 +231,7 @@ def sorted_lines(where_: str, x: Node, axis: Axis) -> tuple[Node, Shape]:
 
 
 def quantiles_first(values: Node, num_kept: int, shape: Shape) -> Node:
-    """Move the axes of the quantiles to the front, and reshape the result.
+    """Move the axes of the quantiles to the front, and reshape the result to `shape`.
 
     `values` has `num_kept` axes of x, followed by the axes of the quantiles.
     """
@@ -287,7 +287,7 @@ def count_nonzero(x: Value, axis: Axis = None, keepdims: bool = False) -> Node:
 
 
 def _weights_along(x: Node, weights: Node, axis: Axis) -> Node:
-    """Broadcast weights to the shape of x: one weight per index of one axis."""
+    """Broadcast weights of one axis, one per index along `axis`, to the shape of x."""
     if axis is None or not isinstance(axis, (int, np.integer)) or weights.ndim != 1:
         raise ShapeError(
             f"average: expected weights of the shape of x, or of the length of one axis; got "

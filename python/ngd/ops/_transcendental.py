@@ -23,7 +23,8 @@ __all__ = ["cos", "erf", "exp", "expm1", "log", "log1p", "power", "rsqrt", "sin"
 def _power(a: Array, b: Array) -> Array:
     """Return a ** b in NumPy.
 
-    An integer to a negative power is 1 / a ** abs(b) rounded towards zero: 0, 1 or -1.
+    An integer a to a negative power is 1 / a ** abs(b) rounded towards zero: 0, 1 or -1. It is 0
+    for a = 0.
     """
     if is_float(b.dtype):
         return np.power(a, b)

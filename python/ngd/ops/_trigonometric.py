@@ -53,7 +53,7 @@ ATAN: Final = (
     -0.034545610104858494,
     0.016258132064979208,
 )
-"""The coefficients of a polynomial in z = t * t: (atan(t) / t - 1) / z for abs(t) <= tan(pi / 8).
+"""The coefficients of p(z) = (atan(t) / t - 1) / z, with z = t * t and abs(t) <= tan(pi / 8).
 
 It interpolates at 12 Chebyshev nodes; the relative error of atan is below 2e-19.
 """
@@ -460,7 +460,7 @@ class Sinc(CompositeUnary):
     SERIES = (-1 / 3, 1 / 30, -1 / 840, 1 / 45360, -1 / 3991680)
     """The coefficients of a polynomial p in t ** 2.
 
-    The derivative of sin(t) / t is t * p(t ** 2) for small t.
+    The derivative of sin(t) / t is t * p(t ** 2) if abs(t) < 0.25, where t is pi * x.
     """
 
     def expand(self, x: Node) -> Node:

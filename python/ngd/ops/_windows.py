@@ -149,12 +149,12 @@ def pad_spatial(x: Array, padding: Shape, value: Any = 0) -> Array:
 
 
 def offsets(kernel: Shape) -> Iterator[Shape]:
-    """Yield the position of each element in a window, as an index per axis, in row-major order."""
+    """Yield the index of each element in a window, without dilation, in row-major order."""
     return iter(np.ndindex(*kernel))
 
 
 def spatial_index(index: Iterable[Any]) -> tuple[Any, ...]:
-    """Return an index of [N, C, spatial...] that takes all of N and C, and `index` after them."""
+    """Return an index of [N, C, spatial...]: all of N and C, and `index` for the spatial axes."""
     return (slice(None), slice(None), *index)
 
 

@@ -27,7 +27,8 @@ from .rewrite import Batched, Batching, Results, after_batch_axis, align_batch_a
 def broadcast_operands(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
     """Apply an elementwise op to operands that all have the batch axis in front.
 
-    Axes of size 1 after the batch axis make the operands broadcast as they do without it.
+    Operands with fewer axes get axes of size 1 after the batch axis, so that they broadcast as they
+    do without the batch axis.
     """
     ndim = max(x.ndim for x in node.inputs)
     return node.op.node([align_batch_axis(x, ndim) for x in operands], node.attrs)

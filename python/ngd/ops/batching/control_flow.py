@@ -20,7 +20,7 @@ from .rewrite import Batched, Batching, Results, align_batch_axis, batches
 
 @batches(GroupedOp)
 def one_by_one(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Apply an op with one result to one example after the other, in a loop (`scan`)."""
+    """Apply an op with one result to each example, in a loop (`scan`) over the batch axis."""
 
     def body(carry: Any, slices: Sequence[Node]) -> tuple[Any, Node]:
         rest = iter(slices)
@@ -34,7 +34,7 @@ def one_by_one(batching: Batching, node: Node, operands: Sequence[Batched]) -> R
 
 @batches(After)
 def batch_after(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Apply `after` to the new nodes. The result is mapped if its first operand, the value, is."""
+    """Apply `after`. Its result has the batch axis if the first operand, the value, has it."""
     result = node.op.node([x.node for x in operands], node.attrs)
     return [Batched(result, operands[0].is_mapped)]
 
@@ -43,9 +43,9 @@ def batch_after(batching: Batching, node: Node, operands: Sequence[Batched]) -> 
 def batch_scan(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
     """Batch the body of a loop.
 
-    A carried value is mapped if it is mapped in any iteration. Its mapping can make other carried
-    values mapped in the next iteration. So the body is batched again, until no further carried
-    value becomes mapped.
+    A carried value is mapped (has the batch axis) if it is mapped in any iteration. Its mapping can
+    make other carried values mapped in the next iteration. So the body is batched again, until no
+    further carried value becomes mapped.
     """
     graph, n, m = node.attrs["body"].graph, node.attrs["carries"], node.attrs["slices"]
     mapped = [x.is_mapped for x in operands]
@@ -84,7 +84,8 @@ def batch_scan(batching: Batching, node: Node, operands: Sequence[Batched]) -> R
 def batch_cond(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
     """Batch both branches of a cond.
 
-    If the predicate is mapped, examples take different branches: `choose_by_example` computes both.
+    If the predicate has the batch axis, examples take different branches: `choose_by_example`
+    computes both.
     """
     names = ("on_true", "on_false")
     graphs = {name: node.attrs[name].graph for name in names}

@@ -19,8 +19,8 @@ from .rewrite import Batched, Batching, Results, batches
 def rows_of_examples(batching: Batching, node: Node, indices: Node, extent: int) -> Node:
     """Return the row numbers for one array of indices per example.
 
-    They index the axis that joins the batch axis and an axis of size `extent` of each example. An
-    index outside of [0, extent) is an error when the step runs, as without vmap.
+    Row i of example b has the number b * extent + i, where `extent` is the number of rows of an
+    example. An index outside of [0, extent) is an error when the step runs, as without vmap.
     """
     caller = node.attrs.get("caller") or node.op.name
     if not node.attrs.get("negative", True):
@@ -36,7 +36,7 @@ def rows_of_examples(batching: Batching, node: Node, indices: Node, extent: int)
 
 @batches(Take)
 def batch_take(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Take elements along the axis of `take`, which is one further back in mapped operands.
+    """Take elements along axis + 1, because the batch axis is in front of the axis of `take`.
 
     If the array and the indices are both mapped, the rows of all examples are joined, and each
     example takes its own rows.
@@ -61,7 +61,7 @@ def batch_take(batching: Batching, node: Node, operands: Sequence[Batched]) -> R
 
 @batches(ScatterAdd)
 def batch_scatter_add(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Add updates along the axis of `scatter_add`, which is one further back in mapped operands.
+    """Add updates along axis + 1, because the batch axis is in front of the axis of `scatter_add`.
 
     If the indices are mapped, the rows of all examples are joined, and each example adds to its own
     rows.

@@ -19,8 +19,8 @@ from .rewrite import Batched, Batching, Results, align_batch_axis, batches
 def batch_matmul(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
     """Multiply the matrices of all examples.
 
-    If b is one matrix that is not mapped, the rows of all examples form one matrix. Otherwise the
-    matmul has the batch axis as one more leading axis.
+    If b is one matrix without the batch axis, the rows of a in all examples form one matrix.
+    Otherwise the matmul has the batch axis as one more leading axis.
     """
     a, b = operands
     if not b.is_mapped and b.node.ndim == 2 and not node.attrs["transpose_a"]:
@@ -60,7 +60,7 @@ def fold_into_channels(x: Node) -> Node:
 
 @batches(Pool, AvgPoolGrad)
 def batch_pool(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Join the batch axis with the axis N, because windows do not depend on the sample."""
+    """Join the batch axis with the axis N, because a window reads one sample only."""
     pooled = node.op.node((fold(operands[0].node),), node.attrs)
     return [
         reshape(new, (batching.size, *old.shape))
@@ -95,5 +95,5 @@ def batch_weight_grad(batching: Batching, node: Node, operands: Sequence[Batched
 
 
 def in_groups(batching: Batching, node: Node) -> dict[str, Any]:
-    """Return the attributes of a convolution with the groups of all examples."""
+    """Return the attributes of a convolution, with `groups` multiplied by the batch size."""
     return {**node.attrs, "groups": node.attrs["groups"] * batching.size}

@@ -15,8 +15,8 @@ from .rewrite import Batched, Batching, Results, batches, expand
 def batch_draw(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
     """Draw numbers for all examples.
 
-    If the seed is mapped, each example draws by its own seed. Otherwise one draw has the numbers of
-    all examples.
+    If the seed has the batch axis, each example draws with its own seed. Otherwise one larger draw
+    gives different numbers to each example.
     """
     (seed,) = operands
     if seed.is_mapped:
@@ -29,8 +29,8 @@ def batch_draw(batching: Batching, node: Node, operands: Sequence[Batched]) -> R
 def batch_dropout(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
     """Drop elements of all examples.
 
-    If the mapped function makes the seed, each example drops its own elements. If the function
-    captures the seed, all examples drop the same ones, as without vmap.
+    If the mapped function creates the seed, each example drops its own elements. If the seed comes
+    from outside of the function, all examples drop the same ones, as without vmap.
     """
     x, seed = operands
     if seed.is_mapped:

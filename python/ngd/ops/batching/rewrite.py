@@ -44,8 +44,8 @@ class Batched:
 Results: TypeAlias = Node | Sequence[Node | Batched]
 """The return value of a batching rule, for the results of one op.
 
-It is a node, or a sequence with one entry per result. A node that is not in a `Batched` is mapped.
-A single node of an op with several results stands for all of them.
+A sequence has one entry per result. A single node gives all results of its op. A plain node has the
+batch axis; a `Batched` says if its node has the batch axis.
 """
 BatchingRule: TypeAlias = Callable[["Batching", Node, Sequence[Batched]], Results]
 """A function that returns the new results of a traced node; see `Results`.
@@ -73,22 +73,22 @@ def batches(*kinds: type[Op]) -> Callable[[AnyRule], AnyRule]:
 class Batching:
     """A rewrite of a traced graph to operands with a leading batch axis of `size` examples.
 
-    `since` is a node number: nodes of the mapped function have this number or a greater one. The
-    body of a loop or a branch has a Batching of its own, whose `outer` is the Batching of the graph
-    around the body.
+    Nodes with the number `since` or a greater one belong to the mapped function; older nodes do
+    not. The body of a loop or a branch has a Batching of its own, whose `outer` is the Batching of
+    the graph around the body.
     """
 
     def __init__(self, size: int, since: int, outer: Batching | None = None) -> None:
         self.size, self.since, self.outer = size, since, outer
         self.new: dict[Node, Batched] = {}
         self.fresh: dict[Node, bool] | None = None
-        """For each input of a body, True if it is a seed that the mapped function makes.
+        """For each input of a body, True if it is a seed that the mapped function creates.
 
         It is None in the Batching of the outermost graph.
         """
 
     def find(self, node: Node) -> Batched:
-        """Return the new node of a traced node, or the node itself if it did not change."""
+        """Return the `Batched` of a traced node; without one, the node itself as not mapped."""
         batched = self.new.get(node)
         if batched is not None:
             return batched
@@ -106,7 +106,7 @@ class Batching:
         return [self.find(root) for root in roots]
 
     def add(self, node: Node) -> None:
-        """Make the new nodes for the results of one traced node, and store them in `new`."""
+        """Make the new nodes for the results of one traced node, and store them in `self.new`."""
         operands = [self.find(x) for x in node.inputs]
         new_inputs = tuple(x.node for x in operands)
         if any(x.is_mapped for x in operands) or self.draws(node):
@@ -150,7 +150,7 @@ class Batching:
         return any(self.is_fresh(x) for x in seed.inputs)
 
     def body(self, graph: Graph, node: Node) -> Batching:
-        """Return a Batching for `graph`, a body of the traced node.
+        """Return a Batching for `graph`, a body of the loop or branch `node`.
 
         The caller sets the new nodes of the inputs of the body.
         """
@@ -201,7 +201,8 @@ def rule_of(node: Node) -> BatchingRule:
 def apply_declaration(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
     """Apply an op to operands that all have the batch axis, as its attribute `batching` declares.
 
-    The attribute `axis` or `axes` of the node, if `batching` names it, is moved by one.
+    If `batching` is "axis" or "axes", 1 is added to the axes in this attribute of the node, because
+    the batch axis is in front. Otherwise the attributes are unchanged.
     """
     attrs = dict(node.attrs)
     if node.op.batching == "axis":
@@ -222,7 +223,7 @@ def expand(batching: Batching, node: Node, operands: Sequence[Batched]) -> Resul
 
 
 def align_batch_axis(x: Batched, ndim: int) -> Node:
-    """Return the node with axes of size 1 after the batch axis, so that `ndim` axes follow it.
+    """Insert axes of size 1 after the batch axis, so that `ndim` axes follow the batch axis.
 
     A node that is not mapped is returned unchanged: it broadcasts along the batch axis.
     """

@@ -22,8 +22,9 @@ from .rewrite import Batched, Batching, Results, batches
 def batch_with_gradient(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
     """Keep the user's gradient rule, and apply it to each example.
 
-    A rule with `follows_graph` reads only its arguments, so it can take the new nodes. Any other
-    rule is wrapped in a BatchedRule.
+    A rule with the attribute `follows_graph` reads only its arguments. So this rule is called with
+    the nodes that have the batch axis. Any other rule may read other nodes of the traced function;
+    the class BatchedRule calls it and adds the batch axis to its results.
     """
     count, rule = node.attrs["count"], node.attrs["rule"]
     if getattr(rule, "follows_graph", False):
@@ -49,7 +50,9 @@ class BatchedRule:
     def __call__(
         self, results: Sequence[Node], operands: Sequence[Node], dy: Sequence[Node | None]
     ) -> Sequence[Node | None]:
-        """Return the adjoints of the results, then those of the operands, for all examples.
+        """Return the adjoints of the operands of a with_gradient node, for all examples.
+
+        These operands are the `results` of the user's function, followed by its `operands`.
 
         `dy` has the adjoints of the node's results, with the batch axis.
         """
@@ -103,7 +106,7 @@ def once_per_example(
 ) -> Callable[..., Any]:
     """Return a function that calls `function` once per example, and stacks the results.
 
-    `is_mapped` is True for the arguments of which each example gets its own slice.
+    `is_mapped` has a bool per argument: True if each example gets its own slice of the argument.
     """
 
     def examples(*arrays: Array) -> Any:
@@ -122,7 +125,7 @@ def once_per_example(
 def gradient_per_example(
     function: HostFunction, one: Callable[..., Any], is_mapped: Sequence[bool], size: int
 ) -> Callable[..., Any]:
-    """Return a gradient function for all examples, which calls `one`, that of one example.
+    """Return a gradient function for all examples. It calls `one`, the function for one example.
 
     An operand that is not mapped is shared by the examples, and gets the sum of their adjoints.
     """

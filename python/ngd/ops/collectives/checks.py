@@ -26,7 +26,8 @@ def expect_reduction(where: str, op: str, x: Type) -> None:
 def expect_root(where: str, root: int, group: Ranks | None, x: Type) -> Type:
     """Return x, the type of the operand and of the result.
 
-    Raise a ValueError if the root is not a rank of the group, or is negative if the group is None.
+    Raise a ValueError if the root is not a rank of the group. If the group is None, only a negative
+    root raises.
     """
     if root < 0 or (group is not None and root >= group.size):
         wanted = ">= 0" if group is None else f"in [0, {group.size})"
@@ -58,7 +59,7 @@ def expect_rows(where: str, x: Type) -> None:
 
 
 def of_equal_blocks(kind: Kind, x: Type, size: int) -> Type:
-    """Return the type of the result of a collective whose ranks have blocks of equal size.
+    """Return the result type of a collective in which each rank has a block of equal size.
 
     `kind` is the entry of the collective in comm/kinds.py, x the type of the operand, and `size`
     the number of ranks.
@@ -70,10 +71,10 @@ def of_equal_blocks(kind: Kind, x: Type, size: int) -> Type:
 
 
 def expect_counts(where: str, counts: Sequence[int], size: int, rows: int, what: str) -> None:
-    """Raise ShapeError unless `counts` has a number of rows per rank, and `rows` is as they say.
+    """Raise ShapeError unless `counts` has a number of rows per rank, and `rows` fits them.
 
     `rows` is the number of rows of the operand. If `what` is "all", it must be the sum of the
-    counts. Otherwise `what` is a rank, and it must be the count of this rank.
+    counts. Otherwise `what` is a rank, and `rows` must be the count of this rank.
     """
     row_counts = tuple(counts)
     if len(row_counts) != size or any(n < 0 for n in row_counts) or rows < 0:
@@ -93,5 +94,5 @@ def as_counts(counts: Sequence[int]) -> tuple[int, ...]:
 
 
 def with_rows(x: Type, rows: int) -> Type:
-    """Return a type like x, whose axis 0 has `rows` elements."""
+    """Return the type x with axis 0 of size `rows`."""
     return Type(x.dtype, (rows, *x.shape[1:]))

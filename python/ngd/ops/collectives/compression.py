@@ -26,7 +26,7 @@ __all__ = ["sparse_all_reduce"]
 def sparse_all_reduce(
     x: Value, residual: Value, *, ratio: float, op: str, group: Ranks | None = None
 ) -> tuple[Node, Node]:  # long because each argument is described
-    """Reduce only the elements of the largest magnitude over all ranks.
+    """Reduce over all ranks only the elements of largest magnitude of each rank.
 
     The elements that a rank does not send are the next residual, which the next call adds to its x
     (error feedback). So no element is lost over many steps. ngd.TopK does the same for arrays

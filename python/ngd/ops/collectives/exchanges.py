@@ -2,8 +2,8 @@
 # The file is long because each argument is described.
 """Collectives that move blocks of rows between the ranks of a group.
 
-A row is the part of a tensor that one index of axis 0 selects. Before the collective, another axis
-is moved to the front, and afterwards it is moved back.
+A row is the part of a tensor that one index of axis 0 selects. If a collective works on another
+axis, this axis is moved to the front before the collective and back afterwards.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class ReduceScatter(Collective):
 def block_counts(x: Type, attrs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sizes of the blocks of an operand, for the communicator, in elements.
 
-    The result has `count` for equal blocks, or `counts` with one size per rank.
+    The dict has the key "count" for equal blocks, or "counts" with one size per rank.
     """
     if attrs.get("counts") is None:
         return {"count": x.count // attrs["group"].size}

@@ -4,7 +4,7 @@
 A collective whose result shape depends on the number of ranks needs a group: without one it takes
 the world. If ngd.init has not joined the world when the graph is built, the op takes the rank and
 the number of ranks from the launcher, in a LaunchedWorld. ngd.compile then joins the world and
-replaces them.
+replaces each LaunchedWorld by it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ONE_RANK: Final = LaunchedWorld(0, 1)
 
 
 def joined_world() -> Group | None:
-    """Return the world that the last graph with collectives took or joined.
+    """Return the world that the last graph with collectives used or joined.
 
     Return None if no graph has done so, or if this world no longer exists.
     """
@@ -64,7 +64,7 @@ def settle_world(graph: Graph) -> None:
     """Replace each LaunchedWorld in the collectives of a graph by the world.
 
     If there is one, this joins the world. CompileError if the world has another size than the
-    launcher has given, or this rank another number.
+    launcher has given, or this process has another rank.
     """
     global _last_joined
     nodes = [node for node in all_nodes(graph) if is_launched(node.attrs.get("group"))]
@@ -120,8 +120,8 @@ def with_group(call: str, attrs: Mapping[str, Any], group: Ranks | None) -> dict
 def is_equal_on_all_ranks(inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
     """Return True if the result of a collective is equal on all ranks of the world.
 
-    The caller has checked that it is equal on all ranks of the group. This holds for the world too
-    if the group is the world, or if the inputs are equal on all ranks.
+    The caller has checked that the result is equal on all ranks of its group. It is equal on all
+    ranks of the world if the group is the world. So it is if the inputs are equal on all ranks.
     """
     group = attrs.get("group")
     of_world = group is None or is_launched(group) or group is joined_world()

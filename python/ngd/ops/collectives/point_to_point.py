@@ -50,10 +50,9 @@ class Send(Collective):
     ValueError
         `to` is not another rank of the group.
 
-    Notes
-    -----
-    The adjoint receives from `to` the array that the adjoint of its recv sends, with the same tag.
-    So the gradient of a loss that contains the token continues on the other rank; see ops.recv.
+    Notes ----- The adjoint of a send is a receive from the rank `to`, with the same tag. The
+    adjoint of the recv on that rank sends the array. So the gradient of a loss that contains the
+    token continues on the other rank; see ops.recv.
 
     Examples
     --------

@@ -4,8 +4,8 @@
 Each collective takes `group=`, an ngd.Group. Without it all_reduce, broadcast, reduce, send and
 recv run over the group of the executable (ngd.compile's group=, by default the world). All other
 collectives need the number of ranks for the shape of their result, so they run over the world. If
-it is not joined when the graph is built, they take the launcher's numbers, and ngd.compile joins
-the world.
+it is not joined when the graph is built, they take the launcher's rank and size, and ngd.compile
+joins the world.
 
 A rank that gets no result has zeros instead, as all ranks except the root of `reduce`. So each
 collective is a linear map of all ranks' operands to all ranks' results. Its gradient is the
@@ -58,7 +58,7 @@ __all__ = ["all_reduce", "broadcast", "own_rank", "reduce"]
 SUM: Final = "sum"
 MEAN: Final = "mean"
 COMBINED: Final = ("sum", "min", "max", "prod")
-"""The reductions that may be computed in parts.
+"""The reductions that are associative, so that they may be computed in parts.
 
 For them, the reduction of the results of the parts is the reduction of all elements. This does not
 hold for the mean.
@@ -92,7 +92,7 @@ class Collective(Op):
         return {k: v for k, v in attrs.items() if k != "group"}
 
     def offset_in_result(self, x: Type, **attrs: Any) -> int | None:
-        """Return the index of the first element of the result at which the operand may be stored.
+        """Return the position in the result where the operand may be stored, in elements, or None.
 
         Memory of this rank's operand and of the result can then be shared. None means that it
         cannot.
@@ -100,7 +100,7 @@ class Collective(Op):
         return None
 
     def offset_in_operand(self, x: Type, **attrs: Any) -> int | None:
-        """Return the index of the first element of the operand at which the result may be stored.
+        """Return the position in the operand where the result may be stored, in elements, or None.
 
         Memory of the operand and of this rank's result can then be shared. None means that it
         cannot.
@@ -203,7 +203,7 @@ class AllReduce(Collective):
     def _rounded(
         self, x: Node, weight: Value | None, compression: str, attrs: Mapping[str, Any]
     ) -> Node:
-        """Return the reduction of x as float32, computed on x rounded to bfloat16.
+        """Round x to bfloat16, reduce it over the ranks, and return the result as float32.
 
         The ranks then send half of the bytes.
         """
@@ -225,10 +225,10 @@ class AllReduce(Collective):
     def _weighted_mean(self, x: Node, weight: Node, attrs: Mapping[str, Any]) -> Node:
         """Return the mean of x over all ranks, with one weight per rank.
 
-        The mean depends only on the ratios of the weights. So they are divided by a unit, a power
-        of two that is equal on all ranks. This changes no bit of their significands. In this unit
-        the sum of the weights is in [1/4, 1/2). So no weight overflows the dtype, and neither does
-        a sum of weighted x.
+        The mean depends only on the ratios of the weights. So each rank divides its weight by the
+        same power of two, which is computed from the weights of all ranks. The sum of the scaled
+        weights is then in [1/4, 1/2), so that no scaled weight and no sum of weighted x
+        overflows. The division is exact.
         """
         if weight.shape or not is_float(x.dtype):
             error = ShapeError if weight.shape else DTypeError
@@ -289,7 +289,7 @@ def power_of_two(x: Node) -> Node:
 
 
 def reductions_to_test() -> list[tuple[dict[str, Any], DType | None]]:
-    """Return pairs of the attribute `reduce_op`, in a dict, and a dtype, for test samples.
+    """Return pairs ({"reduce_op": name}, dtype) for test samples.
 
     The dtype is None for a reduction that accepts all dtypes of numbers.
     """

@@ -60,10 +60,10 @@ class Control(Op):
         return op
 
     def first_shared_positions(self, node: Node) -> tuple[int, int]:
-        """Return the first operand and the first body input from which both correspond one to one.
+        """Return positions (i, j): operand i + n is body input j + n, for n = 0, 1, 2, ...
 
-        These are two positions. The later operands are passed unchanged to the later inputs of the
-        body.
+        The op passes these operands unchanged to the body in each iteration. Earlier operands and
+        body inputs do not correspond in this way.
         """
         raise NotImplementedError(self.name)
 
@@ -119,8 +119,8 @@ def with_constants(body: Graph, constants: Mapping[int, Node]) -> Body:
     """Return a body in which some inputs are replaced by constants.
 
     `constants` has the constant for the position of an input. Each input gets its own constant
-    node. Two constants may be equal on one rank only. If they shared a node, ops that read them,
-    such as collectives, would be merged on this rank only.
+    node. Two constants may be equal on one rank only. If equal constants shared a node, equal
+    collectives that read them would be merged, but only on this rank.
     """
     constant_nodes = {
         body.inputs[i]: Node(CONSTANT, (), constant.attrs, constant.type)
@@ -159,9 +159,10 @@ def close_over(
     """Make the outputs of a body from nodes that may also depend on nodes outside of the body.
 
     The body computes the nodes that depend on the inputs. It also computes nodes that are newer
-    than the node number `since`, except those that are known before the step runs. All other nodes
-    that it reads are captured: a new body input replaces each of them. Return the outputs, which
-    depend on body inputs only, and pairs of a captured node and its body input.
+    than the node number `since`, except those that are known before the step runs (such as
+    placeholders). All other nodes that it reads are captured: a new body input replaces each of
+    them. Return the outputs, which depend on body inputs only, and pairs of a captured node and its
+    body input.
     """
     order = topological(outputs)
     computed = nodes_computed_inside(order, inputs, since)
@@ -173,7 +174,7 @@ def close_over(
 def nodes_computed_inside(
     order: Sequence[Node], inputs: Sequence[Node], since: int | None
 ) -> set[Node]:
-    """Return the inputs of a body and the nodes that the body computes; see `close_over`."""
+    """Return the set of a body's inputs and the nodes that the body computes (`close_over`)."""
     computed = set(inputs)
     for node in order:
         is_newer = since is not None and node.id > since
@@ -220,7 +221,7 @@ def read_captured(
     computed: set[Node],
     captured: Mapping[Node, Node],
 ) -> tuple[Node, ...]:
-    """Return the outputs of a body in which body inputs replace the captured nodes."""
+    """Return outputs in which the values of `captured` (body inputs) replace its keys."""
 
     def change(node: Node, operands: tuple[Node, ...]) -> Node | tuple[Node, ...]:
         if node in computed:

@@ -58,9 +58,9 @@ def heavy_ends(outputs: Sequence[Node], inputs: Sequence[Node]) -> list[Node]:
     on shapes, which may differ between ranks: a value that is not stored is computed again,
     including its collectives.
 
-    A body with a user-defined gradient stores nothing, so the list is empty. The rule of this
-    gradient refers to nodes of the body, and a second gradient needs the nodes that they are
-    computed from.
+    The list is empty if the body has a user-defined gradient, so nothing is stored. The rule of
+    that gradient may read any node of the body. A second gradient differentiates these nodes, so
+    it needs them as computed nodes and not as stored values.
     """
     order = topological(outputs)
     if has_rule(order):
@@ -104,9 +104,9 @@ def has_rule(nodes: Iterable[Node]) -> bool:
 def products_of(adjoint: Node) -> list[Node]:
     """Return the matrix products AᵀB whose sum is an adjoint.
 
-    The list is empty if the adjoint is not such a sum. It is also empty if an inner loop has
-    stacked a factor. A user nests loops to store less than all iterations of both, and such a
-    product has many rows already.
+    The list is empty if the adjoint is not such a sum. It is also empty if A or B is the stacked
+    result of an inner loop: this product has many rows already, and stacking it again would store
+    all iterations of both loops. A user nests loops to avoid this.
     """
     if adjoint.op is add:
         parts = [products_of(x) if x.type == adjoint.type else [] for x in adjoint.inputs]
@@ -132,7 +132,7 @@ def before_reshapes(node: Node) -> Node:
 
 
 def replace_nodes(outputs: Sequence[Node], replacements: Mapping[Node, Node]) -> list[Node]:
-    """Return new outputs, computed from `replacements` instead of the nodes that are its keys."""
+    """Return new outputs, in which values of `replacements` replace its keys."""
 
     def change(node: Node, operands: tuple[Node, ...]) -> Node | tuple[Node, ...]:
         rebuilt = node.with_inputs(operands)

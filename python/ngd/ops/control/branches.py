@@ -67,9 +67,9 @@ class Cond(Control):
         return 1, 0
 
     def scratch_bytes(self, **attrs: Any) -> int:
-        """Return the size in bytes of a buffer for each result of a branch, together.
+        """Return the total size in bytes of spare buffers, one per result of a branch.
 
-        A branch writes a result to this buffer if the step does not read the result.
+        A branch writes a result to its spare buffer if the step does not read the result.
         """
         return sum(align_up(node.type.bytes) for node in attrs["on_true"].graph.outputs)
 
@@ -138,8 +138,8 @@ def choose(
 ) -> tuple[Node, ...]:
     """Return the results of a new `cond` between two branches.
 
-    `pairs` are an operand and its body input each. `branches` has the outputs of the branch for
-    True, then those for False. `since` is that of `close_over`, which finds further operands.
+    Each of `pairs` is an operand and its body input. `branches` has the outputs of the branch for
+    True, then those for False. `close_over` gets `since` and finds further operands.
     """
     outputs, captured = close_over([*branches[0], *branches[1]], [p for _, p in pairs], since)
     pairs = [*pairs, *captured]

@@ -79,7 +79,8 @@ def while_loop(
     """Repeat a function while a condition is true, as jax.lax.while_loop.
 
     The number of iterations has a bound, so that the loop has a gradient. All max_iterations
-    iterations run. After the condition is false, they compute only the condition.
+    iterations run. Once the condition is false, the remaining iterations compute only the
+    condition.
 
     Parameters
     ----------
@@ -206,7 +207,7 @@ def _choose_function(
 ) -> Any:
     """Return the result of functions[index - first].
 
-    A `cond` chooses between the halves of the list, in which further ones choose.
+    A `cond` chooses between the halves of the list, and further conds choose in each half.
     """
     if len(functions) == 1:
         return functions[0](*operands)

@@ -117,7 +117,7 @@ class Scan(Control):
     def scratch_bytes(self, **attrs: Any) -> int:
         """Return the size in bytes of the buffers that an iteration needs, together.
 
-        These are two buffers per carried value, and one per stacked result, of the size of a slice.
+        Each carried value has two buffers, and each stacked result one, of the size of a slice.
         """
         sizes = [align_up(node.type.bytes) for node in attrs["body"].graph.outputs]
         return sum(sizes) + sum(sizes[: attrs["carries"]])
@@ -174,8 +174,8 @@ class Scan(Control):
 
         That loop computes each iteration again from the carry histories and the stored results of
         heavy ops. It carries the adjoints of carried values, and sums the adjoints of fixed values.
-        It stacks the adjoints of slices. If the iterations only multiply by a fixed matrix, the
-        gradient of this matrix is one matrix product after the loop.
+        It stacks the adjoints of slices. If the body uses a fixed matrix only in matrix products,
+        the gradient of this matrix is one matrix product after the loop.
         """
         return ScanGradient(node, dy, wanted).operand_adjoints()
 
@@ -243,9 +243,9 @@ class ScanGradient:
     """The gradient of a scan, a loop in the other direction: `self.loop`.
 
     The body of this loop first computes an iteration of the scan again, from the carried values at
-    the start of the iteration. The results of heavy ops are read instead, because the scan has
-    stored them. Then it computes the adjoints of the iteration, and carries those of the carried
-    values.
+    the start of the iteration. The results of heavy ops are not computed again: the loop reads the
+    results that the scan has stored. Then it computes the adjoints of the iteration, and carries
+    those of the carried values.
     """
 
     def __init__(self, node: Node, adjoints: Sequence[Node | None], wanted: Sequence[bool]) -> None:
@@ -257,9 +257,10 @@ class ScanGradient:
         """The inputs of the scan's body whose adjoints are computed, as the keys of a dict."""
         self.loop = ScanBuilder(attrs["length"], not attrs["reverse"])
         self.carry_adjoints = self.carry(adjoints[:count])
-        """The adjoint of each carried value at the end of an iteration, None if it is not active.
+        """The adjoint of each carried value at the end of an iteration of the scan, or None.
 
-        Each one is a carried input of the gradient's body.
+        Each adjoint is a carried input of the gradient's body. It is None for a value that is not
+        active.
         """
         self.output_adjoints = self.read_output_adjoints(
             body.outputs, adjoints[count : len(body.outputs)]
@@ -269,17 +270,17 @@ class ScanGradient:
             None if adjoint is None else self.loop.slice(adjoint)
             for adjoint in adjoints[len(body.outputs) :]
         ]
-        """The adjoint of each carried value at the start of the iteration, by the carry history.
+        """For each carried value, the adjoint of its entry in the carry history, or None.
 
-        It is a slice of the adjoint of the history, or None if the loss does not depend on the
-        history.
+        The history is the stack of the carried values at the start of each iteration. The entry
+        is None if the loss does not depend on the history.
         """
         self.read_operands(node.results[len(node.results) - count :])
         self.stored = self.read_stored(body, node.results[count:])
         """The stored result of each heavy op whose result is an output of the scan's body.
 
-        The keys are the outputs, the values the inputs of the gradient's body that hold the
-        results.
+        The keys are these outputs. The values are the inputs of the gradient's body that hold
+        the stored results.
         """
 
     def carry(self, adjoints: Sequence[Node | None]) -> list[Node | None]:
@@ -299,8 +300,8 @@ class ScanGradient:
     ) -> dict[Node, Node]:
         """Return the adjoint of each output of the scan's body, as inputs of the gradient's body.
 
-        The adjoint of a next carried value is carried. That of a stacked result is a slice of the
-        adjoint of the stack. `adjoints` has the adjoints of the stacks.
+        The adjoint of a next carried value is carried. The adjoint of a stacked result is a slice
+        of the adjoint of the stack. `adjoints` has the adjoints of the stacks.
         """
         slices = [None if adjoint is None else self.loop.slice(adjoint) for adjoint in adjoints]
         sums: dict[Node, Node] = {}
@@ -312,8 +313,8 @@ class ScanGradient:
     def read_operands(self, histories: Sequence[Node]) -> None:
         """Make the inputs of the scan's body inputs of the gradient's body.
 
-        Carried values become slices of the carry histories. Slices and fixed values stay what they
-        are.
+        Carried values become slices of the carry histories. Slices stay
+        slices, and fixed values stay fixed.
         """
         operands, inputs = self.operands, self.body_inputs
         self.loop.slices += zip(histories, inputs.carries, strict=True)
@@ -321,7 +322,7 @@ class ScanGradient:
         self.loop.fixed += zip(operands.fixed, inputs.fixed, strict=True)
 
     def read_stored(self, body: Graph, stacks: Sequence[Node]) -> dict[Node, Node]:
-        """Return the value of `self.stored`. `stacks` are the stacked results of the scan."""
+        """Return a dict from each stored heavy result to the body input that reads its stack."""
         ends = set(heavy_ends(body.outputs, body.inputs))
         stacked = body.outputs[len(self.body_inputs.carries) :]
         return {
@@ -360,7 +361,8 @@ class ScanGradient:
     def set_next_carries(self, adjoints: Mapping[Node, Node]) -> None:
         """Set the next values of the carried adjoints: those at the start of the scan's iteration.
 
-        The preceding iteration of the scan ends with these values.
+        The preceding iteration of the scan ends with these carried values, so its adjoints start
+        from them.
         """
         for value, after, start in zip(
             self.body_inputs.carries, self.carry_adjoints, self.start_adjoints, strict=True
@@ -371,7 +373,7 @@ class ScanGradient:
     def sum_in_loop(
         self, adjoints: Mapping[Node, Node], products: Mapping[Node, Any]
     ) -> list[Node]:
-        """Sum adjoints of fixed values in carried values of the loop; return the fixed values.
+        """Sum the adjoints of fixed values in the loop; return the summed fixed values.
 
         Fixed values in `products` are left out: `over_iterations` computes their adjoints after the
         loop.
@@ -385,8 +387,8 @@ class ScanGradient:
     def run(self, values: Sequence[Node]) -> tuple[Sequence[Node], dict[Node, Node]]:
         """Build the loop. Return its last carried values, and the stack of each node in `values`.
 
-        The nodes are computed in the body. A node that is itself a slice of a tensor has this
-        tensor as its stack.
+        The body computes these nodes, and the loop stacks them. A node that is a slice of a tensor
+        is not stacked again: its stack is the tensor.
         """
         stacks = {part: tensor for tensor, part in self.loop.slices}
         stacks |= {output: stacks[part] for output, part in self.stored.items()}
@@ -398,7 +400,7 @@ class ScanGradient:
         return results[:count], stacks | dict(zip(stacked, results[count:], strict=False))
 
     def over_iterations(self, product: Node, stacks: Mapping[Node, Node]) -> Node:
-        """Return the sum of a matrix product over all iterations: one product of stacked rows."""
+        """Return the sum of AᵀB over all iterations: one product of the rows of all A and B."""
         with at_site(product.site), keep_float32(product.keeps_float32):
             rows = [
                 reshape(stacks[before_reshapes(x)], (self.loop.length * x.shape[0], x.shape[1]))

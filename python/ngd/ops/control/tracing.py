@@ -34,7 +34,7 @@ MAX_ITERATIONS: Final = 2**63 // STRIDE
 
 
 class Loop(Protocol):
-    """The methods of a loop whose body is being traced (ScanBuilder) that this module needs."""
+    """A protocol for the loop whose body is being traced; ScanBuilder implements it."""
 
     length: int
 
@@ -72,7 +72,8 @@ def iterations() -> int:
 
     This is the product of the lengths of all ops.scan loops whose bodies are being traced, and 1
     outside of loops. A program that numbers its random draws itself, by offsets in steps of 2^40,
-    reserves this many numbers for one draw: `ops.scan` adds t * 2^40 to the offset in iteration t.
+    reserves this many successive offsets (multiples of 2^40) for one draw: `ops.scan` adds t * 2^40
+    to the offset in iteration t.
 
     Returns
     -------
@@ -93,7 +94,8 @@ def per_iteration(seed: Node) -> Node:
     """Return a seed tensor that differs in each iteration of the loops that are being traced.
 
     If the seed depends on a carried value or a slice of a loop, the caller has chosen it per
-    iteration of this loop. Then only the iteration numbers of the loops inside this loop are added.
+    iteration of this loop. In this case only the iteration numbers of loops inside this loop are
+    added.
     """
     enclosing = loops()
     if not enclosing:
