@@ -88,7 +88,9 @@ class Suite:
         arguments = {"scenario": scenario, "folder": folder, "victim": victim, "number": number}
         arguments["where"] = where
         ranks = scenario["ranks"]
-        with harness.Job(training.train_and_compare, ranks, arguments=arguments, env=ENVIRONMENT) as job:
+        with harness.Job(
+            training.train_and_compare, ranks, arguments=arguments, env=ENVIRONMENT
+        ) as job:
             for rank in range(ranks):
                 job.wait_for(rank, "begun", DEADLINE)
             begin = time.monotonic()
