@@ -55,7 +55,10 @@ def elements(tensor: Tensor, where: str) -> Array:
 
 
 def as_numbers(flat: Array) -> Array:
-    """Return a complex array as an array of pairs of real numbers; any other array as it is."""
+    """Return a flat complex array as a view of its real numbers; any other array as it is.
+
+    The view is flat too, and has twice as many elements: real part, imaginary part, and so on.
+    """
     return flat.view(flat.real.dtype) if flat.dtype.kind == "c" else flat
 
 

@@ -54,7 +54,10 @@ class CpuStorage:
 
     @property
     def is_frozen(self) -> bool:
-        """True if the value is in memory of the host that no rank writes to."""
+        """True if the ranks of this host share one copy of the value, which they only read.
+
+        A write first moves the value to memory of this rank.
+        """
         return self._sharing is None and self.buffer.is_common
 
     @property

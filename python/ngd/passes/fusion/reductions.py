@@ -164,7 +164,7 @@ class ReducingKernel(NamedTuple):
 
     @property
     def fused_ops(self) -> tuple[tuple[str, str], ...]:
-        """The ops that the kernel with the reductions computes."""
+        """The ops that the kernel with the reductions computes: the name and call site of each."""
         return sum((node.op.fused_ops(node) for node in self.members), ())
 
     @property
