@@ -105,7 +105,7 @@ def siblings(n: int) -> dict[str, Any]:
 
 
 def parts(n: int) -> dict[str, Any]:
-    """Return ops with several results, of which some are not read, and the gradients."""
+    """Return ops with several results, some of them not read, and the gradients."""
     x = y = ngd.placeholder("x", (4,))
     for _ in range(n):
         a, b, _ = ops.split(ops.top_k(y, 4)[0], [1, 3])

@@ -493,7 +493,7 @@ def test_an_address_of_another_host_warns() -> None:
 
 
 def train_and_read_page() -> str | None:
-    """Take 4 steps with a trainer. Each has 5 examples, of which a rank has 2 or 3."""
+    """Take 4 steps with a trainer. Each has 5 examples; a rank has 2 or 3 of them."""
     from ngd import data, train
 
     world = ngd.init()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of random draws in loops: every iteration has its own draws, also in the backward pass."""
+"""Tests of random draws in loops: each iteration has its own draws, even in the backward pass."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_one_draw_per_iteration_equals_the_unrolled_loop() -> None:
 
 
 def body_of(drop: Callable[[Node], Node], w: Node) -> Callable[[Node, Node], tuple[Node, Node]]:
-    """Return a loop body with two draws, of which one is an operand of a matmul."""
+    """Return a loop body with two draws. One of them is an operand of a matmul."""
 
     def body(c: Node, part: Node) -> tuple[Node, Node]:
         c = ops.tanh(drop(c) @ w + part)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of common mistakes: which are accepted, and what the error messages advise."""
+"""Tests of common mistakes: some are accepted, the others raise an error with advice."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def is_in(path: Path, parts: tuple[str, ...]) -> bool:
 
 
 def imports_of(path: Path, tree: ast.AST) -> list[tuple[str, ...]]:
-    """Return the dotted names that a file imports, also in functions and for type checkers."""
+    """Return the dotted names that a file imports, even in functions and for type checkers."""
     names: list[tuple[str, ...]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

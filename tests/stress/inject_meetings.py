@@ -37,7 +37,7 @@ def taken_name(rank: int) -> list[Step]:
 
 
 def without_rank_0(rank: int) -> list[Step]:
-    """There is no rank 0, so rank 1 checks who holds its names. Another rank 0 waits alone."""
+    """Rank 0 does not exist, so rank 1 checks which process holds its names. Another rank 0 waits alone."""
 
     def wait_alone() -> None:
         key = f"{os.environ['NGD_JOB']}-deserted-{rank}"

@@ -33,7 +33,7 @@ class Case:
     group: ngd.Group | None = None
     """A group that must work, or be closed, as the world is."""
     state: Callable[[], str] = lambda: "nothing"
-    """A function that returns the state of what the call changes.
+    """A function that returns the state that the call changes.
 
     It returns "before", "after" or "poisoned", or "nothing" if there is no such state.
     """

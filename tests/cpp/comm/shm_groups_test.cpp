@@ -185,7 +185,7 @@ TEST_P(GroupsTest, OverlapInTime) {
   }));
 }
 
-// A hundred groups, of which few are open at a time, need less memory than their sum. Memory that
+// A hundred groups, only a few open at a time, need less memory than their sum. Memory that
 // the world allocated is shared memory of its groups too.
 TEST_P(GroupsTest, LeaveNothingAfterManySplits) {
   expect_success(run_ranks(GetParam(), [](Communicator& world) {

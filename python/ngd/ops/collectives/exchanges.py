@@ -405,7 +405,7 @@ class AllToAllV(Collective):
     send_counts : sequence of int
         The number of rows for each rank.
     receive_counts : sequence of int
-        The number of rows from each rank: number r is what rank r has in its send_counts for this
+        The number of rows from each rank: number r is the entry of rank r's send_counts for this
         rank.
     group : Group, optional
         The ranks. The default is the world.

@@ -213,7 +213,7 @@ Changes = dict[tuple[str, str], Any]
 
 OWN_ASSIGNMENT: Final = r"The tensor attributes? (self\.\S*_flat_weights\[\d+\](, )?)+ w"
 """A pattern of a warning of torch.export that is ignored. The warning reports assigned tensor
-attributes: nn.RNN, nn.GRU and nn.LSTM keep their parameters also in a list, `_flat_weights`."""
+attributes: nn.RNN, nn.GRU and nn.LSTM keep their parameters in a list too, `_flat_weights`."""
 
 
 def _export(
