@@ -37,7 +37,7 @@ def taken_name(rank: int) -> list[Step]:
 
 
 def without_rank_0(rank: int) -> list[Step]:
-    """Rank 0 does not exist, so rank 1 checks which process holds its names. Another rank 0 waits alone."""
+    """Each rank joins a job of its own: rank 1 waits without a rank 0, and rank 0 waits alone."""
 
     def wait_alone() -> None:
         key = f"{os.environ['NGD_JOB']}-deserted-{rank}"
