@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Horovod's API on ngd's collectives. A script for Horovod runs after one changed line.
+"""Horovod's API on ngd's collectives. To run a script for Horovod, change its import line.
 
     import ngd.horovod.torch as hvd   # was: import horovod.torch as hvd
 

@@ -47,7 +47,10 @@ class Adapter:
         return row.start(*operands, *args, **kwargs).then(self._from_arrays)
 
     def start_in_place(self, call: str, tensors: Any, *args: Any, **kwargs: Any) -> Handle:
-        """Start a collective that writes its results into the given tensor, or list of tensors."""
+        """Start a collective that overwrites the given tensor, or each tensor of a list, in place.
+
+        `call` is allreduce, grouped_allreduce or broadcast: the result has the operand's shape.
+        """
         row = COLLECTIVES[call]
         if row.takes_list:
             pairs = [self._to_array_and_memory(tensor, call) for tensor in tensors]
@@ -67,9 +70,9 @@ class Adapter:
         return operand(self.to_readable(tensor), f"hvd.{call}")
 
     def _to_array_and_memory(self, tensor: Any, call: str) -> tuple[Array, Array]:
-        """Return the operand, as `_to_array` does, and the memory of the tensor for the result.
+        """Return two arrays that share the tensor's memory: the operand and the destination.
 
-        Raise if the tensor is not contiguous.
+        Raise ShapeError if the tensor is not contiguous or not writable.
         """
         source = self._to_array(tensor, call)
         memory = check_out(self.to_readable(tensor), source.dtype, source.shape, f"hvd.{call}")

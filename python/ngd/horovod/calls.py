@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Horovod's collectives on NumPy arrays. The modules of the frameworks call them by `Adapter`.
+"""Horovod's collectives on NumPy arrays. `adapter.Adapter` runs them on a framework's tensors.
 
 In Horovod, a coordinator matches the collectives of the ranks by their names. In ngd, all ranks
 call the same collectives in the same order. Before each collective on the world, the ranks
-all-gather an announcement: each rank sends a row of numbers that describes its call. The
+all-gather an announcement: each rank sends a row of numbers that describes its call (see KIND). The
 announcements have two uses:
 
 - A rank that has joined (`join`) learns which collective the other ranks call, and takes part.
@@ -46,9 +46,10 @@ SEPARATE_SIZE: Final = 1 << 16
 """`grouped_allreduce` reduces an array with at least this number of elements separately."""
 
 JOIN, ALL_REDUCE, OTHER, BARRIER = range(4)
-"""The kinds of calls, for the column KIND of an announcement."""
+"""The kinds of calls, for column KIND. A rank in `join` cannot take part in calls of kind OTHER."""
 KIND, CALLS, OP, DTYPE, SIZE, NAME, SHAPE, FACTORS, COLUMNS = range(9)
-"""The columns of an announcement, and the number of columns."""
+"""The columns of an announcement: kind of call, number of calls so far, op, index of the dtype in
+ALL, number of elements, CRC-32 of name, of shape and of factors. COLUMNS is their number."""
 
 
 class Handle:
@@ -97,7 +98,7 @@ class Handle:
     def complete(self) -> None:
         """Wait for the collective and store its result or its error.
 
-        Raise BusyError and stay pending if another thread is in a call of the group.
+        If another thread is using the collective's group, raise BusyError and stay pending.
         """
         try:
             with as_horovod():
@@ -114,7 +115,7 @@ class Handle:
 
 @contextmanager
 def as_horovod() -> Iterator[None]:
-    """Convert a CollectiveError that the `with` block raises to a HorovodInternalError."""
+    """Return a context that raises a CollectiveError of its block as a HorovodInternalError."""
     try:
         yield
     except CollectiveError as error:
@@ -130,9 +131,9 @@ def announce(
     site: str,
     factors: tuple[float, float] = (1.0, 1.0),
 ) -> Any:
-    """Start the all-gather that announces a call to the world; return its Work.
+    """Start the all-gather that announces a call to all ranks of the world; return its Work.
 
-    Return None for any other process set, because only the world has `join`, and for a single rank.
+    Send nothing and return None if `ranks` has one rank, or is not the world (only it has `join`).
     """
     if ranks is not global_process_set or ranks.size() == 1:
         return None
@@ -152,7 +153,7 @@ def announce(
 
 
 def expect_one_call(announcement: Work | None, call: str, name: str | None, shape: Shape) -> None:
-    """Raise on all ranks if the ranks that have not joined differ in name, shape, op or factors."""
+    """Raise HorovodInternalError if the announced names, shapes, ops or scale factors differ."""
     if announcement is None:
         return
     rows = announcement.wait()
@@ -223,10 +224,10 @@ def all_reduce_many(
     *factors_and_set: Any,
     **keywords: Any,
 ) -> Handle:
-    """Start to reduce a list of arrays, and return one handle.
+    """Start to reduce each `sources[i]` over the ranks into `outs[i]`, and return one handle.
 
-    An array may be its own destination. Arrays of less than `SMALL` elements are concatenated per
-    dtype, and each dtype has one all-reduce. The other arguments are those of `all_reduce`.
+    `outs[i]` may be `sources[i]`. Arrays with less than SEPARATE_SIZE elements share one all-reduce
+    per dtype, except with Adasum. The other arguments are those of `all_reduce`.
     """
     op = op_of(op, average)
     rest = None, name, op, *factors_and_set
@@ -270,9 +271,9 @@ def group_of(ranks: ProcessSet, where: str) -> Group:
 
 
 def reduction_of(op: int, dtype: DType, size: int) -> tuple[str, int]:
-    """Return ngd's op for a reduction, and the divisor of its result.
+    """Return ngd's op for a reduction, and the integer by which the caller divides the result.
 
-    ngd has no mean of integers: it is a sum, divided by the number of ranks. Else, divide by 1.
+    ngd has no mean of integers, so their Average gives ("sum", `size`). Otherwise the integer is 1.
     """
     if op == Average and not is_float(dtype):
         return "sum", size
@@ -303,11 +304,11 @@ def adasum(
     site: str,
     factors: tuple[float, float],
 ) -> Handle:
-    """Start an Adasum reduction, which counts the common direction of two gradients only once.
+    """Start an Adasum reduction, which averages parallel gradients and adds orthogonal gradients.
 
-    For two gradients the result is `(1 - a.b / (2 a.a)) a + (1 - a.b / (2 b.b)) b`. More gradients
-    are combined in a binary tree, by pairs of neighbouring ranks. Every rank gathers all arrays and
-    computes the result in float64.
+    For gradients a and b the result is `(1 - a.b / (2 a.a)) a + (1 - a.b / (2 b.b)) b`. More than
+    two are combined in a binary tree, by pairs of neighbouring ranks. Every rank gathers all arrays
+    and computes the result in float64.
 
     S. Maleki et al. 2020, Scaling Distributed Training with Adaptive Summation (arXiv:2006.02924),
     equation 3.
@@ -366,9 +367,9 @@ def broadcast(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Start to send the array of one rank of the world to all ranks of the set.
+    """Start to write `source` of rank `root_rank` of the world to `out` of all ranks of the set.
 
-    The result is written to `out`, which may be the memory of `source`.
+    `out` may be the memory of `source`.
     """
     call, site, group = "broadcast", call_site(), group_of(process_set, "broadcast")
     root = process_set.root(root_rank, "hvd.broadcast")
@@ -455,12 +456,12 @@ def reduce_scatter(
 
 
 class Collective(NamedTuple):
-    """The entry of one collective in the table COLLECTIVES."""
+    """A row of the table COLLECTIVES: the function of a collective, and the form of its operand."""
 
     start: Callable[..., Handle]
     """The function that starts the collective on arrays. It takes Horovod's arguments in order."""
     fills: bool = False
-    """True if the result has the operand's shape. Then argument 2 of `start` is the destination."""
+    """True if the call is `start(source, out, ...)`. The result fills `out`, shaped as `source`."""
     takes_list: bool = False
     """True if the operand is a list of arrays."""
 
@@ -536,7 +537,7 @@ def join(device: int = -1) -> int:
 
 
 def answer_call(group: Group, row: Array, caller: int, site: str) -> None:
-    """Take part in the call that rank `caller` has announced, while this rank is in `join`."""
+    """Take part in an announced allreduce, with neutral elements, or barrier; raise for others."""
     if row[KIND] == BARRIER:
         group.barrier(site=site)
         return
@@ -553,7 +554,7 @@ def answer_call(group: Group, row: Array, caller: int, site: str) -> None:
 
 
 def neutral_element(op: int, dtype: DType) -> Any:
-    """Return the value that does not change the result of a reduction."""
+    """Return e such that e and any x reduce to x by `op`, such as 0 for Sum and 1 for Product."""
     if op == Product:
         return 1
     if op not in (Min, Max):

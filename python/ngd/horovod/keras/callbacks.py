@@ -14,13 +14,16 @@ from ..world import ProcessSet, global_process_set, rank, size
 from .training import broadcast_variables
 
 SEEDS = "seed_generator_state"
-"""The name that Keras gives to the seed variable of a random layer."""
+"""The name of Keras's seed variables, one per random layer. Seeds are not copied between ranks."""
 
 
 def sync_jax_state(model: Any) -> None:
-    """Copy the state of the running epoch into the model's variables, on Keras's JAX backend.
+    """Copy the present values of the training into the model's variables, on Keras's JAX backend.
 
-    The next steps of the epoch start from the variables. Other backends need no copy.
+    During an epoch, this backend keeps weights, optimizer state and metrics in arrays outside of
+    the variables. After the copy, a callback can read and change the variables, and the next step
+    starts from the variables. On the other backends, do nothing: the variables have the present
+    values.
     """
     sync = getattr(model, "jax_state_sync", None)
     if sync is not None:
@@ -75,7 +78,11 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             self.send()
 
     def send(self) -> None:
-        """Broadcast the variables of the model and of its optimizer."""
+        """Overwrite the variables of model and optimizer on all ranks by those of `root_rank`.
+
+        If the optimizer has no variables yet, they are created first. Seeds of random layers and
+        the excluded variables keep their values.
+        """
         model, self.done = self.model, True
         sync_jax_state(model)
         if not self.process_set.included():
@@ -184,9 +191,10 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         return int(steps)
 
     def set_rate(self, epoch: float) -> None:
-        """Set the learning rate for `epoch`, which may be fractional.
+        """Set the learning rate to `initial_lr * multiplier(epoch)`; `epoch` may be fractional.
 
-        Do nothing before `start_epoch`, and from `end_epoch` on.
+        If `epoch` is less than `start_epoch`, or at least `end_epoch`, leave the learning rate
+        unchanged.
         """
         sync_jax_state(self.model)
         if epoch >= self.start_epoch and (self.end_epoch is None or epoch < self.end_epoch):
@@ -199,7 +207,9 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """A callback that raises the learning rate linearly from `initial_lr / size()` to `initial_lr`.
+    """A callback that raises the learning rate linearly to `initial_lr` in the first epochs.
+
+    The first batch gets about `initial_lr` divided by the number of ranks.
 
     P. Goyal et al. 2017, Accurate, Large Minibatch SGD (arXiv:1706.02677), section 2.2.
 
@@ -208,7 +218,8 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     Parameters
     ----------
     initial_lr : float
-        The learning rate after the warmup, usually that of one process times `hvd.size()`.
+        The learning rate after the warmup. Usually it is `hvd.size()` times the learning rate that
+        suits a training with one process.
     warmup_epochs : int
         The number of epochs of the warmup.
     momentum_correction : bool

@@ -139,7 +139,12 @@ def broadcast_variables(
 def make_reducer(
     options: dict[str, Any], wire_dtype: str | None
 ) -> Callable[[list[Any]], list[Any]]:
-    """Return the function that reduces gradients on the current backend of Keras."""
+    """Return a function that takes a list of gradients and returns their reductions over the ranks.
+
+    `options` are keyword arguments of `grouped_allreduce`: op, scale factors and process set. If
+    `wire_dtype` is not None, gradients are cast to it, reduced, and cast back. Raise
+    NotImplementedError if Keras runs on a backend other than TensorFlow, PyTorch and JAX.
+    """
     backend = keras.backend.backend()
     if backend not in BACKENDS:
         raise NotImplementedError(
@@ -156,21 +161,24 @@ def make_reducer(
 
 
 def reduce_by_tensorflow(gradients: list[Any], options: dict[str, Any]) -> list[Any]:
-    """Reduce TensorFlow's gradients in one call, in eager mode or in a tf.function."""
+    """Reduce TensorFlow's gradients by one `grouped_allreduce`, in eager mode or a tf.function."""
     from ..tensorflow.operations import grouped_allreduce
 
     return grouped_allreduce(gradients, **options)
 
 
 def reduce_by_torch(gradients: list[Any], options: dict[str, Any]) -> list[Any]:
-    """Reduce PyTorch's gradients, detached from its autograd graph."""
+    """Reduce PyTorch's gradients by one `grouped_allreduce`, which autograd does not record."""
     from ..torch.operations import grouped_allreduce
 
     return grouped_allreduce([gradient.detach() for gradient in gradients], **options)
 
 
 def reduce_by_jax(gradients: list[Any], options: dict[str, Any]) -> list[Any]:
-    """Reduce JAX's gradients in an ordered callback to Python, which also works in jax.jit."""
+    """Reduce JAX's gradients by one `grouped_allreduce` in `io_callback(..., ordered=True)`.
+
+    The callback to Python lets the reduction run in `jax.jit` too.
+    """
     import jax
     from jax.experimental import io_callback
 
@@ -211,23 +219,26 @@ def DistributedOptimizer(
     Parameters
     ----------
     optimizer : keras.optimizers.Optimizer
-        An optimizer without variables. Its options are copied; it has no state yet.
+        An optimizer that has not been used, so it has no state to copy. Its options are copied.
     name : str, optional
         The name of the new optimizer; by default that of `optimizer`.
     compression : Compression
         The dtype in which gradients are sent: `Compression.none`, `.fp16` or `.bf16`.
     gradient_predivide_factor : float
-        A divisor of the gradients before the sum. The result is multiplied by it. It needs
-        `op=Average`.
+        The gradients are divided by this number before they are averaged, and the average is
+        multiplied by this number. A number other than 1 (the default) needs `op=Average`.
     op : int
         Average, Sum or Adasum.
     backward_passes_per_step : int
         It must be 1. To accumulate gradients, use `gradient_accumulation_steps` of Keras.
     process_set : ProcessSet
         The ranks; by default the world.
-    device_dense, device_sparse, sparse_as_dense, average_aggregated_gradients, num_groups, groups
-        Ignored, and `scale_local_gradients` too. Gradients are dense, on the CPU, and are reduced
-        in one call.
+    device_dense, device_sparse, sparse_as_dense
+        Ignored: the gradients are dense tensors on the CPU.
+    num_groups, groups
+        Ignored: all gradients are reduced in one call.
+    average_aggregated_gradients, scale_local_gradients
+        Ignored.
     """
     expect_fresh(optimizer, gradient_predivide_factor, op, backward_passes_per_step)
     options = {
@@ -248,7 +259,11 @@ def DistributedOptimizer(
 
 
 def expect_fresh(optimizer: Any, predivide: float, op: int, passes: int) -> None:
-    """Raise if the optimizer, or one of the options, is not supported."""
+    """Raise an error if DistributedOptimizer does not support the optimizer or an option.
+
+    `optimizer` must be a Keras optimizer without variables, and `passes` must be 1. `predivide` may
+    differ from 1 only if `op` is Average.
+    """
     where = "hvd.DistributedOptimizer"
     expect_average("DistributedOptimizer", predivide, op)
     if passes != 1:
@@ -269,7 +284,10 @@ def expect_fresh(optimizer: Any, predivide: float, op: int, passes: int) -> None
 
 
 def reduce_gradients(grads: Any, options: dict[str, Any], wire_dtype: str | None) -> list[Any]:
-    """Return the gradients, reduced over the ranks; None stays None."""
+    """Return the gradients, reduced over the ranks. A gradient that is None stays None.
+
+    The gradients are not reduced if the process set has one rank, or does not contain this rank.
+    """
     gradients, ranks = list(grads), options["process_set"]
     indices = [i for i, gradient in enumerate(gradients) if gradient is not None]
     if ranks.size() > 1 and ranks.included() and indices:
@@ -293,10 +311,11 @@ def distributed_class(optimizer_class: Any, options: dict[str, Any], wire_dtype:
             return super().apply(reduce_gradients(grads, options, wire_dtype), trainable_variables)
 
         def stateless_apply(self, state: Any, grads: Any, trainable_variables: Any) -> Any:
-            """Apply the gradients on JAX. `apply` reduces them, except for LossScaleOptimizer.
+            """Reduce the gradients over the ranks once, and apply them, on Keras's JAX backend.
 
-            LossScaleOptimizer looks for infinities in the gradients before it calls `apply`, so
-            this method reduces the gradients first.
+            The base method of most optimizers calls `apply` above, which reduces the gradients.
+            That of LossScaleOptimizer looks for infinities and then calls its inner optimizer, not
+            `apply`. So this method reduces the gradients first if the optimizer is one.
             """
             if isinstance(self, keras.optimizers.LossScaleOptimizer):
                 grads = reduce_gradients(grads, options, wire_dtype)
@@ -315,7 +334,10 @@ def load_model(
     compression: Any = Compression.none,
     legacy_opts: bool = False,
 ) -> Any:
-    """Load a Keras model, with an optimizer that reduces gradients over the ranks.
+    """Load a Keras model, and wrap its optimizer by `DistributedOptimizer`.
+
+    The optimizer keeps its options and its state. A model without an optimizer is returned as it
+    is.
 
     Corresponds to `horovod.keras.load_model`.
 
@@ -324,11 +346,11 @@ def load_model(
     filepath : path
         The file that `model.save` wrote.
     custom_optimizers : sequence of classes, optional
-        Optimizer classes that are not part of Keras.
+        Optimizer classes of the saved model that are not part of Keras.
     custom_objects : dict, optional
-        The argument of `keras.models.load_model`.
+        Other classes and functions of the saved model that are not part of Keras, by name.
     compression : Compression
-        The argument of `DistributedOptimizer`.
+        The dtype in which gradients are sent: `Compression.none`, `.fp16` or `.bf16`.
     legacy_opts : bool
         Ignored: Keras 3 has no legacy optimizers.
     """
