@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Horovod's API for Keras, under the name `horovod.tensorflow.keras` of TensorFlow scripts."""
+"""Horovod's API for Keras: `ngd.horovod.keras` under the module name that TensorFlow scripts use.
+
+Write `import ngd.horovod.tensorflow.keras as hvd` for `import horovod.tensorflow.keras as hvd`.
+"""
 
 from ..keras import *  # noqa: F403
 from ..keras import __all__, callbacks  # noqa: F401

@@ -22,15 +22,18 @@ Tensor: TypeAlias = Any
 
 
 LATEST: Final = "_ngd_latest"
-"""The attribute of a graph that holds its last collective. The next collective waits for it. In a
-backward pass nothing else fixes the order of the collectives, which must be the same on all
-ranks."""
+"""The name of the attribute of a tf.Graph that holds an output of the graph's last collective.
+
+`call_numpy` makes each new collective of the graph run after that output. Otherwise the collectives
+of a backward pass could run in different orders on different ranks.
+"""
 
 
 class Narrowing:
-    """A compressor that sends float32 and float64 tensors as 16-bit floats.
+    """A compressor that sends float32 and float64 tensors in the dtype `dtype`.
 
-    The base class has no dtype and sends tensors as they are; see `Compression`.
+    Tensors of other dtypes are sent as they are. In this class, `dtype` is None, and all tensors
+    are sent as they are. The derived classes FP16 and BF16 set `dtype` to a 16-bit float.
     """
 
     dtype: Any = None
@@ -73,7 +76,11 @@ class Compression:
 def call_numpy(
     function: Callable[..., Any], tensors: Sequence[Tensor], shapes: Sequence[Any]
 ) -> list[Tensor]:
-    """Run a function of arrays on tensors; return tensors of the same dtypes and given shapes."""
+    """Run a function of NumPy arrays on tensors, in eager mode or as an op of the current graph.
+
+    The function returns one array per tensor, of the tensor's dtype. `shapes` has the static shape
+    of each result; None in a shape is an unknown length.
+    """
     dtypes = [t.dtype for t in tensors]
     if tf.executing_eagerly():
         outputs = tf.numpy_function(function, list(tensors), dtypes)
@@ -155,7 +162,9 @@ def allreduce(
     Parameters
     ----------
     tensor : tf.Tensor or tf.IndexedSlices
-        A tensor of the same shape and dtype on all ranks. The rows of IndexedSlices are gathered.
+        A tensor of the same shape and dtype on all ranks. IndexedSlices need Average or Sum, and
+        may have different rows on the ranks. Their result is IndexedSlices with the rows of all
+        ranks; `compression`, `name` and the factors are ignored.
     average : bool, optional
         Horovod's old form of `op`: Average if True, Sum if False. It cannot be combined with `op`.
     device_dense, device_sparse, ignore_name_scope
@@ -164,7 +173,8 @@ def allreduce(
         The dtype in which floats are sent: `Compression.none`, `.fp16` or `.bf16`.
     op : int
         Average (the default), Sum, Adasum, Min, Max or Product. An average of integers is rounded
-        towards zero. Only Average and Sum have correct gradients.
+        towards zero. The backward pass applies the same op to the gradients, which is correct only
+        for Average and Sum.
     prescale_factor, postscale_factor : float
         The factors by which the operand and the result are multiplied; by default 1.
     name : str, optional
@@ -184,7 +194,12 @@ def allreduce(
 
 
 def gather_slices(slices: Any, op: int, ranks: ProcessSet) -> Any:
-    """Return the sum or average of the ranks' IndexedSlices, as IndexedSlices with all rows."""
+    """Return the sum or average of the ranks' IndexedSlices, as IndexedSlices.
+
+    The result has the rows and indices of all ranks, one rank after the other. Its rows with the
+    same index are not added: repeated indices of IndexedSlices mean a sum. For Average, the rows
+    are divided by the number of ranks. For other ops, raise ValueError.
+    """
     if op not in (Average, Sum):
         raise ValueError(f"hvd.allreduce: op: expected Average or Sum of IndexedSlices; got {op!r}")
     values = allgather(slices.values, process_set=ranks)
@@ -485,7 +500,11 @@ def local_size_op(name: str | None = None) -> Tensor:
 
 
 def reduced_gradients(gradients: Sequence[Any], options: dict[str, Any], dense: bool) -> list[Any]:
-    """Return the gradients, reduced over the ranks; None stays None."""
+    """Return the gradients, reduced over the ranks. A gradient that is None stays None.
+
+    If `dense` is True, IndexedSlices are first converted to dense tensors. The gradients are not
+    reduced if the process set has one rank, or does not contain this rank.
+    """
     reduced_list = [
         tf.convert_to_tensor(g) if dense and isinstance(g, tf.IndexedSlices) else g
         for g in gradients
@@ -538,7 +557,10 @@ class ReducedTape:
 def reduce_options(
     compression: Any, op: int, predivide: float, ranks: ProcessSet, where: str
 ) -> dict[str, Any]:
-    """Check the options of a gradient tape and return the arguments of `grouped_allreduce`."""
+    """Return the keyword arguments of `grouped_allreduce` for a gradient tape, as a dict.
+
+    Raise ValueError if `predivide` is not 1 and `op` is not Average.
+    """
     expect_average(where, predivide, op)
     return {
         "compression": compression,
@@ -562,7 +584,7 @@ def DistributedGradientTape(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> ReducedTape:
-    """Return a tape whose `gradient` reduces all gradients over the ranks, in one call.
+    """Return a gradient tape whose `gradient` method reduces the gradients over the ranks.
 
     Corresponds to `horovod.tensorflow.DistributedGradientTape`.
 
@@ -575,12 +597,13 @@ def DistributedGradientTape(
     op : int
         Average, Sum or Adasum.
     gradient_predivide_factor : float
-        A divisor of the gradients before the sum. The result is multiplied by it. It needs
-        `op=Average`.
+        The gradients are divided by this number before they are averaged, and the average is
+        multiplied by this number. A number other than 1 (the default) needs `op=Average`.
     process_set : ProcessSet
         The ranks; by default the world.
     sparse_as_dense : bool
-        If True, IndexedSlices are reduced as dense tensors.
+        If True, IndexedSlices are converted to dense tensors and reduced. If False, the rows of all
+        ranks are gathered.
     device_dense, device_sparse, num_groups, groups, scale_local_gradients
         Ignored.
     """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Horovod's API for PyTorch. It corresponds to `horovod.torch`.
+"""Horovod's API for PyTorch.
 
-import ngd.horovod.torch as hvd
+Write `import ngd.horovod.torch as hvd` for `import horovod.torch as hvd`.
 """
 
 from ..common import *  # noqa: F403

@@ -32,7 +32,10 @@ class NoneCompressor(Compressor):
 
 
 class Narrowing(Compressor):
-    """A compressor that sends float32 and float64 as 16-bit floats; sums are made in float32."""
+    """A compressor that sends float32 and float64 tensors as `dtype`, a 16-bit float.
+
+    The all-reduce adds 16-bit floats in float32 and rounds the sum to 16 bits.
+    """
 
     dtype: ClassVar[torch.dtype]
 

@@ -40,7 +40,10 @@ MOST_WORLDS: Final = 16
 """The maximum number of consecutive new worlds without a commit in between."""
 
 _states = itertools.count()
-"""The numbers of the states of this process. Each state has its own file."""
+"""The counter that numbers the `State` objects of this process, from 0.
+
+The number of a state is part of the name of its file.
+"""
 
 
 class HostsUpdatedInterrupt(Exception):  # noqa: N818  # Horovod's name
@@ -51,7 +54,11 @@ class HostsUpdatedInterrupt(Exception):  # noqa: N818  # Horovod's name
 
 
 def read_commit(path: Path) -> Any:
-    """Return the number and the values of a commit; raise if the file has another owner."""
+    """Return the number of a commit in its state, from 1, and the values of the commit.
+
+    To read the file is to run code in it, because it is unpickled. So PermissionError is raised if
+    the file belongs to another user of the system.
+    """
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW)) as file:
         owner = os.fstat(file.fileno()).st_uid
         if owner != os.getuid():
@@ -81,7 +88,10 @@ class State:
         self._saved: dict[str, Any] | None = None
         self._commits = 0
         self._written = 0
-        """The newest commit that this process has written or read."""
+        """The number of the newest commit that this process has written to its file or read there.
+
+        0 means none.
+        """
         self._names = list(values)
         for name, value in values.items():
             setattr(self, name, value)
@@ -101,7 +111,7 @@ class State:
         return {name: copy.deepcopy(getattr(self, name)) for name in self._names}
 
     def take(self, values: dict[str, Any]) -> None:
-        """Set the attributes to the values of a commit."""
+        """Set each attribute to a copy of its value in `values`, the values of a commit."""
         for name in self._names:
             setattr(self, name, copy.deepcopy(values[name]))
 
@@ -124,13 +134,20 @@ class State:
             raise HostsUpdatedInterrupt
 
     def save(self) -> None:
-        """Store the state for `restore` and for a restart."""
+        """Store a copy of the values: in memory for `restore`, and in a file for a restart.
+
+        Only the first rank of each host writes the file, and only if NGD_ELASTIC_DIR is set.
+        `commit` calls this method, and then checks if new ranks wait.
+        """
         self._saved = self.values()
         self._commits += 1
         self._write()
 
     def _write(self) -> None:
-        """Write the last commit to the file of this host, if this is its first rank."""
+        """Write the last commit to the file of this host, if this is the first rank of the host.
+
+        Otherwise, or if NGD_ELASTIC_DIR is not set, do nothing.
+        """
         path = self._file
         if path is not None and local_rank() == 0:
             with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
@@ -148,10 +165,11 @@ class State:
         self.take(self._saved)
 
     def sync(self) -> None:
-        """Give all ranks the state of the newest commit.
+        """Give all ranks the values of the rank that has the newest commit.
 
-        If several ranks have the newest commit, the first of them sends it. The hosts that have
-        not stored this commit write it, so that the commit survives the loss of the other hosts.
+        If several ranks have the newest commit, the first of them sends its values. Before the
+        first commit, this is rank 0. If the file of a host does not have this commit yet, the first
+        rank of the host writes it, so that the commit survives the loss of the other hosts.
         """
         path, committed, is_late = self._file, None, self._is_late_joiner
         if local_rank() == 0 and is_late and path is not None and path.exists():
@@ -170,7 +188,10 @@ class State:
 
     @property
     def _is_late_joiner(self) -> bool:
-        """True if the job has been restarted and this process has not got the job's state yet."""
+        """True if this process has no commit, and was started by a restart or joins a running job.
+
+        NGD_RESTART_COUNT is more than 0 in such a process.
+        """
         return self._saved is None and int(os.environ.get("NGD_RESTART_COUNT", "0")) > 0
 
     def on_reset(self) -> None:
@@ -212,7 +233,7 @@ class TorchState(State):
         return copies
 
     def take(self, values: dict[str, Any]) -> None:
-        """Load the state dicts, and set the other values."""
+        """Set the attributes to `values`, those of a commit. Objects load their state dicts."""
         for name in self._names:
             value = getattr(self, name)
             if hasattr(value, "load_state_dict"):
@@ -221,7 +242,11 @@ class TorchState(State):
                 setattr(self, name, copy.deepcopy(values[name]))
 
     def save(self) -> None:
-        """Store the state, after the samplers have gathered the processed indices of all ranks."""
+        """Store the values, as `State.save` does, with the processed indices of all ranks.
+
+        Each ElasticSampler of the state first gathers these indices from all ranks, so all ranks
+        call this method.
+        """
         for name in self._names:
             value = getattr(self, name)
             if isinstance(value, ElasticSampler):
@@ -230,9 +255,10 @@ class TorchState(State):
 
 
 def exit_for_new_hosts() -> NoReturn:
-    """Wait until all ranks have stored their state, and end this process.
+    """Wait until all ranks have called this function, and end this process with exit code 0.
 
-    The launcher then starts all ranks again, together with the new hosts.
+    All ranks have stored their states before. `ngd.ray.run_elastic` then starts new processes for
+    all ranks, on the old and the new hosts.
     """
     barrier()
     end_for_hosts()
@@ -241,11 +267,15 @@ def exit_for_new_hosts() -> NoReturn:
 
 
 def run(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a form of `function(state, ...)` that starts with the state of the last commit.
+    """Return a function that calls `state.sync()` and then `function(state, ...)`.
 
-    Under `ngd run --min-ranks`, the function is called again after the loss of a rank, and when new
-    ranks join. Under other launchers, an error ends the process. Under `ngd.ray.run_elastic`, the
-    process also ends if new hosts wait, with exit code 0, and is started again with them.
+    - Under `ngd run --min-ranks`, it calls `function` again, from the last commit, after the loss
+      of a rank. When new ranks join, it calls `function` again with the current values.
+    - Under `ngd run --max-restarts` without `--min-ranks`, a failure ends the process. The launcher
+      starts all ranks again, and they continue from the newest commit.
+    - Under `ngd.ray.run_elastic`, the same is true. If new hosts wait, the processes also end, with
+      exit code 0, and all ranks are started again, on the old and the new hosts.
+    - Under other launchers, a failure ends the process and the job.
 
     Corresponds to `horovod.torch.elastic.run`.
 
@@ -315,7 +345,11 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Record that this rank has processed batch `batch_idx` since the start of the loader."""
+        """Record that this rank has processed the indices of batch `batch_idx`.
+
+        Batches are counted from 0 and have `batch_size` indices each. Batch 0 is the first one
+        after the last call of `set_epoch`, `reset` or `load_state_dict`.
+        """
         begin = batch_idx * batch_size
         self.record_indices(self.indices[begin : begin + batch_size])
 
@@ -324,7 +358,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.processed_indices.update(indices)
 
     def gather(self) -> None:
-        """Gather the processed indices of all ranks. All ranks call it."""
+        """Set `processed_indices` to those of all ranks. All ranks call this method."""
         self.processed_indices = set().union(*allgather_object(self.processed_indices))
 
     def reset(self) -> None:
