@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The world under Horovod's names, and sets of its ranks."""
+"""Horovod's functions about the world, its ranks and hosts, process sets, and timelines."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ProcessSet:
 
     @property
     def group(self) -> Group:
-        """The group of ngd with the same ranks."""
+        """The group of ngd with the same ranks. Raise ValueError if the set is not registered."""
         if self._group is None:
             raise ValueError(
                 f"hvd.ProcessSet: expected a registered set; got {self!r}. Register it by "
@@ -77,7 +77,11 @@ class ProcessSet:
         return self.group.rank
 
     def root(self, root_rank: int, where: str) -> int:
-        """Return the rank in this set of `root_rank`, a rank of the world; raise if it has none."""
+        """Return the rank in this set of the process with rank `root_rank` in the world.
+
+        Raise ValueError if that process is not in the set. `where` is the public call, for the
+        message.
+        """
         return position_of_world_rank(root_rank, self.ranks, where, "root_rank")
 
 
@@ -90,21 +94,27 @@ class World(ProcessSet):
         """The number of collectives that this rank has announced; see calls.py."""
         self.process_set_id = 0
         self.cross = (0, 1)
-        """The index of this host among the hosts that have a rank with this local rank, and their
-        number."""
+        """The pair (index of this host, number of hosts) that `cross_rank` and `cross_size` return.
+
+        Only the hosts count that have a rank with the local rank of this process.
+        """
         self.has_equal_hosts = True
         self.sets: dict[int, ProcessSet] = {0: self}
         self.next_id = 1
 
     @property
     def group(self) -> Group:
-        """The world of ngd; ValueError if `init` has not been called."""
+        """The group of all ranks. Raise ValueError if this process has no world or it is closed."""
         if self._group is None or self._group.closed:
             raise ValueError(NOT_INITIALIZED)
         return self._group
 
     def attach(self, group: Group) -> None:
-        """Take a new world of ngd as the group of this set, and forget the other process sets."""
+        """Make a new world of ngd the group of this set, and remove all other process sets.
+
+        `init` calls this when it has joined a world, including each world after a `shutdown`. All
+        ranks exchange their local ranks here.
+        """
         rows = group.all_gather(np.array([[group.local_rank, group.local_size]], np.int64))
         counterparts = np.flatnonzero(rows[:, 0] == group.local_rank)
         self.cross = int(np.searchsorted(counterparts, group.rank)), len(counterparts)
@@ -135,7 +145,8 @@ def init(
     Parameters
     ----------
     comm : mpi4py communicator, optional
-        The ranks (only in build mode OMPI); by default all ranks of the launcher.
+        The communicator whose ranks form the world; by default all ranks of the launcher. It needs
+        a build of ngd with MPI (mode OMPI); other builds raise InitError.
     process_sets : sequence, optional
         Process sets, or lists of ranks, to register. All ranks pass the same list. "dynamic" is
         accepted and changes nothing, because sets can always be added later.
@@ -226,7 +237,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def initialized_world() -> World:
-    """Return the world; ValueError if `init` has not been called."""
+    """Return the world. Raise ValueError if this process has no world or it is closed."""
     if not is_initialized():
         raise ValueError(NOT_INITIALIZED)
     return global_process_set
@@ -273,7 +284,7 @@ def cross_rank() -> int:
 
 
 def cross_size() -> int:
-    """Return the number of hosts that have a rank with this local rank.
+    """Return the number of hosts that have a rank with the local rank of this process.
 
     Corresponds to `horovod.torch.cross_size`.
     """
@@ -316,12 +327,12 @@ def mpi_threads_supported() -> bool:
 
 
 def absent() -> bool:
-    """Return False: ngd does not have this transport."""
+    """Return False: ngd does not use Gloo, CUDA, ROCm, DDL or oneCCL."""
     return False
 
 
 def absent_version() -> int:
-    """Return 0: ngd does not have this transport."""
+    """Return 0 as the version of NCCL: ngd does not use NCCL."""
     return 0
 
 
@@ -343,7 +354,8 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     file_path : str
         The file to write.
     mark_cycles : bool
-        Ignored: ngd has no cycles.
+        Ignored. In Horovod, it marks the cycles of the thread that runs the collectives; ngd has no
+        such cycles.
     """
     global _timeline
     if _timeline is not None:

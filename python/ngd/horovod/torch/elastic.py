@@ -102,7 +102,7 @@ class State:
 
     @property
     def _file(self) -> Path | None:
-        """The file of the commits, or None if no commit is stored."""
+        """The file of the last commit. None if NGD_ELASTIC_DIR is not set: no file is written."""
         folder = os.environ.get("NGD_ELASTIC_DIR")
         return Path(folder) / f"commit-{self._number}.pt" if folder else None
 

@@ -96,7 +96,10 @@ def grouped_allreduce_(tensors: Tensors, *args: Any, **kwargs: Any) -> list[Tens
 
 
 class AllReduce(torch.autograd.Function):
-    """A reduction over the ranks. Its gradient is reduced in the same way."""
+    """A reduction over the ranks. The backward pass reduces the gradient by the same op.
+
+    This is the correct gradient only for Average and Sum.
+    """
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, name: Any, op: int, scales: Any, ranks: Any) -> Any:
@@ -138,7 +141,8 @@ def allreduce(
         The dtype in which floats are sent: `Compression.none`, `.fp16` or `.bf16`.
     op : int
         Average (the default), Sum, Adasum, Min, Max or Product. An average of integers is rounded
-        towards zero. Only Average and Sum have correct gradients.
+        towards zero. The backward pass applies the same op to the gradients, which is correct only
+        for Average and Sum.
     prescale_factor, postscale_factor : float
         The factors by which the operand and the result are multiplied; by default 1.
     process_set : ProcessSet
@@ -173,7 +177,11 @@ def grouped_allreduce_compressed(
     *args: Any,
     **kwargs: Any,
 ) -> list[Tensor]:
-    """Reduce several tensors at the same time. The arguments are those of `allreduce`."""
+    """Reduce a list of tensors at the same time, without gradients, and return the results.
+
+    `compression` compresses each tensor before it is sent, and decompresses each result. The other
+    arguments are those of `allreduce`.
+    """
     sent = [compression.compress(tensor) for tensor in tensors]
     handle = grouped_allreduce_async([tensor for tensor, _ in sent], average, name, *args, **kwargs)
     pairs = zip(handle.wait(), sent, strict=True)
@@ -183,10 +191,11 @@ def grouped_allreduce_compressed(
 def sparse_allreduce_async(
     tensor: Tensor, name: str | None, op: int, process_set: ProcessSet = global_process_set
 ) -> Handle:
-    """Start to sum or average sparse tensors, and return a handle.
+    """Start to sum or average sparse tensors over the ranks, and return a handle.
 
-    The indices and values of all ranks are gathered, and the result is not coalesced. `op` is
-    Average or Sum.
+    The result is a sparse tensor with the indices and values of all ranks. It is not coalesced: an
+    index that several ranks have occurs several times. For Average, the values are divided by the
+    number of ranks.
 
     Corresponds to `horovod.torch.sparse_allreduce_async`.
 
@@ -454,10 +463,10 @@ def reducescatter_async(tensor: Tensor, *args: Any, **kwargs: Any) -> Handle:
 
 
 class ReduceScatter(torch.autograd.Function):
-    """A reduction over the ranks whose rows are divided among the ranks.
+    """A reduction over the ranks. Each rank gets its shard of the rows of the result.
 
-    The backward pass concatenates the gradients of all ranks. For a sum, it also multiplies them by
-    the number of ranks, as in Horovod.
+    The backward pass concatenates the gradients of all ranks, and multiplies them by the scale
+    factors. For Sum, it also multiplies them by the number of ranks, as Horovod does.
     """
 
     @staticmethod
@@ -469,7 +478,7 @@ class ReduceScatter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        """Gather the gradients."""
+        """Concatenate the gradients of all ranks, and scale them."""
         gathered = allgather(gradient.contiguous(), process_set=ctx.ranks)
         return gathered * ctx.factor, None, None, None, None
 

@@ -30,14 +30,17 @@ FULL_BUCKET: Final = 1 << 18
 
 Bucket = list[Tensor]
 Entry = tuple[Tensor, Tensor, Any]
-"""A parameter, the compressed gradient that is sent, and the context to decompress it."""
+"""A parameter, the compressed gradient that is sent, and the object that `decompress` needs.
+
+`compress` returned this object as its second value.
+"""
 
 
 class Gradients:
     """The gradients of an optimizer, which are reduced during the backward pass.
 
-    Buckets and their order are described in the docstring of this module. A parameter without a
-    gradient counts as zeros.
+    Buckets and their order are described in the docstring of this module. If the `grad` of a
+    parameter is None when its bucket is sent, `grad` is set to zeros, and the zeros are reduced.
     """
 
     def __init__(
@@ -66,9 +69,11 @@ class Gradients:
         self.register_hooks(parameters)
 
     def register_hooks(self, parameters: Iterable[Tensor]) -> None:
-        """Register hooks on the gradients of parameters.
+        """Register a hook on each parameter that calls `on_gradient` after each backward pass.
 
-        If another DistributedOptimizer has hooks on such a parameter, remove all of its hooks.
+        If another DistributedOptimizer has a hook on one of these parameters, first remove the
+        hooks of that optimizer from all its parameters. Only the newest optimizer then reduces.
+        Register nothing if this rank has no other rank to reduce with.
         """
         if self.is_alone:
             return
@@ -87,7 +92,11 @@ class Gradients:
             HOOKS[p] = self.hooks
 
     def add_parameters(self, parameters: Iterable[Tensor]) -> None:
-        """Add the parameters that are new, or no longer frozen, each with a bucket of its own."""
+        """Append one bucket for each parameter that has no bucket and requires a gradient.
+
+        Such a parameter was added to the optimizer or was frozen before. `step` and `synchronize`
+        call this method before they reduce.
+        """
         new = [p for p in parameters if p.requires_grad and p not in self.bucket_of]
         for p in new:
             self.bucket_of[p] = len(self.buckets)
@@ -132,7 +141,11 @@ class Gradients:
                 self.send()
 
     def send(self) -> None:
-        """Start to reduce the next bucket. The ranks compare the names of its parameters."""
+        """Start to reduce the next bucket.
+
+        The name of the call consists of the names of its parameters. In the world, a difference of
+        the names between ranks raises HorovodInternalError when the call completes.
+        """
         bucket = self.buckets[self.next_bucket]
         self.next_bucket += 1
         dense: list[Entry] = []
@@ -191,7 +204,10 @@ class Gradients:
 
 
 HOOKS: Final[Any] = WeakTensorKeyDictionary()
-"""The hooks of the DistributedOptimizer that has last added a hook to a parameter, by parameter."""
+"""A map from each parameter to the hooks of the last DistributedOptimizer that added a hook to it.
+
+The value is the list of that optimizer's hooks, on all its parameters.
+"""
 
 
 def remove_hooks(hooks: list[Any]) -> None:
@@ -203,11 +219,12 @@ def remove_hooks(hooks: list[Any]) -> None:
 def make_buckets(
     parameters: list[Tensor], groups: int | Sequence[Sequence[Tensor]] | None
 ) -> list[Bucket]:
-    """Divide parameters into buckets.
+    """Divide parameters into buckets, and return the list of the buckets.
 
-    If `groups` is a positive number, there are at most that many buckets. If it has lists of
-    parameters, each list is a bucket, and any other parameter has its own. Otherwise, a large
-    parameter has its own bucket, and small parameters share buckets.
+    If `groups` is a positive number, there are at most that many buckets. If `groups` is a list of
+    lists of parameters, each list is a bucket, and each parameter in no list has its own bucket.
+    Otherwise, each parameter with at least SEPARATE_SIZE elements has its own bucket, and smaller
+    parameters share buckets. Raise ValueError if a parameter occurs several times in `groups`.
     """
     if isinstance(groups, int) and groups > 0:
         bucket_size = -(-len(parameters) // groups) or 1
@@ -236,7 +253,11 @@ def make_buckets(
 
 
 class ReducingOptimizer(torch.optim.Optimizer):
-    """The first base class of a DistributedOptimizer, before the class of the user's optimizer."""
+    """The methods of a DistributedOptimizer whose `step` first reduces the gradients.
+
+    A DistributedOptimizer is derived from this class and from the class of the user's optimizer, in
+    this order.
+    """
 
     _gradients: Gradients
     _is_synchronized = False
@@ -248,7 +269,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
         self._is_synchronized = True
 
     def _reduce(self) -> None:
-        """Reduce the gradients of all parameters that the optimizer has now."""
+        """Reduce the gradients of all parameters, including those that were added by now."""
         self._gradients.add_parameters(p for group in self.param_groups for p in group["params"])
         self._gradients.reduce()
 
@@ -290,7 +311,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
         return closure_with_reduction
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients; RuntimeError if some of them are being reduced."""
+        """Clear the gradients. Raise RuntimeError if the reduction of some has started."""
         if self._gradients.is_pending:
             raise RuntimeError(
                 "hvd.DistributedOptimizer: expected zero_grad() before backward(); got it while "
@@ -305,16 +326,20 @@ class ReducingOptimizer(torch.optim.Optimizer):
         self._gradients.reset()
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        """Load a state of the optimizer, and forget the gradients of the current step."""
+        """Load a state of the optimizer, and drop the reductions that have started in this step.
+
+        The next backward pass counts as the first one of a step. Gradients in `grad` stay.
+        """
         super().load_state_dict(*args, **kwargs)
         self._gradients.reset()
 
 
 class AdasumOptimizer(torch.optim.Optimizer):
-    """The first base class of a DistributedOptimizer that combines the ranks' updates by Adasum.
+    """The methods of a DistributedOptimizer whose `step` combines the ranks' updates by Adasum.
 
-    Each rank first updates its own parameters. The changes of the parameters are combined instead
-    of the gradients.
+    Each rank first updates its parameters by its own gradients. The changes of the parameters are
+    then combined, not the gradients. A DistributedOptimizer with op=Adasum is derived from this
+    class and from the class of the user's optimizer, in this order.
     """
 
     _compression: type[Compressor]
@@ -324,7 +349,10 @@ class AdasumOptimizer(torch.optim.Optimizer):
         """Do nothing: `step` combines the updates."""
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update by this rank's gradients, then replace the update by the Adasum of all ranks."""
+        """Update the parameters, and replace each change by the Adasum of all ranks' changes.
+
+        Each rank uses its own gradients. A rank outside the process set keeps its own changes.
+        """
         if not self._ranks.included():
             return super().step(closure)
         parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
@@ -355,7 +383,8 @@ def DistributedOptimizer(
 ) -> Any:  # long because each argument is described
     """Return an optimizer that reduces the gradients over the ranks before its step.
 
-    Its class is derived from that of `optimizer`, and the two share state and options.
+    The class of the result is derived from the class of `optimizer`. Both objects share parameters,
+    state and options.
 
     Corresponds to `horovod.torch.DistributedOptimizer`.
 
@@ -373,15 +402,18 @@ def DistributedOptimizer(
     op : int
         Average, Sum or Adasum. Adasum combines the ranks' updates instead of their gradients.
     gradient_predivide_factor : float
-        A divisor of the gradients before the sum. The result is multiplied by it. It needs
-        `op=Average`.
+        The gradients are divided by this number before they are averaged, and the average is
+        multiplied by this number. A number other than 1 (the default) needs `op=Average`.
     num_groups : int
-        The number of buckets in which gradients are reduced. With 0, small gradients share buckets
-        and each large gradient has its own.
+        The largest number of buckets; the gradients of a bucket are reduced together. It is ignored
+        if `groups` is given. With 0, small gradients share buckets, and each large gradient has its
+        own bucket.
     groups : list of lists of Tensor, or int, optional
-        The buckets, as lists of parameters, or their number.
+        The buckets, as lists of parameters; each parameter in no list has its own bucket. A number
+        has the meaning of `num_groups`.
     sparse_as_dense : bool
-        If True, sparse gradients are reduced as dense ones.
+        If True, sparse gradients are reduced as dense tensors. If False, the indices and values of
+        all ranks are gathered.
     process_set : ProcessSet
         The ranks; by default the world.
     """
@@ -410,7 +442,11 @@ def DistributedOptimizer(
 
 
 def derive_optimizer(optimizer: torch.optim.Optimizer, base: type) -> Any:
-    """Return a copy of an optimizer, with `base` before its class, that shares its state."""
+    """Return an optimizer whose class is derived from `base` and the class of `optimizer`.
+
+    Methods of `base` override those of the class of `optimizer`. The new optimizer shares
+    parameters, state and options with `optimizer`.
+    """
     kind: Any = type(type(optimizer).__name__, (base, type(optimizer)), {})
     wrapped = object.__new__(kind)
     attributes = {k: v for k, v in optimizer.__dict__.items() if k not in ("step", "zero_grad")}
@@ -420,7 +456,7 @@ def derive_optimizer(optimizer: torch.optim.Optimizer, base: type) -> Any:
 
 
 def names_of(parameters: list[Tensor], pairs: Iterable[Any] | None) -> dict[Tensor, str]:
-    """Return the name of each parameter; ValueError if names are missing or not unique."""
+    """Return the name of each parameter. Raise ValueError if names are missing or not unique."""
     if pairs is None:
         return {p: f"allreduce.noname.{i}" for i, p in enumerate(parameters)}
     named = list(pairs)

@@ -41,7 +41,11 @@ def broadcast_parameters(
 
 
 def send_in_place(tensors: list[Tensor], root_rank: int, process_set: ProcessSet) -> None:
-    """Broadcast tensors at the same time. A tensor that is not contiguous is sent as a copy."""
+    """Overwrite tensors by those of rank `root_rank`, with all broadcasts at the same time.
+
+    For a tensor that is not contiguous, a contiguous copy is broadcast, and the result is copied
+    back.
+    """
     buffers = [t.data if t.is_contiguous() else t.data.contiguous() for t in tensors]
     handles = [broadcast_async_(buffer, root_rank, None, process_set) for buffer in buffers]
     handle_of_all("broadcast_parameters", handles).wait()
@@ -52,7 +56,10 @@ def send_in_place(tensors: list[Tensor], root_rank: int, process_set: ProcessSet
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A placeholder for a tensor in a pickled state."""
+    """The shape and dtype of a tensor, in place of the tensor in a pickled optimizer state.
+
+    The tensor itself is broadcast separately.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -93,7 +100,10 @@ def broadcast_optimizer_state(
 
 
 def load_in_place(description: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
-    """Load a state into the existing dicts of an optimizer, which schedulers may share."""
+    """Load a state into an optimizer, and keep the dicts in its `param_groups`.
+
+    A learning rate scheduler may refer to these dicts, so only their entries are replaced.
+    """
     parameters: list[Tensor] = []
     for group, options in zip(optimizer.param_groups, description["param_groups"], strict=True):
         parameters += group["params"]
@@ -104,7 +114,10 @@ def load_in_place(description: dict[str, Any], optimizer: torch.optim.Optimizer)
 
 
 def extract_tensors(value: Any, tensors: list[Tensor]) -> Any:
-    """Return a state with a TensorSpec for each tensor; append the tensors to `tensors`."""
+    """Return a copy of a state in which a TensorSpec replaces each tensor.
+
+    The state consists of nested dicts, lists and tuples. Append its tensors to `tensors`.
+    """
     if isinstance(value, Tensor):
         tensors.append(value)
         return TensorSpec(tuple(value.shape), value.dtype)
@@ -116,7 +129,10 @@ def extract_tensors(value: Any, tensors: list[Tensor]) -> Any:
 
 
 def insert_tensors(value: Any, tensors: list[Tensor]) -> Any:
-    """Return a state with a new tensor for each TensorSpec; append the tensors to `tensors`."""
+    """Return a copy of a state in which a new, uninitialized tensor replaces each TensorSpec.
+
+    Append the new tensors to `tensors`, in the order of `extract_tensors`. A broadcast fills them.
+    """
     if isinstance(value, TensorSpec):
         tensors.append(torch.empty(value.shape, dtype=value.dtype))
         return tensors[-1]
