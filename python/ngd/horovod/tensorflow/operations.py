@@ -109,9 +109,9 @@ def grouped_allreduce(
     ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> list[Tensor]:
-    """Reduce each tensor of a list in one call, and return the list of the results.
+    """Reduce each tensor of a list, as `allreduce` does, and return the list of the results.
 
-    The arguments are those of `allreduce`.
+    Small tensors are reduced together. The other arguments are those of `allreduce`.
 
     Corresponds to `horovod.tensorflow.grouped_allreduce`.
     """

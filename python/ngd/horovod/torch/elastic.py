@@ -116,7 +116,7 @@ class State:
             setattr(self, name, copy.deepcopy(values[name]))
 
     def commit(self) -> None:
-        """Store the state. All ranks call it, and the first rank of each host writes the file.
+        """Store the state, as `save` does, and check if new ranks wait. All ranks call this method.
 
         Raises
         ------
@@ -127,7 +127,7 @@ class State:
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Raise HostsUpdatedInterrupt on all ranks if new ranks wait. All ranks call this."""
+        """Store the state and raise HostsUpdatedInterrupt if new ranks wait. All ranks call this."""
         wait = newcomers() if hosts_wait() is None else hosts_wait()
         if wait is not None and allreduce(np.int64(wait), op=Max):
             self.save()  # also gathers the processed indices of samplers

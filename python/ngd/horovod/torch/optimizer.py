@@ -190,7 +190,7 @@ class Gradients:
 
     @staticmethod
     def store_gradient(parameter: Tensor, value: Tensor) -> None:
-        """Store the reduced gradient of a parameter."""
+        """Store a reduced gradient in `parameter.grad`, as a sparse tensor if `grad` is sparse."""
         assert parameter.grad is not None
         if parameter.grad.is_sparse:
             parameter.grad = value.to_sparse()
