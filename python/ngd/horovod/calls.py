@@ -537,7 +537,7 @@ def join(device: int = -1) -> int:
 
 
 def answer_call(group: Group, row: Array, caller: int, site: str) -> None:
-    """Take part in an announced allreduce, with neutral elements, or barrier; raise for others."""
+    """Take part in an announced barrier, or with neutral elements in an allreduce, or raise."""
     if row[KIND] == BARRIER:
         group.barrier(site=site)
         return

@@ -96,7 +96,7 @@ class World(ProcessSet):
         self.cross = (0, 1)
         """The pair (index of this host, number of hosts) that `cross_rank` and `cross_size` return.
 
-        Only the hosts count that have a rank with the local rank of this process.
+        Hosts without a rank that has the local rank of this process are not counted.
         """
         self.has_equal_hosts = True
         self.sets: dict[int, ProcessSet] = {0: self}

@@ -313,9 +313,9 @@ def distributed_class(optimizer_class: Any, options: dict[str, Any], wire_dtype:
         def stateless_apply(self, state: Any, grads: Any, trainable_variables: Any) -> Any:
             """Reduce the gradients over the ranks once, and apply them, on Keras's JAX backend.
 
-            The base method of most optimizers calls `apply` above, which reduces the gradients.
-            That of LossScaleOptimizer looks for infinities and then calls its inner optimizer, not
-            `apply`. So this method reduces the gradients first if the optimizer is one.
+            For most optimizers, the base method calls `apply` above, which reduces the gradients.
+            LossScaleOptimizer looks for infinities and then calls its inner optimizer, not `apply`,
+            so this method reduces the gradients of a LossScaleOptimizer first.
             """
             if isinstance(self, keras.optimizers.LossScaleOptimizer):
                 grads = reduce_gradients(grads, options, wire_dtype)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Horovod's API for Keras: `ngd.horovod.keras` under the module name that TensorFlow scripts use.
 
-Write `import ngd.horovod.tensorflow.keras as hvd` for `import horovod.tensorflow.keras as hvd`.
+Replace `import horovod.tensorflow.keras as hvd` by `import ngd.horovod.tensorflow.keras as hvd`.
 """
 
 from ..keras import *  # noqa: F403

@@ -111,7 +111,8 @@ def grouped_allreduce(
 ) -> list[Tensor]:
     """Reduce each tensor of a list, as `allreduce` does, and return the list of the results.
 
-    Small tensors are reduced together. The other arguments are those of `allreduce`.
+    Tensors of one dtype with less than 65,536 elements are reduced together, except with Adasum.
+    The other arguments are those of `allreduce`.
 
     Corresponds to `horovod.tensorflow.grouped_allreduce`.
     """

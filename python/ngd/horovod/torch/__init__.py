@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Horovod's API for PyTorch.
 
-Write `import ngd.horovod.torch as hvd` for `import horovod.torch as hvd`.
+Replace `import horovod.torch as hvd` by `import ngd.horovod.torch as hvd`.
 """
 
 from ..common import *  # noqa: F403

@@ -56,8 +56,8 @@ class HostsUpdatedInterrupt(Exception):  # noqa: N818  # Horovod's name
 def read_commit(path: Path) -> Any:
     """Return the number of a commit in its state, from 1, and the values of the commit.
 
-    To read the file is to run code in it, because it is unpickled. So PermissionError is raised if
-    the file belongs to another user of the system.
+    The file is unpickled, which can run code. So PermissionError is raised if the file belongs to
+    another user of the system.
     """
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW)) as file:
         owner = os.fstat(file.fileno()).st_uid
@@ -127,7 +127,7 @@ class State:
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Store the state and raise HostsUpdatedInterrupt if new ranks wait. All ranks call this."""
+        """If new ranks wait, store the state and raise HostsUpdatedInterrupt. All ranks call it."""
         wait = newcomers() if hosts_wait() is None else hosts_wait()
         if wait is not None and allreduce(np.int64(wait), op=Max):
             self.save()  # also gathers the processed indices of samplers
@@ -233,7 +233,10 @@ class TorchState(State):
         return copies
 
     def take(self, values: dict[str, Any]) -> None:
-        """Set the attributes to `values`, those of a commit. Objects load their state dicts."""
+        """Set the attributes to `values`, the values of a commit.
+
+        An object with the method `load_state_dict` loads its state dict instead.
+        """
         for name in self._names:
             value = getattr(self, name)
             if hasattr(value, "load_state_dict"):

@@ -98,7 +98,8 @@ def grouped_allreduce_(tensors: Tensors, *args: Any, **kwargs: Any) -> list[Tens
 class AllReduce(torch.autograd.Function):
     """A reduction over the ranks. The backward pass reduces the gradient by the same op.
 
-    This is the correct gradient only for Average and Sum.
+    The gradient is also multiplied by the same scale factors. It is correct only for Average and
+    Sum.
     """
 
     @staticmethod

@@ -143,8 +143,8 @@ class Gradients:
     def send(self) -> None:
         """Start to reduce the next bucket.
 
-        The name of the call consists of the names of its parameters. In the world, a difference of
-        the names between ranks raises HorovodInternalError when the call completes.
+        The name of the call consists of the names of the bucket's parameters. If the process set is
+        the world, different names on the ranks raise HorovodInternalError when the call completes.
         """
         bucket = self.buckets[self.next_bucket]
         self.next_bucket += 1
