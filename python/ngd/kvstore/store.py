@@ -28,9 +28,9 @@ class KVStore:
     that `push` adds up, for example one array per device. An array is a NumPy array, a DLPack
     tensor or a buffer.
 
-    All ranks of a "dist_sync" store make the same calls in the same order, with the same keys. Only
-    `pull`, `row_sparse_pull` and `save_optimizer_states` may be called by some ranks only, because
-    these methods do not communicate. A call returns when it is complete.
+    All ranks of a "dist_sync" store make the same calls in the same order, with the same keys.
+    `pull`, `row_sparse_pull` and `save_optimizer_states` are exceptions: any rank may call these
+    methods at any time, because they do not communicate. A call returns when it is complete.
 
     Parameters
     ----------
@@ -364,7 +364,11 @@ class KVStore:
         return arrays
 
     def _targets(self, where: str, key: Any, out: Any) -> dict[Key, list[Array]]:
-        """Return a dict of each key's arrays of `out`, which are writable and have its shape."""
+        """Return a dict of each key's arrays of `out`.
+
+        Raise an error for an unknown key, or an array that is read-only or has another shape than
+        the value of the key.
+        """
         if out is None:
             raise TypeError(f"{where}: out: expected an array, or a list of arrays; got None")
         return {

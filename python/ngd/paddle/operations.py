@@ -137,7 +137,8 @@ class Staged(NamedTuple):
     out: Array | None
     """The array for the result; None if this rank gets no result."""
     finish: Finish
-    """A function that copies `out` to the caller's tensors, if they are not the same memory."""
+    """A function to call after the collective. It copies the result from `out` to the caller's
+    tensors, or does nothing if `out` is their memory."""
     tensors: list[Tensor]
     """The caller's tensors, which the collective uses until it completes."""
 
@@ -288,7 +289,7 @@ def all_reduce(
     group : Group, optional
         The ranks; by default the world.
     sync_op : bool
-        If True, the call waits for the result.
+        If True, the call returns when the operation is complete; if False, after its start.
 
     Returns
     -------
@@ -320,7 +321,7 @@ def reduce(
     group : Group, optional
         The ranks; by default the world.
     sync_op : bool
-        If True, the call waits for the result.
+        If True, the call returns when the operation is complete; if False, after its start.
     """
     return run_collective("reduce", group, tensor, op=op, root=dst, sync_op=sync_op)
 
@@ -341,7 +342,7 @@ def broadcast(
     group : Group, optional
         The ranks; by default the world.
     sync_op : bool
-        If True, the call waits for the result.
+        If True, the call returns when the operation is complete; if False, after its start.
     """
     return run_collective("broadcast", group, tensor, root=src, sync_op=sync_op)
 
@@ -363,7 +364,7 @@ def all_gather(
     group : Group, optional
         The ranks; by default the world.
     sync_op : bool
-        If True, the call waits for the result.
+        If True, the call returns when the operation is complete; if False, after its start.
 
     Raises
     ------
@@ -399,7 +400,7 @@ def reduce_scatter(
     group : Group, optional
         The ranks; by default the world.
     sync_op : bool
-        If True, the call waits for the result.
+        If True, the call returns when the operation is complete; if False, after its start.
     """
     return run_collective("reduce_scatter", group, tensor, tensor_list, op=op, sync_op=sync_op)
 
@@ -427,7 +428,7 @@ def scatter(
     group : Group, optional
         The ranks; by default the world.
     sync_op : bool
-        If True, the call waits for the result.
+        If True, the call returns when the operation is complete; if False, after its start.
     """
     return run_collective("scatter", group, tensor, tensor_list, root=src, sync_op=sync_op)
 
@@ -455,7 +456,7 @@ def gather(
     group : Group, optional
         The ranks; by default the world.
     sync_op : bool
-        If True, the call waits for the result.
+        If True, the call returns when the operation is complete; if False, after its start.
     """
     how: dict[str, Any] = {"list_name": "gather_list", "root": dst, "sync_op": sync_op}
     return run_collective("gather", group, tensor, gather_list, **how)
@@ -479,7 +480,7 @@ def alltoall(
     group : Group, optional
         The ranks; by default the world.
     sync_op : bool
-        If True, the call waits for the result.
+        If True, the call returns when the operation is complete; if False, after its start.
     """
     ranks, where = group_or_world(group), "alltoall"
     if is_outside(ranks):
@@ -524,7 +525,7 @@ def alltoall_single(
     group : Group, optional
         The ranks; by default the world.
     sync_op : bool
-        If True, the call waits for the result.
+        If True, the call returns when the operation is complete; if False, after its start.
     """
     ranks, where, site = group_or_world(group), "alltoall_single", call_site()
     if is_outside(ranks):
@@ -576,7 +577,7 @@ def send(
     group : Group, optional
         The ranks; by default the world.
     sync_op : bool
-        If True, the call waits for the result.
+        If True, the call returns when the operation is complete; if False, after its start.
     """
     ranks, where, site = group_or_world(group), "send", call_site()
     if is_outside(ranks):
@@ -602,7 +603,7 @@ def recv(
     group : Group, optional
         The ranks; by default the world.
     sync_op : bool
-        If True, the call waits for the result.
+        If True, the call returns when the operation is complete; if False, after its start.
     """
     ranks, where, site = group_or_world(group), "recv", call_site()
     if is_outside(ranks):

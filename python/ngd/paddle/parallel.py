@@ -25,7 +25,7 @@ MEGABYTE: Final = 1 << 20
 add_final_hook: Final[Any] = core.eager._add_backward_final_hook
 """Paddle's registration of a function to call once, at the end of the current backward pass.
 
-Its only argument is the function. `core` has it under a private name.
+If the function raises an exception, `backward()` raises it as a SystemError.
 """
 
 
@@ -62,7 +62,7 @@ class Gradients:
             parameter._register_backward_hook(make_hook(self, number))
 
     def reset(self) -> None:
-        """Set the state of the backward pass to the state before a backward pass."""
+        """Clear the state of the last backward pass, so that the next one can start."""
         self.has_gradient = [False] * len(self.parameters)
         self.num_missing = [len(bucket) for bucket in self.buckets]
         self.pending: list[tuple[Work, list[Finish]]] = []
