@@ -151,7 +151,8 @@ class InGraph:
 
         If `outs` is not None, also write the new value of each key into the array of `outs`. If
         `summed` is True, the gradients are sums over the ranks already and no all-reduce runs. If
-        it is False, they are those of this rank, and the step adds them up over the ranks.
+        it is False, they are those of this rank, and the step adds them up over the ranks of the
+        table's group, if the table has a group.
         """
         step = self._step(tuple(gradients), outs is not None, summed or self.group is None)
         step(*gradients.values(), out=None if outs is None else list(outs.values()))
