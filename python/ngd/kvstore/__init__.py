@@ -35,16 +35,17 @@ def create(
 
         - "local", "local_allreduce_cpu", "local_allreduce_device" or "device": a store of this
           process.
-        - "dist_sync", "dist" or "dist_device_sync": every rank has all values. A push is an
-          all-reduce.
-        - "dist_async" or "dist_device_async": each value is on one rank, its owner. The owner
-          applies each push when it arrives.
+        - "dist_sync", "dist" or "dist_device_sync", three names of one kind: every rank has all
+          values. A push is an all-reduce.
+        - "dist_async" or "dist_device_async", two names of one kind: each value is on one rank, its
+          owner. The owner applies each push when the push arrives.
     group : Group, optional
         The ranks that share a "dist" store. All of them call this function. The default is the
         world.
     staleness : int, optional
-        For "dist_async": the largest number of pushes of a key by which a rank may be ahead of the
-        slowest rank. After a push beyond it, the rank waits. By default a rank never waits.
+        For "dist_async": the largest difference between a rank's number of pushes of a key and that
+        of the slowest rank. A push that makes the difference larger is applied, and then waits
+        until the slower ranks have pushed. By default a push never waits for other ranks.
 
     Returns
     -------
@@ -54,7 +55,8 @@ def create(
     Raises
     ------
     ValueError
-        There is no such store, or `group` or `staleness` does not fit the store.
+        `name` is unknown, `group` is given for a store of this process, or `staleness` is negative
+        or is given for a store that is not "dist_async".
 
     Notes
     -----

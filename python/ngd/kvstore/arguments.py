@@ -30,10 +30,11 @@ def keys_of(where: str, key: Any) -> list[Key]:
 
 
 def by_key(where: str, what: str, key: Any, values: Any) -> dict[Key, list[Any]]:
-    """Return the list of values of each key, as the caller gave them.
+    """Return a dict of each key's list of values. The values are not converted or copied.
 
-    If a key occurs twice, its values are in one list. Error messages show `where`, the public call,
-    and `what`, the name of the argument.
+    `key` is one key with its value, or a list of keys with a list of values. A value that is a list
+    adds all its elements to the list of the key, and so does a key that occurs twice. Error
+    messages show `where`, the public call, and `what`, the name of the argument `values`.
     """
     keys = keys_of(where, key)
     per_key: Sequence[Any] = [values]
@@ -54,14 +55,17 @@ def by_key(where: str, what: str, key: Any, values: Any) -> dict[Key, list[Any]]
 
 
 def read(where: str, value: Any) -> Array:
-    """Return a value of the caller as a contiguous array; raise an error if ngd lacks its dtype."""
+    """Return a value of the caller as a contiguous array, without a copy if it is contiguous.
+
+    Raise DTypeError if ngd does not support the dtype. `where` is the public call, for messages.
+    """
     array = view(value, where)
     as_dtype(array.dtype, where)
     return np.ascontiguousarray(array).reshape(array.shape)
 
 
 def expect_like(where: str, key: Key, array: Array, stored: Array) -> None:
-    """Raise an error if a value differs from the stored one in shape or dtype."""
+    """Raise ShapeError or DTypeError if `array` has another shape or dtype than `stored`."""
     if array.shape != stored.shape:
         raise ShapeError(
             f"{where}: key {key!r}: expected shape {stored.shape}, as it was initialized with; "
@@ -100,7 +104,7 @@ def target(where: str, key: Key, out: Any, shape: tuple[int, ...]) -> Array:
 def total(values: list[Array]) -> Array:
     """Return the sum of a key's values, added in order.
 
-    The result is a new array. If there is only one value, the result is that array itself.
+    If there is only one value, the result is that array itself. Otherwise it is a new array.
     """
     if len(values) == 1:
         return values[0]
@@ -111,7 +115,11 @@ def total(values: list[Array]) -> Array:
 
 
 def rows_of(where: str, row_ids: Any, rows: int) -> Array:
-    """Return distinct row indices in ascending order; raise an error if one is not in range."""
+    """Return the distinct indices of `row_ids` in ascending order, as int64.
+
+    Raise ValueError unless `row_ids` has one dimension and whole numbers. Raise IndexError if an
+    index is not in [0, rows).
+    """
     array = view(row_ids, f"{where}: row_ids")
     indices = array.astype(np.int64)
     if array.ndim != 1 or (indices != array).any():

@@ -25,14 +25,16 @@ from .tables import InGraph, Plain, copy_values
 class AsyncStore(KVStore):
     """MXNet's `dist_async` store, a parameter server with a server thread on every rank.
 
-    The owner of a key is the rank that has the fewest bytes when the key is initialized. A push
-    sends this rank's gradient to the owner, whose optimizer applies it at once. Pushes of different
-    ranks are applied one after the other. A rank waits for other ranks only if `staleness` is set.
-    `pull` returns the value that the owner has when the request arrives.
+    The owner of a key is the rank that stores the value of the key: the rank whose stored values
+    have the fewest bytes in total when the key is initialized. A push sends this rank's gradient to
+    the owner. The owner applies the gradient when it arrives, and gradients of different ranks one
+    after the other. If `staleness` is set, the push then waits until this rank is not too far ahead
+    of the slowest rank. Without `staleness`, a push never waits for other ranks' pushes. `pull`
+    returns the value that the owner has when the request arrives.
 
-    All ranks call `init`, `broadcast`, `set_optimizer`, `set_updater` and `barrier` together. The
-    other calls are independent. The last common call is `close`. If the program does not call it,
-    ngd calls it at the end of the program.
+    All ranks call `init`, `broadcast`, `set_optimizer`, `set_updater`, `barrier` and `close`
+    together. The other calls are independent. `close` is the last call. If the program does not
+    call `close`, ngd calls it at the end of the program.
 
     Parameters
     ----------
@@ -41,7 +43,8 @@ class AsyncStore(KVStore):
     group : Group
         The ranks that share the store.
     staleness : int or None
-        The largest number of pushes by which a rank may be ahead of the slowest one; see `create`.
+        The largest number of pushes of a key by which a rank may be ahead of the slowest rank; see
+        `create`. None means no limit.
     """
 
     def __init__(self, type: str, group: Group, staleness: int | None) -> None:
@@ -90,15 +93,19 @@ class AsyncStore(KVStore):
         Raises
         ------
         CollectiveTimeoutError
-            A rank neither closed the store nor used it for NGD_TIMEOUT seconds. The message names
-            it.
+            A rank neither closed the store nor used the store for NGD_TIMEOUT seconds. The message
+            names the rank.
         """
         atexit.unregister(self._leave)
         if not self._service.has_ended:
             self._service.close().result()
 
     def _leave(self) -> None:
-        """Close the store at the end of the program, unless it has failed or is a forked child."""
+        """Close the store at the end of the program.
+
+        Do nothing if the server thread has ended already, or if this process is a forked child of
+        the process that created the store.
+        """
         if os.getpid() == self._process and not self._service.has_ended:
             self.close()
 
@@ -125,7 +132,7 @@ class AsyncStore(KVStore):
         ]
 
     def init(self, key: Any, value: Any) -> None:
-        """Create keys with the values of rank 0, and wait until all ranks have done so."""
+        """Create keys with the values of rank 0, and wait until all ranks have created the keys."""
         super().init(key, value)
         self.barrier()
 
@@ -181,7 +188,11 @@ class AsyncStore(KVStore):
         return self._service.request(kind, self._key_numbers[key], payload, wants_value)
 
     def _answer(self, where: str, key: Key, future: Future[Any]) -> Array:
-        """Wait for an answer and return its value, or an empty array if it has none."""
+        """Wait for the answer of a key's owner and return the value in the answer.
+
+        Return an empty array if the answer has no value. Raise CollectiveTimeoutError if the owner
+        answers that slower ranks have not pushed in time.
+        """
         owner = self._members[self._service.keys[self._key_numbers[key]].owner]
         kind, payload = self._wait(f"{where}: key {key!r}", future, owner)
         if kind == Kind.LATE:
@@ -202,17 +213,19 @@ class AsyncStore(KVStore):
         return value if where == "row_sparse_pull" else value.reshape(self._shapes[key].shape)
 
     def _run_collective(self, where: str, start: Callable[[Group], Any]) -> Any:
-        """Run `start`, a collective of the server threads' group, in the server thread.
+        """Run a collective of the server threads' group, and wait for its result.
 
-        Return the result of the collective.
+        The server thread calls `start`, a function that starts the collective and returns its
+        handle. `where` is the public call, for error messages.
         """
         return self._wait(where, self._service.collective(start))
 
     def _wait(self, what: str, future: Future[Any], owner: int | None = None) -> Any:
-        """Wait for the server thread for at most twice NGD_TIMEOUT, and return its result.
+        """Return the result of the server thread, after a wait of at most twice NGD_TIMEOUT.
 
-        The deadlines of the thread are NGD_TIMEOUT. So its own, more exact error comes first.
-        `owner` is the rank of the world that should answer.
+        The server thread itself raises an error with a more exact message after NGD_TIMEOUT, so
+        the limit here is longer. The error names `what`, the operation, and `owner`, the rank of
+        the world that should answer. If `owner` is None, all other ranks should answer.
         """
         limit = 2 * self._service.group.timeout
         try:

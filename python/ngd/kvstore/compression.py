@@ -2,10 +2,11 @@
 """Compression of gradients to two bits per element, with error feedback.
 
 This is MXNet's "2bit" compression (see its FAQ "Gradient Compression"). The *residual* of an
-element is the part of its earlier values that was not sent. If gradient plus residual is at least
-the threshold t, the code 1 is sent, which means +t. If it is at most -t, the code 2 is sent, which
-means -t. Otherwise the code 0 is sent, which means 0. The difference becomes the new residual. This
-error feedback is that of Seide et al. 2014, "1-bit stochastic gradient descent".
+element is the part of its earlier values that was not sent. Let s be the sum of the gradient and
+the residual, and t the threshold. If s >= t, the code 1 is sent, which means +t. If s <= -t, the
+code 2 is sent, which means -t. Otherwise the code 0 is sent, which means 0. The new residual is s
+minus the value that was sent. This error feedback is that of Seide et al. 2014, "1-bit stochastic
+gradient descent".
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class TwoBits:
     def encode(self, gradient_key: Hashable, gradient: Array) -> Array:
         """Return the codes of a float32 gradient, four per byte, and update the residual.
 
-        `gradient_key` identifies the gradient: a key, or a key and the number of a device.
+        `gradient_key` identifies the gradient and its residual. It is the key, or in a "device"
+        store the tuple (key, index), because such a store compresses each array of a key.
         """
         if gradient.dtype != np.float32:
             raise DTypeError(

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stores of ngd.kvstore for the arrays of MXNet 1.9.1, and for `mx.kv.create("ngd")`.
+"""The stores of ngd.kvstore for the arrays of MXNet 1.9.1.
 
-    import ngd.kvstore.mxnet   # before mxnet
+    import ngd.kvstore.mxnet   # first: it defines numpy.bool, which mxnet needs
     import mxnet as mx
 
     trainer = mx.gluon.Trainer(parameters, "sgd", {"learning_rate": 0.1}, kvstore="ngd")
 
-The stores read and write the memory of MXNet's arrays. docs/mxnet.md lists the packages to install.
+The import of this module registers the name "ngd" with MXNet, so `mx.kv.create("ngd")` returns a
+store too. The stores read and write the memory of MXNet's arrays. docs/mxnet.md lists the packages
+to install.
 """
 
 from __future__ import annotations
@@ -47,8 +49,9 @@ class WritableMemory:
 def writable(array: Any) -> Array:
     """Return the memory of a dense MXNet array on the CPU as a writable NumPy array.
 
-    This function waits until MXNet has completed all operations on the array. NumPy marks arrays
-    from DLPack as read-only. So the result is made from the address of such an array.
+    This function waits until MXNet has completed all operations on the array. An array that NumPy
+    makes from DLPack is read-only. So the result is a second array, made from the address of the
+    first one.
     """
     if array.context.device_type not in ("cpu", "cpu_pinned", "cpu_shared"):
         raise TypeError(f"ngd.kvstore: expected an array of MXNet on the CPU; got {array.context}")
@@ -83,7 +86,10 @@ def as_dense(values: Any) -> Any:
 
 
 def pairs(one: Any, other: Any) -> list[tuple[Any, Any]]:
-    """Return the pairs of elements that have equal positions in two nested lists."""
+    """Return a flat list of pairs (a, b) of the leaves of two equally nested lists.
+
+    `a` is a leaf of `one`, and `b` is the leaf at the same position of `other`.
+    """
     if isinstance(one, (list, tuple)):
         return [pair for each in zip(one, other, strict=True) for pair in pairs(*each)]
     return [(one, other)]
@@ -175,9 +181,12 @@ class Store(KVStoreBase):
 
     @property
     def _updater(self) -> Any:
-        """The updater object of MXNet, or None if the values are updated in another way.
+        """The function on MXNet arrays that updates the values, or None.
 
-        MXNet's Trainer takes its optimizer from here after it has loaded optimizer states.
+        It is MXNet's updater after `set_optimizer` with an optimizer of MXNet, and the given
+        function after `set_updater`. It is None without an updater, with an optimizer of ngd, and
+        for a dist_async store. When MXNet's Trainer has loaded optimizer states, the Trainer takes
+        its new optimizer from this updater.
         """
         return getattr(self.store.updater, "updater", None)
 
@@ -219,10 +228,11 @@ class NGD(Store):
 
 
 def serve_strings() -> None:
-    """Make MXNet's Trainer and Module create the store for `kvstore="ngd"`.
+    """Make MXNet's Trainer and Module create a store of ngd for the string `kvstore="ngd"`.
 
-    With one device, MXNet ignores a name without "dist", and each rank would train separately
-    without a warning. So this function replaces the functions of MXNet that read the name.
+    If a Trainer or Module has one device, MXNet creates no store for a name without "dist". Then
+    each rank would train separately without a warning. So this function replaces MXNet's
+    `_create_kvstore`, which Trainer and Module call with the name.
     """
     from mxnet import model, module
     from mxnet.gluon import trainer

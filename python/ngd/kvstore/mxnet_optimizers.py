@@ -17,7 +17,8 @@ INSTALL = "pip install 'mxnet==1.9.1' 'numpy<2'"
 def import_mxnet() -> Any:
     """Import MXNet and return the module.
 
-    MXNet uses `numpy.bool`, which NumPy 1.24 removed. So `numpy.bool` is defined again.
+    MXNet uses `numpy.bool`, which NumPy 1.24 removed. If MXNet is not imported yet and `numpy.bool`
+    is absent, this function defines `numpy.bool` for the whole process, and it stays defined.
     """
     if "mxnet" not in sys.modules:
         if int(np.__version__.partition(".")[0]) >= 2:
@@ -69,7 +70,7 @@ class Updater:
 def as_mxnet(array: Array) -> Any:
     """Return an MXNet array with the memory of a NumPy array.
 
-    MXNet marks the NumPy array that it gets as read-only. So it gets a view, which has the shape
-    (1,) for a scalar.
+    `from_numpy` makes its argument read-only. So its argument is a view, and `array` itself stays
+    writable. For an array without dimensions the view and the result have the shape (1,).
     """
     return mx.nd.from_numpy(array.view() if array.ndim else array.reshape(1), zero_copy=True)

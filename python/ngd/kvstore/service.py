@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The server thread that every rank of a `dist_async` store runs.
 
-The thread has its own group, and does all communication of the store. It answers the requests of
-the other ranks about the keys that this rank owns, and sends the requests of this rank.
-docs/adr/0035 describes the protocol.
+The server thread has its own group, and does all communication of the store. The thread answers
+the requests of the other ranks about the keys that this rank owns, and sends the requests of this
+rank. docs/adr/0035 describes the protocol.
 
-- The *owner* of a key is the rank that has its value and applies its pushes.
-- A *message* is a header of five numbers, and a payload if the header gives its length.
+- The *owner* of a key is the rank that stores the value of the key and applies the pushes.
+- A *message* is a header of five numbers. A payload follows if its length in the header is not 0.
 - A *ticket* is a number in a request. The answer has the same number.
-- The *clock* of a key is the number of pushes of each rank. With `staleness`, the answer to a push
-  waits until the rank is at most `staleness` pushes ahead of the slowest rank.
+- The *clock* of a key is a list with one number per rank: the number of pushes of this rank. With
+  `staleness`, the answer to a push waits until the rank that pushed is at most `staleness` pushes
+  ahead of the slowest rank.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ from .arguments import Key
 from .tables import InGraph, Plain
 
 SHORTEST_NAP, LONGEST_NAP = 20e-6, 1e-3
-"""The shortest and longest time between two polls for messages, in seconds.
+"""The shortest and longest sleep of the server thread between two polls for messages, in seconds.
 
-After a message the next one is likely, so the thread polls often. An idle store polls rarely
-(docs/adr/0035).
+After a message the next message is likely, so the thread then sleeps for the shortest time. Each
+poll without a message makes the sleep 1.5 times as long, up to the longest time.
 """
 
 
@@ -49,9 +50,15 @@ class Kind(IntEnum):
     ROWS = 2
     ANSWER = 3
     LATE = 4
-    """The answer to a push whose rank waited too long for slower ranks. The payload lists these."""
+    """The answer to a push that has waited NGD_TIMEOUT for slower ranks.
+
+    The payload is the list of the slower ranks.
+    """
     HEARTBEAT = 5
-    """The sender still uses the store. It is sent to ranks that have sent BYE."""
+    """The sender still uses the store, so the receiver must not report the sender as silent.
+
+    HEARTBEAT is sent only to ranks that have sent BYE, which wait for the other ranks.
+    """
     BYE = 6
     """The sender will send no more requests."""
     END = 7
@@ -59,11 +66,14 @@ class Kind(IntEnum):
 
 
 HEADER = 5
-"""The length of a header in int64: kind, number of the key, number of elements of the payload,
-ticket, and 1 if the answer should have the value."""
+"""The number of int64 values in the header of a message.
+
+They are the kind, the number of the key, the number of elements of the payload, the ticket, and a
+flag for requests: 1 if the answer to the request should have the value of the key, else 0.
+"""
 
 Answer: TypeAlias = Callable[[Kind, Array | None], None]
-"""A function that sends the answer to a request."""
+"""A function that sends the answer to a request. Its arguments are the kind and the payload."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +103,7 @@ class Peer:
         self.last_message_time = 0.0
         """The time of the last message of `rank`."""
         self.ended = False
-        """True if `rank` has sent END."""
+        """True if `rank` has sent END, its last message."""
 
 
 @dataclass(frozen=True)
@@ -113,26 +123,27 @@ class PendingPush:
 class Service:
     """The server thread, its group, and the values of the keys that this rank owns.
 
-    Other threads call the methods without an underscore, which return a Future. Only the server
-    thread runs the other methods and uses the group and the values, so no locks are needed.
+    Other threads call only `call`, `collective`, `request` and `close`, which return a Future, and
+    read `has_ended`. Only the server thread uses the group and the values, so no locks are needed.
 
     Parameters
     ----------
     group : Group
         A group for the server threads only.
     staleness : int or None
-        The largest number of pushes by which a rank may be ahead; None means no limit.
+        The largest number of pushes of a key by which a rank may be ahead of the slowest rank; None
+        means no limit.
     """
 
     def __init__(self, group: Group, staleness: int | None) -> None:
         self.group, self.staleness = group, staleness
         self.table: Plain | InGraph = Plain()
         self.keys: list[KeyInfo] = []
-        """All keys of the store, with owner, shape and dtype, by the number of the key."""
+        """All keys of the store, with owner, shape and dtype. The index is the key's number."""
         self._clocks: dict[int, list[int]] = {}
-        """The number of pushes of each rank, by the number of a key that this rank owns."""
+        """For the number of each key that this rank owns: the number of pushes of each rank."""
         self._ended_ranks: set[int] = set()
-        """The ranks that have sent BYE."""
+        """The ranks that have sent BYE: they have closed the store and send no more requests."""
         self._peers = [Peer(rank) for rank in range(group.size) if rank != group.rank]
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Event()
@@ -162,7 +173,11 @@ class Service:
         return self._ask(command, future)
 
     def collective(self, start: Callable[[Group], Work]) -> Future[Any]:
-        """Start a collective in the server thread. The Future gets its result."""
+        """Start a collective in the server thread. The Future gets the collective's result.
+
+        The thread calls `start` with the group of the server threads. `start` starts the collective
+        in this group and returns its handle.
+        """
         future: Future[Any] = Future()
         return self._ask(lambda: self._works.append((start(self.group), future)), future)
 
@@ -171,8 +186,9 @@ class Service:
     ) -> Future[Any]:
         """Send a request to the owner of a key. The Future gets kind and payload of the answer.
 
-        The payload is not copied, so it must not change before the answer. `wants_value` asks for
-        the value in the answer to a push.
+        `kind` is PUSH, PULL or ROWS, and `number` is the number of the key. The payload is not
+        copied, so it must not change before the answer. If `wants_value` is True, the answer to a
+        push has the new value.
         """
         future: Future[Any] = Future()
         owner, me = self.keys[number].owner, self.group.rank
@@ -190,7 +206,10 @@ class Service:
         return self._ask(serve_locally if owner == me else send_request, future)
 
     def close(self) -> Future[Any]:
-        """Send BYE, and serve the other ranks until all have sent BYE. Then the thread ends."""
+        """Send BYE: this rank will send no more requests. The Future gets None at the end.
+
+        The thread serves the other ranks until all ranks have sent BYE. Then the thread ends.
+        """
         future: Future[Any] = Future()
 
         def command() -> None:
@@ -313,7 +332,11 @@ class Service:
         wants_value: bool,
         answer: Answer,
     ) -> None:
-        """Handle a request of a rank about a key that this rank owns."""
+        """Handle a push, a pull, or a pull of some rows (ROWS) of a key that this rank owns.
+
+        `rank` is the rank that sent the request. `answer` sends the answer. The answer to a push
+        may be sent later, by `_release`.
+        """
         if kind == Kind.PUSH:
             assert payload is not None
             self._apply(self.keys[number], payload)
@@ -342,14 +365,16 @@ class Service:
                 time.sleep(SHORTEST_NAP)
 
     def _value(self, number: int) -> Array:
-        """Return a copy of the value of a key, so that later pushes do not change the result."""
+        """Return a copy of the value of a key, which later pushes do not change."""
         value = self.table.value(self.keys[number].key)
         return value.copy() if isinstance(self.table, Plain) else value
 
     def _release(self) -> None:
-        """Answer the pending pushes whose rank is not too far ahead now, or has waited too long.
+        """Answer the pending pushes that need not wait any more.
 
-        Too long is NGD_TIMEOUT. The answer is then LATE, with the slower ranks.
+        If the rank that pushed is not too far ahead now, the kind of the answer is ANSWER. If the
+        push has waited longer than NGD_TIMEOUT, the kind is LATE and the payload is the list of the
+        slower ranks.
         """
         for each in list(self._pending_pushes):
             clock = self._clocks[each.number]
@@ -386,9 +411,10 @@ class Service:
             self._sends.append(self.group.send(part, to, async_op=True, site="kvstore"))
 
     def _reap(self) -> bool:
-        """Complete finished sends, and finished collectives in their order.
+        """Remove finished sends, and give the Futures of finished collectives their results.
 
-        Return True if there were any.
+        Collectives are handled in the order of their start. An error of a send or collective is
+        raised. Return True if a send or a collective was finished, else False.
         """
         has_work = False
         for _ in range(len(self._sends)):
@@ -405,10 +431,12 @@ class Service:
         return has_work
 
     def _keep_time(self) -> None:
-        """Send HERE to ranks that have closed, and raise an error if a rank stays silent.
+        """Send HEARTBEAT to ranks that wait in `close`, and check the other ranks in `close`.
 
-        While this rank uses the store, it sends HERE four times per NGD_TIMEOUT. If this rank has
-        closed the store, and another rank sends nothing for NGD_TIMEOUT, the error names it.
+        If the program has used the store since the last HEARTBEAT, send the next one after a
+        quarter of NGD_TIMEOUT. If this rank itself has called `close`, raise
+        CollectiveTimeoutError for the ranks that have sent no message for NGD_TIMEOUT. If
+        NGD_TIMEOUT is 0, do nothing.
         """
         limit = self.group.timeout
         if not limit or not self._ended_ranks:
@@ -435,9 +463,11 @@ class Service:
             raise error
 
     def _at_end(self) -> bool:
-        """Send END if all ranks have sent BYE.
+        """Return True if the server thread can end, else False.
 
-        Return True if all sends are complete and all other ranks have sent END.
+        When all ranks have sent BYE (no more requests), send END (the last message of this rank) to
+        the other ranks once. The thread can end when all sends are complete and all other ranks
+        have sent END too.
         """
         if self._closing is None or len(self._ended_ranks) < self.group.size:
             return False

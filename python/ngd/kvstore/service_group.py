@@ -19,11 +19,11 @@ def world_ranks_of(group: Group) -> list[int]:
 
 
 def make_service_group(group: Group, name: str) -> Group:
-    """Return a new group with the same ranks, for another thread. All ranks call this function.
+    """Return a new group with the ranks of `group`, for another thread.
 
-    If the world is not over MPI, the new group has a rendezvous and shared memory of its own. So
-    a call to one group never fails because a thread uses the other.
-    Over MPI, it is a group of the world.
+    All ranks of `group` call this function. If the world does not use MPI, the new group has its
+    own rendezvous and shared memory. If the world uses MPI, the new group is made from the
+    world. If `group` has one rank, the new group has only this process.
     """
     if group.size == 1:
         return Group(_core.Communicator.make_self(), name)

@@ -23,13 +23,14 @@ class KVStore:
     """A store of values by key, with the methods of MXNet 1.9.1's KVStore.
 
     Use ngd.kvstore.create to create one. A key is an integer or a string, and all keys of a store
-    have the same type. A method takes one key and its value, or a list of keys and a list of
-    values. The value of a key is an array, or a list of arrays, which are added up. MXNet gives
-    such a list with one array per device. An array is a NumPy array, a DLPack tensor or a buffer.
+    have the same type. A method that takes keys and values takes one key and its value, or a list
+    of keys and a list of values of the same length. A pushed value is an array, or a list of arrays
+    that `push` adds up, for example one array per device. An array is a NumPy array, a DLPack
+    tensor or a buffer.
 
     All ranks of a "dist_sync" store make the same calls in the same order, with the same keys.
-    `pull`, `row_sparse_pull` and `save_optimizer_states` are exceptions, because they do not
-    communicate. A call returns when it is complete.
+    `pull`, `row_sparse_pull` and `save_optimizer_states` are exceptions: any rank may call these
+    methods at any time, because they do not communicate. A call returns when it is complete.
 
     Parameters
     ----------
@@ -70,7 +71,12 @@ class KVStore:
 
     @property
     def updater(self) -> Updater | None:
-        """The function of set_updater, or the updater of an MXNet optimizer; otherwise None."""
+        """The function that `push` calls to update a value, or None if there is no such function.
+
+        It is the function of `set_updater`, or after `set_optimizer` with an optimizer of MXNet the
+        updater that applies this optimizer. It is None with an optimizer of ngd.optim, without an
+        updater, and for a dist_async store.
+        """
         return getattr(self._table, "updater", None)
 
     def init(self, key: Any, value: Any) -> None:
@@ -80,7 +86,7 @@ class KVStore:
         ----------
         key : int, str, or list of them
             The new keys.
-        value : array_like, or list of them
+        value : array, or list of them
             The initial values. All ranks give the same shapes and dtypes, and the values of rank 0
             are stored.
 
@@ -105,7 +111,7 @@ class KVStore:
         ----------
         key : int, str, or list of them
             The keys.
-        value : array_like, or list of them
+        value : array, or list of them
             One array per key, or a list of arrays per key, which are added up. They have the shape
             and dtype of the stored value.
         priority : int
@@ -129,7 +135,7 @@ class KVStore:
             The keys.
         out : array, or list of them
             One array per key, or a list of arrays per key, each of which gets the value. An array
-            has the shape of the value. The value is converted to its dtype.
+            has the shape of the value. The value is converted to the dtype of the array.
         priority, ignore_sparse
             Not used.
         """
@@ -181,14 +187,16 @@ class KVStore:
             The same as in `pull`.
         priority : int
             Not used.
-        row_ids : array_like of ints, or list of them
-            The indices of the rows, along one axis, in any order. An index may occur several times.
-            A list has one such array for each array of `out`.
+        row_ids : array of ints, or list of them
+            A one-dimensional array of the indices of rows, in any order. An index may occur several
+            times. A list of integers is not such an array. With a list of keys, a list with one
+            array of indices per key. If the `out` of a key is a list of arrays, the row_ids of the
+            key may be a list with one array of indices per array of `out`.
 
         Raises
         ------
         IndexError
-            An index is outside of the value.
+            An index is negative, or not less than the number of rows of the value.
         """
         where = "row_sparse_pull"
         destinations = self._targets(where, key, out)
@@ -217,10 +225,11 @@ class KVStore:
         Parameters
         ----------
         optimizer : ngd.optim.Optimizer or mxnet.optimizer.Optimizer
-            The optimizer. With one of ngd.optim, the all-reduce and the updates of a push are one
-            compiled step for all keys of the call. Each key has its own state and its own count of
-            updates, and clip_norm applies to all keys of the call. With one of MXNet, its arrays
-            share the memory of the store.
+            The optimizer. With an optimizer of ngd.optim, the all-reduce and the updates of a push
+            are one compiled step for all keys of the call. Each key has its own optimizer state and
+            its own count of updates. `clip_norm` limits the norm of all gradients of the call
+            together. An optimizer of MXNet gets MXNet arrays that share the memory of the store, so
+            nothing is copied.
         """
         if isinstance(optimizer, optim.Optimizer):
             self._use(InGraph(optimizer, self.group))
@@ -241,7 +250,8 @@ class KVStore:
         ----------
         updater : function
             It is called as `updater(key, gradient, value)` and changes `value` in place. All ranks
-            give the same function, and its effect depends only on its arguments.
+            must give the same function, and the new value must depend only on the arguments, so
+            that all ranks compute equal values.
         """
         if not callable(updater):
             raise TypeError(f"set_updater: expected a function; got {type(updater).__name__}")
@@ -251,8 +261,9 @@ class KVStore:
         """Compress float32 gradients to two bits per element.
 
         The part of a gradient that is not sent is added to the next gradient of the key. As in
-        MXNet, a "dist" store compresses the sum of a rank's arrays. A "device" store compresses
-        each of the arrays of a key.
+        MXNet, a "dist_sync" store compresses the sum of a rank's arrays of a key. A "device" store
+        compresses each array of a key before it adds them up, as if each came from another device.
+        A "local" or "dist_async" store raises ValueError.
 
         Parameters
         ----------
@@ -278,7 +289,8 @@ class KVStore:
             The file. For an optimizer of ngd it is a safetensors file, for one of MXNet it is
             MXNet's pickle.
         dump_optimizer : bool, default False
-            Save MXNet's optimizer too. It must be False for an optimizer of ngd.
+            If True, the file also has the MXNet optimizer object itself, not only its state. It
+            must be False for an optimizer of ngd.
         """
         self._table.save(Path(fname), dump_optimizer)
 
@@ -338,7 +350,10 @@ class KVStore:
         self._shapes[key] = np.broadcast_to(np.empty((), value.dtype), value.shape)
 
     def _read_arrays(self, where: str, key: Any, value: Any) -> dict[Key, list[Array]]:
-        """Return the checked arrays of a push by key, with the keys in ascending order."""
+        """Return a dict of each key's pushed arrays, with the keys in ascending order.
+
+        Raise an error for an unknown key, or an array of another shape or dtype than the value.
+        """
         values_of_key = by_key(where, "value", key, value)
         arrays: dict[Key, list[Array]] = {}
         for k in sorted(values_of_key, key=lambda k: (isinstance(k, str), k)):
@@ -349,7 +364,11 @@ class KVStore:
         return arrays
 
     def _targets(self, where: str, key: Any, out: Any) -> dict[Key, list[Array]]:
-        """Return the checked arrays of `out` by key."""
+        """Return a dict of each key's arrays of `out`.
+
+        Raise an error for an unknown key, or an array that is read-only or has another shape than
+        the value of the key.
+        """
         if out is None:
             raise TypeError(f"{where}: out: expected an array, or a list of arrays; got None")
         return {
@@ -358,7 +377,7 @@ class KVStore:
         }
 
     def _values_of_root(self, values: list[Array]) -> list[Array]:
-        """Broadcast the values of rank 0, and return them on every rank."""
+        """Return rank 0's list of values on every rank. `values` is the list of this rank."""
         if self.group is None or not values:
             return values
         first: list[Array] = self.group.broadcast(values, 0)
@@ -367,7 +386,7 @@ class KVStore:
     def _push(
         self, where: str, arrays: dict[Key, list[Array]], outs: dict[Key, list[Array]] | None
     ) -> None:
-        """Add up gradients over the ranks, update the values, and copy them into `outs`."""
+        """Add up gradients over the ranks, update the values, and copy the values into `outs`."""
         if not arrays:
             return
         table = self._table
@@ -401,7 +420,11 @@ class KVStore:
         return dict(zip(local, buffers, strict=True))
 
     def _sum_compressed(self, arrays: dict[Key, list[Array]]) -> dict[Key, Array]:
-        """Return the sum of the compressed arrays of each key, over the ranks."""
+        """Compress the pushed arrays, and return for each key the float32 sum over all ranks.
+
+        The sum is that of the decompressed arrays. A store of several ranks compresses one array
+        per rank and key. A store of one process compresses each array of a key.
+        """
         two_bits, sums = self._compression, {}
         assert two_bits is not None
         for k, values in arrays.items():
@@ -423,10 +446,11 @@ class KVStore:
 def direct_outs(
     sums: Mapping[Key, Array], outs: Mapping[Key, list[Array]] | None
 ) -> dict[Key, Array] | None:
-    """Return the first `out` array of each key, if a compiled step can write new values into them.
+    """Return the first `out` array of each key, if a compiled step can write the new values there.
 
-    Return None if that is impossible: `outs` is None or has other keys than `sums`, or an array has
-    another dtype than its sum, is not contiguous, or may overlap a sum, which the step reads.
+    Otherwise return None. The step can write there if `outs` has the same keys as `sums`, and if
+    each of these arrays is contiguous, has the dtype of its sum, and shares no memory with a sum,
+    because the step reads the sums.
     """
     if outs is None or outs.keys() != sums.keys():
         return None

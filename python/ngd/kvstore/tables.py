@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of a store: they hold the values, and update them with sums of gradients."""
+"""The two kinds of table of a store. A table holds all values of a store and updates them.
+
+`InGraph` updates values with an optimizer of ngd, and `Plain` with a function or by replacement. A
+store has one table at a time.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +23,17 @@ from ..optim import Optimizer, clip_by_global_norm
 from .arguments import Key
 
 Updater: TypeAlias = Callable[[Key, Array, Array], Any]
-"""A function of key, sum of gradients, and stored value. It changes the value in place."""
+"""A function of key, sum of gradients, and stored value. It changes the stored value in place."""
 
 
 class Plain:
-    """A table of NumPy arrays. A push replaces a value, or an updater changes it.
+    """A table of NumPy arrays. Without an updater, a push replaces a value by the pushed sum.
 
     Parameters
     ----------
     updater : function, optional
-        The function that changes a value in place. By default the pushed sum is the new value.
+        The function that changes a value in place at a push. By default the pushed sum is the new
+        value.
     """
 
     def __init__(self, updater: Updater | None = None) -> None:
@@ -52,9 +57,11 @@ class Plain:
         return self._values[key]
 
     def sum_buffer(self, key: Key) -> Array:
-        """Return the array for the sum of the pushed arrays.
+        """Return an array into which the caller writes the sum of the pushed arrays.
 
-        Without an updater this is the stored value itself, so `push` has nothing to copy.
+        Without an updater, the array is the stored value itself: the sum is the new value, and
+        `push` then copies nothing. With an updater, it is a separate array, because the updater
+        needs the sum and the old value.
         """
         if self.updater is None:
             return self._values[key]
@@ -71,9 +78,10 @@ class Plain:
             np.copyto(stored, gradient)
 
     def save(self, path: Path, dump_optimizer: bool) -> None:
-        """Write the state of the updater, from its method `get_states`, to a file.
+        """Write the state of the updater, which its method `get_states` returns, to a file.
 
-        Updaters of MXNet have this method. For another updater, raise an error.
+        Only updaters of MXNet have this method. Without one, raise ValueError. `dump_optimizer` is
+        passed to `get_states`.
         """
         states = self._updater_method("save_optimizer_states", "get_states")(dump_optimizer)
         checkpoint.replace(path, [states])
@@ -123,7 +131,7 @@ class InGraph:
             )
 
     def add(self, key: Key, value: Array) -> None:
-        """Add a key: a variable with its value, and an optimizer with its own state."""
+        """Add a key: create a variable with the value, and an optimizer state for this key only."""
         self.check(key, value.dtype)
         added = self._variables[key] = variable(str(key), value)
         optimizer = self._optimizers[key] = self.optimizer.with_own_state(
@@ -139,15 +147,22 @@ class InGraph:
     def push(
         self, gradients: Mapping[Key, Array], outs: Mapping[Key, Array] | None, summed: bool
     ) -> None:
-        """Update the values of some keys, and write the new values into `outs` if it is given.
+        """Update the values of the keys of `gradients`.
 
-        `summed` is True if the gradients are sums over the ranks already. Then no all-reduce runs.
+        If `outs` is not None, also write the new value of each key into the array of `outs`. If
+        `summed` is True, the gradients are sums over the ranks already and no all-reduce runs. If
+        it is False, they are those of this rank, and the step adds them up over the ranks of the
+        table's group, if the table has a group.
         """
         step = self._step(tuple(gradients), outs is not None, summed or self.group is None)
         step(*gradients.values(), out=None if outs is None else list(outs.values()))
 
     def _step(self, keys: tuple[Key, ...], with_values: bool, summed: bool) -> Executable:
-        """Return the compiled step for a set of keys."""
+        """Return the compiled step that updates `keys`. The first use compiles it.
+
+        If `with_values` is True, the step returns the new values. If `summed` is False, the step
+        adds up the gradients over the ranks first.
+        """
         which = keys, with_values, summed
         if which not in self._steps:
             variables = [self._variables[key] for key in keys]
@@ -191,7 +206,10 @@ class InGraph:
 
 
 def copy_values(old: Plain | InGraph, new: Plain | InGraph) -> Plain | InGraph:
-    """Copy all values of the old table into the new one, and return the new one."""
+    """Copy all values of the old table into the new one, and return the new one.
+
+    `set_optimizer` and `set_updater` replace the table of a store. The values are kept.
+    """
     for key in old.names():
         new.add(key, old.value(key))
     return new

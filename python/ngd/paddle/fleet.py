@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The part of Paddle's Fleet API that data-parallel training needs.
 
-from ngd.paddle import fleet
+    from ngd.paddle import fleet
 
-fleet.init(is_collective=True)
-model = fleet.distributed_model(model)
-optimizer = fleet.distributed_optimizer(optimizer)
+    fleet.init(is_collective=True)
+    model = fleet.distributed_model(model)
+    optimizer = fleet.distributed_optimizer(optimizer)
+
+docs/paddle.md lists the supported functions and the differences.
 """
 
 from __future__ import annotations
@@ -28,19 +30,25 @@ SUPPORTED: Final = {
     "last_comm_group_size_MB",
     "hybrid_configs",
 }
-"""The settings of a DistributedStrategy that have an effect."""
+"""The settings of a DistributedStrategy that have an effect. All other settings must have their
+defaults."""
 MODEL_PARALLEL_DEGREES: Final = ("mp_degree", "pp_degree", "sharding_degree", "sep_degree")
-"""The settings of `hybrid_configs` that divide a model among ranks; they must be 1."""
+"""The settings of `hybrid_configs` that divide a model among ranks.
+
+The value of each setting must be 1, because ngd.paddle does not divide models.
+"""
 MODES: Final = ("sum", "mean", "max", "min")
-"""The reductions of `all_reduce`."""
+"""The values of the argument `mode` of `all_reduce`. ngd's reductions have the same names."""
 
 
 class _State:
-    """The strategy that `init` has got, and the name of each rank's host; empty before `init`."""
+    """The strategy of the program, and the host name of each rank."""
 
     def __init__(self) -> None:
         self.strategy: Any = None
+        """The argument of `init` or of a later `distributed_optimizer`; None if none was given."""
         self.hosts: list[str] = []
+        """The host name of each rank, in the order of the ranks; empty before `init`."""
 
 
 _state: Final = _State()
@@ -61,16 +69,18 @@ def init(
     role_maker : RoleMaker, optional
         None, or a role maker that was created with is_collective=True.
     is_collective : bool
-        True, unless `role_maker` is given: ngd has no parameter servers.
+        It must be True unless `role_maker` is given, because ngd.paddle has no parameter servers.
     strategy : DistributedStrategy, optional
-        The settings. A setting without an effect must have its default.
+        The settings. `find_unused_parameters`, `fuse_grad_size_in_MB` and `last_comm_group_size_MB`
+        are used. In `hybrid_configs`, `dp_degree` must be -1 or the number of ranks, and the other
+        degrees must be 1. Each other setting must have its default.
     log_level : int or str
         Ignored: nothing is logged.
 
     Raises
     ------
     NotImplementedError
-        The call asks for parameter servers, or changes a setting without an effect.
+        The call asks for parameter servers, or `strategy` has a setting that is not supported.
     """
     if not (is_collective or getattr(role_maker, "_is_collective", False)):
         raise_no_servers("fleet.init: is_collective: expected True")
@@ -81,9 +91,10 @@ def init(
 
 
 def expect_supported(strategy: Any, where: str, size: int) -> None:
-    """Raise if a strategy changes a setting that ngd does not support, or divides the model.
+    """Raise NotImplementedError if ngd.paddle does not support a setting of `strategy`.
 
-    `size` is the number of ranks, which `dp_degree` may also name.
+    Settings that are not in `SUPPORTED` must have their defaults. In `hybrid_configs`, `dp_degree`
+    must be -1 or `size`, the number of ranks, and the degrees that divide the model must be 1.
     """
     if strategy is None:
         return
@@ -110,7 +121,7 @@ def expect_supported(strategy: Any, where: str, size: int) -> None:
 
 
 def expect_initialized() -> world.Group:
-    """Return the world that `init` has joined; RuntimeError if `init` has not been called."""
+    """Return the world that `init` has joined; raise RuntimeError before a call of `init`."""
     if not _state.hosts or not world.is_initialized():
         raise RuntimeError(
             "ngd.paddle.fleet: expected an initialized fleet; got none. Call "
@@ -141,7 +152,8 @@ def distributed_optimizer(optimizer: Any, strategy: DistributedStrategy | None =
     """Return the optimizer itself.
 
     The gradients of a `distributed_model` are averaged before the optimizer reads them. If
-    `strategy` is given, it replaces the strategy of `init`.
+    `strategy` is given, it replaces the strategy of `init` for later calls of `distributed_model`.
+    A model that `distributed_model` has returned already keeps its settings.
 
     Corresponds to `paddle.distributed.fleet.distributed_optimizer`.
     """
@@ -223,9 +235,10 @@ def node_num() -> int:
 
 
 def worker_endpoints(to_string: bool = False) -> Any:
-    """Return the ranks as "HOST:RANK", in a list or joined by commas.
+    """Return the ranks in the form "HOST:RANK".
 
-    No process listens at these addresses.
+    The result is a list of strings, or one string with commas if `to_string` is True. RANK is the
+    number of the rank and not a port: no process listens at these addresses.
 
     Corresponds to `paddle.distributed.fleet.worker_endpoints`.
     """
@@ -251,7 +264,7 @@ def all_reduce(input: Any, mode: str = "sum") -> Any:
     Parameters
     ----------
     input : number, array or tensor
-        The operand.
+        The value of this rank.
     mode : str
         "sum", "mean" (of floats), "max" or "min".
     """

@@ -25,9 +25,10 @@ LINEAR = (ReduceOp.SUM, ReduceOp.AVG)
 
 
 def run(where: str, x: Tensor, ranks: Group, rows: float = 1, **options: Any) -> Tensor:
-    """Run the method `where` of ngd's group on `x`, and return the result.
+    """Run a collective of ngd on `x`, and return the result as a new tensor.
 
-    `rows` is the ratio of the numbers of rows of the result and of `x`.
+    `where` is the name of the collective, a method of ngd's group, for example "all_gather". The
+    result has `rows` times as many rows as `x`. `options` are further arguments of the method.
     """
     shape = [int(n * rows) if i == 0 else n for i, n in enumerate(x.shape)]
     result = paddle.empty(shape, dtype=x.dtype)
@@ -37,7 +38,10 @@ def run(where: str, x: Tensor, ranks: Group, rows: float = 1, **options: Any) ->
 
 
 class AllReduce(PyLayer):
-    """An all_reduce. The gradient of a sum or a mean is the same reduction of the gradients."""
+    """An all_reduce. For SUM and AVG, its gradient is the same reduction of the ranks' gradients.
+
+    Other reductions have no gradient: `expect_gradient` raises an error for them.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, op: int, ranks: Group) -> Tensor:
@@ -56,32 +60,33 @@ class AllGather(PyLayer):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, ranks: Group) -> Tensor:
-        """Concatenate the ranks' tensors."""
+        """Concatenate the tensors of all ranks along the first axis."""
         ctx.ranks = ranks
         return run("all_gather", x, ranks, ranks.nranks)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        """Sum the gradients and return this rank's rows."""
+        """Sum the gradients of all ranks, and return the rows that belong to this rank's tensor."""
         return ReduceScatter.apply(gradient, ReduceOp.SUM, ctx.ranks)
 
 
 class ReduceScatter(PyLayer):
-    """A reduce_scatter, whose gradient is an all_gather.
+    """A reduce_scatter. For SUM, its gradient is an all_gather of the ranks' gradients.
 
-    The gradient of a mean is divided by the number of ranks.
+    For AVG, the gradient is this all_gather divided by the number of ranks. Other reductions have
+    no gradient.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, op: int, ranks: Group) -> Tensor:
-        """Reduce, and return this rank's rows."""
+        """Reduce over the ranks, and return the block of rows that belongs to this rank."""
         ctx.saved = op, ranks
         name = reduction(op, x, "functional.reduce_scatter")
         return run("reduce_scatter", x, ranks, 1 / ranks.nranks, op=name)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        """Concatenate the ranks' gradients."""
+        """Concatenate the gradients of all ranks; for AVG, divide by the number of ranks."""
         op, ranks = ctx.saved
         gathered = AllGather.apply(gradient, ranks)
         return gathered / ranks.nranks if op == ReduceOp.AVG else gathered
@@ -109,13 +114,13 @@ class AllToAll(PyLayer):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, ranks: Group) -> Tensor:
-        """Exchange the blocks."""
+        """Send each rank its block of rows, and concatenate the received blocks."""
         ctx.ranks = ranks
         return run("all_to_all", x, ranks)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        """Send the gradient of each block back."""
+        """Send the gradient of each received block back to the rank that sent the block."""
         return AllToAll.apply(gradient, ctx.ranks)
 
 
@@ -130,7 +135,11 @@ def expect_gradient(x: Tensor, op: int, where: str) -> None:
 
 
 def expect_rows(x: Tensor, where: str, ranks: Group | None = None) -> None:
-    """Raise ShapeError for a scalar, or if the ranks cannot divide the rows evenly."""
+    """Raise ShapeError if `x` is a scalar.
+
+    If `ranks` is given, also raise ShapeError if the number of rows of `x` is not a multiple of the
+    number of ranks.
+    """
     elements(x, where)
     shape = tuple(x.shape)
     normal_axis(0, shape, where)
@@ -159,13 +168,15 @@ def all_reduce(x: Tensor, op: int = ReduceOp.SUM, group: Group | None = None) ->
 def reduce_scatter(x: Tensor, op: int = ReduceOp.SUM, group: Group | None = None) -> Tensor:
     """Reduce over the ranks, and return the r-th block of the rows of the result on rank r.
 
-    The gradient is an all_gather.
+    The ranks and the blocks are numbered from 0. For SUM, the gradient is an all_gather of the
+    ranks' gradients, and for AVG it is this all_gather divided by the number of ranks. MAX, MIN and
+    PROD have no gradient.
 
     Parameters
     ----------
     x : Tensor
-        The operand, of the same shape and dtype on all ranks. The number of ranks must divide the
-        rows.
+        The operand, of the same shape and dtype on all ranks. Its number of rows must be a multiple
+        of the number of ranks.
     op : int
         ReduceOp.SUM (the default), AVG, MAX, MIN or PROD.
     group : Group, optional
@@ -178,9 +189,10 @@ def reduce_scatter(x: Tensor, op: int = ReduceOp.SUM, group: Group | None = None
 
 
 def all_gather(x: Tensor, group: Group | None = None) -> Tensor:
-    """Concatenate the tensors of all ranks along the first axis. All have the same shape.
+    """Return the tensors of all ranks, concatenated along the first axis.
 
-    The gradient is a reduce_scatter.
+    The gradient is a reduce_scatter: each rank gets the rows of its own tensor from the sum of the
+    ranks' gradients.
 
     Parameters
     ----------
@@ -213,15 +225,15 @@ def broadcast(x: Tensor, src: int, group: Group | None = None) -> Tensor:
 
 
 def all_to_all(x: Tensor, group: Group | None = None) -> Tensor:
-    """Send rank r the r-th block of the rows, and concatenate the received blocks.
+    """Send the r-th block of the rows to rank r, and return the received blocks concatenated.
 
-    The gradient is an all_to_all.
+    The gradient is an all_to_all, which sends the gradient of each block back.
 
     Parameters
     ----------
     x : Tensor
-        The operand, of the same shape and dtype on all ranks. The number of ranks must divide the
-        rows.
+        The operand, of the same shape and dtype on all ranks. Its number of rows must be a multiple
+        of the number of ranks.
     group : Group, optional
         The ranks; by default the world.
     """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors as contiguous arrays of NumPy, which ngd's collectives take.
+"""Conversion of Paddle's tensors to the NumPy arrays that ngd's collectives send and fill.
 
-A tensor that is not contiguous is sent as a copy. Several tensors that are sent in one message are
-copied, too.
+A contiguous tensor is sent and filled in its own memory. Other tensors, and several tensors that
+are sent in one message, are copied.
 """
 
 from __future__ import annotations
@@ -25,9 +25,13 @@ Finish: TypeAlias = Callable[[], None]
 REDUCTIONS: Final = {0: "sum", 1: "max", 2: "min", 3: "prod", 4: "mean"}
 """ngd's reductions, by the number of paddle.distributed.ReduceOp: SUM, MAX, MIN, PROD, AVG."""
 BOOLEAN_REDUCTIONS: Final = {0: "max", 1: "max", 2: "min", 3: "min"}
-"""The reductions of booleans: a sum is a logical or, and a product is a logical and."""
+"""ngd's reductions of booleans, by the number of paddle.distributed.ReduceOp.
+
+SUM and MAX are a logical or, which is "max". MIN and PROD are a logical and, which is "min". AVG is
+absent, because booleans have no average.
+"""
 NAMES: Final = ("SUM", "MAX", "MIN", "PROD", "AVG")
-"""The names of the reductions, by number."""
+"""The names of paddle.distributed.ReduceOp. The index is the number of the reduction."""
 
 
 def view(tensor: Tensor, where: str) -> Array:
@@ -50,7 +54,11 @@ def view(tensor: Tensor, where: str) -> Array:
 
 
 def elements(tensor: Tensor, where: str) -> Array:
-    """Return the elements of a tensor in one dimension: its own memory if it is contiguous."""
+    """Return the elements of a tensor as a one-dimensional array.
+
+    If the tensor is contiguous, the array is the tensor's own memory. Otherwise the array may be a
+    copy. A complex tensor has two real elements per number.
+    """
     return as_numbers(view(tensor, where).reshape(-1))
 
 
@@ -80,16 +88,17 @@ def destination_for(tensor: Tensor, where: str) -> tuple[Array, Finish]:
 
 
 def concatenate(tensors: Sequence[Tensor], where: str) -> Array:
-    """Return a copy of the elements of several tensors, one after the other."""
+    """Return one flat array with a copy of the elements of several tensors, in their order."""
     parts = [elements(tensor, where) for tensor in tensors]
     same_dtype(parts, where)
     return np.concatenate(parts)
 
 
 def destination_for_all(tensors: Sequence[Tensor], where: str) -> tuple[Array, Finish]:
-    """Return one array to receive several tensors into, and a function to call afterwards.
+    """Return one flat array to receive several tensors into, and a function to call afterwards.
 
-    The function copies the parts of the array to the tensors.
+    The array has the elements of the tensors one after the other. The function copies the elements
+    to the tensors.
     """
     destinations = [destination_for(tensor, where) for tensor in tensors]
     same_dtype([each for each, _ in destinations], where)
@@ -110,14 +119,18 @@ def no_copy() -> None:
 
 
 def same_dtype(arrays: Sequence[Array], where: str) -> None:
-    """Raise DTypeError if the arrays have different dtypes."""
+    """Raise DTypeError if the arrays have different dtypes; otherwise return None."""
     dtypes = sorted({str(each.dtype) for each in arrays})
     if len(dtypes) > 1:
         raise DTypeError(f"{where}: expected tensors of one dtype; got {' and '.join(dtypes)}")
 
 
 def blocks(tensors: Any, count: int, where: str, name: str) -> list[Tensor]:
-    """Return `tensors` as a list; ValueError unless it is a list or tuple of `count` elements."""
+    """Return `tensors`, a list or tuple with one element for each of `count` ranks, as a list.
+
+    Raise ValueError if `tensors` is not a list or tuple, or has another number of elements. The
+    message shows `where`, the public call, and `name`, the argument.
+    """
     if not isinstance(tensors, (list, tuple)) or len(tensors) != count:
         got = len(tensors) if isinstance(tensors, (list, tuple)) else type(tensors).__name__
         raise ValueError(f"{where}: {name}: expected a list of {count}, one a rank; got {got}")
@@ -131,7 +144,11 @@ def expect_size(array: Array, size: int, where: str, name: str) -> None:
 
 
 def reduction(op: Any, tensor: Tensor, where: str) -> str:
-    """Return the name of ngd's reduction for `op`; DTypeError if the tensor does not support it."""
+    """Return the name of ngd's reduction for `op`, a number of paddle.distributed.ReduceOp.
+
+    Raise ValueError for an unknown number, and DTypeError if the reduction does not support the
+    dtype of the tensor.
+    """
     if type(op) is not int or op not in REDUCTIONS:
         raise ValueError(f"{where}: op: expected a ReduceOp: {', '.join(NAMES)}; got {op!r}")
     dtype = view(tensor, where).dtype

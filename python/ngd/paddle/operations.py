@@ -39,7 +39,7 @@ from .world import Group, group_or_world, is_outside
 
 
 class Task:
-    """The handle of a pending collective, like the tasks that `paddle.distributed` returns."""
+    """The handle of a pending collective, with the methods of Paddle's own tasks."""
 
     def __init__(self, work: Work, tensors: Sequence[Tensor], finish: Finish) -> None:
         self.work, self.tensors, self.finish = work, tensors, finish
@@ -78,11 +78,19 @@ class Task:
 
 
 _pending: Final[list[Task]] = []
-"""The tasks that the program has not waited for. `wait(tensor)` searches this list."""
+"""The tasks that were returned with `sync_op=False`, which `wait(tensor)` searches.
+
+`wait(tensor)` removes the tasks that it waits for. The start of a later task with `sync_op=False`
+removes the tasks that have completed or failed.
+"""
 
 
 def start_task(work: Work, tensors: Sequence[Tensor], finish: Finish, sync_op: bool) -> Task:
-    """Return the task of a pending collective, and wait for it if `sync_op` is True."""
+    """Create and return the task of a collective that was started.
+
+    If `sync_op` is True, wait for the collective. Otherwise add the task to `_pending`. `finish`
+    copies the result to `tensors`.
+    """
     task = Task(work, tensors, finish)
     if sync_op:
         task.wait()
@@ -93,14 +101,14 @@ def start_task(work: Work, tensors: Sequence[Tensor], finish: Finish, sync_op: b
 
 
 def is_settled(task: Task) -> bool:
-    """Return True if a task has completed or failed."""
+    """Return True if a task has completed or failed. A completed task's tensors are filled."""
     with contextlib.suppress(CollectiveError):
         return task.is_done or (task.work.done() and task.wait())
     return True
 
 
 def wait(tensor: Tensor, group: Group | None = None, use_calc_stream: bool = True) -> None:
-    """Wait for the tasks that use a tensor.
+    """Wait for all pending tasks that use a tensor, and fill their tensors.
 
     Corresponds to `paddle.distributed.wait`.
 
@@ -119,18 +127,27 @@ def wait(tensor: Tensor, group: Group | None = None, use_calc_stream: bool = Tru
 
 
 class Staged(NamedTuple):
-    """The operand of a collective, and the memory for its result."""
+    """The arrays that a collective sends and fills, and the tensors of the caller.
+
+    The arrays are the memory of the tensors, or staging buffers if this is not possible.
+    """
 
     source: Array | None
+    """The operand; None if this rank sends nothing."""
     out: Array | None
+    """The array for the result; None if this rank gets no result."""
     finish: Finish
-    """A function that copies `out` to the caller's tensors, if they are not the same memory."""
+    """A function to call after the collective. It copies the result from `out` to the caller's
+    tensors, or does nothing if `out` is their memory."""
     tensors: list[Tensor]
     """The caller's tensors, which the collective uses until it completes."""
 
 
 def stage_whole(tensor: Tensor, where: str, gets_result: bool) -> Staged:
-    """Prepare a collective whose operand is a tensor. If `gets_result`, it gets the result too."""
+    """Return the arrays of a collective whose operand is a whole tensor.
+
+    If `gets_result` is True, the same tensor gets the result. Otherwise this rank gets no result.
+    """
     if not gets_result:
         return Staged(elements(tensor, where), None, no_copy, [tensor])
     out, finish = destination_for(tensor, where)
@@ -139,7 +156,11 @@ def stage_whole(tensor: Tensor, where: str, gets_result: bool) -> Staged:
 
 
 def stage_gather(tensor: Tensor, given: Any, count: int, where: str, list_name: str) -> Staged:
-    """Prepare a collective from a tensor to `given`, which has one block per rank."""
+    """Return the arrays of a collective that sends `tensor` and receives a block from each rank.
+
+    `given` is the destination: one tensor for all blocks, or a list with one tensor per rank. An
+    empty list gets new tensors. `count` is the number of ranks.
+    """
     source = elements(tensor, where)
     out, finish, tensors = stage_outputs(given, tensor, count, where, list_name)
     expect_size(out, count * source.size, where, list_name)
@@ -147,7 +168,11 @@ def stage_gather(tensor: Tensor, given: Any, count: int, where: str, list_name: 
 
 
 def stage_scatter(tensor: Tensor, given: Any, count: int, where: str, list_name: str) -> Staged:
-    """Prepare a collective from `given`, which has one block per rank, to a tensor."""
+    """Return the arrays of a collective that sends a block to each rank and fills `tensor`.
+
+    `given` is the operand: one tensor with all blocks, or a list with one tensor per rank. `count`
+    is the number of ranks.
+    """
     out, finish = destination_for(tensor, where)
     source, tensors = stage_inputs(given, count, where, list_name)
     expect_size(source, count * out.size, where, list_name)
@@ -157,10 +182,11 @@ def stage_scatter(tensor: Tensor, given: Any, count: int, where: str, list_name:
 def stage_outputs(
     given: Any, like: Tensor, count: int, where: str, name: str
 ) -> tuple[Array, Finish, list[Tensor]]:
-    """Return memory for a block from each rank, its copy function, and the caller's tensors.
+    """Return an array for the blocks of all ranks, a function, and the caller's tensors.
 
-    `given` is one tensor for all blocks, or a list with one tensor per rank. If the list is empty,
-    new tensors like `like` are appended to it.
+    After the collective, the function copies the array to the tensors. `given` is one tensor for
+    all blocks, or a list with one tensor per rank. If the list is empty, `count` new tensors with
+    the shape and dtype of `like` are appended to it.
     """
     if isinstance(given, paddle.Tensor):
         return *destination_for(given, where), [given]
@@ -174,14 +200,15 @@ def stage_outputs(
 
 
 def elements_each(tensor: Tensor) -> int:
-    """Return the number of real numbers per element: two for a complex tensor."""
+    """Return the number of real numbers per element: 2 for a complex tensor, 1 for others."""
     return 2 if tensor.is_complex() else 1
 
 
 def stage_inputs(given: Any, count: int, where: str, name: str) -> tuple[Array, list[Tensor]]:
-    """Return the blocks for all ranks as one array, and the tensors that they come from.
+    """Return the blocks for all ranks as one array, and the list of the caller's tensors.
 
-    `given` is one tensor with all blocks, or a list with one tensor per rank.
+    `given` is one tensor with all blocks, or a list with one tensor per rank, which are copied
+    into the array. `count` is the number of ranks.
     """
     if isinstance(given, paddle.Tensor):
         return elements(given, where), [given]
@@ -203,11 +230,12 @@ def start_collective(
     root: Any = None,
     sync_op: bool = True,
 ) -> Task:
-    """Start the collective `name`, whose blocks are equal. `KINDS[name]` describes it.
+    """Start the collective `name`, whose blocks have equal sizes, and return its task.
 
-    Each rank gives and gets `tensor`. If the kind gives or gets "blocks", the rank gives or gets
-    `given` instead: one tensor for all ranks, or a list with one tensor per rank. `list_name` is
-    the name of that argument in messages.
+    `tensor` is the operand and the result, for example of a broadcast. If the collective sends or
+    receives one block per rank, `given` is this operand or result instead, and `tensor` is only
+    the other one. `given` is one tensor with all blocks, or a list with one tensor per rank.
+    `list_name` is the name of this argument in messages. `root` is a rank of the world.
     """
     kind, site = KINDS[name], call_site()
     arguments: dict[str, Any] = {}
@@ -233,7 +261,11 @@ def start_collective(
 
 
 def run_collective(name: str, group: Group | None, *args: Any, **kwargs: Any) -> Task | None:
-    """Start a collective, or warn and return None if this rank is not in the group."""
+    """Start the collective `name` and return its task.
+
+    If this rank is not in the group, warn and return None. The further arguments are those of
+    `start_collective`; with `sync_op=True`, the collective is complete at the return.
+    """
     ranks = group_or_world(group)
     if is_outside(ranks, stacklevel=4):
         return None
@@ -257,7 +289,7 @@ def all_reduce(
     group : Group, optional
         The ranks; by default the world.
     sync_op : bool
-        If True, the call waits for the result.
+        If True, the call returns when the operation is complete; if False, after its start.
 
     Returns
     -------
@@ -289,7 +321,7 @@ def reduce(
     group : Group, optional
         The ranks; by default the world.
     sync_op : bool
-        If True, the call waits for the result.
+        If True, the call returns when the operation is complete; if False, after its start.
     """
     return run_collective("reduce", group, tensor, op=op, root=dst, sync_op=sync_op)
 
@@ -310,7 +342,7 @@ def broadcast(
     group : Group, optional
         The ranks; by default the world.
     sync_op : bool
-        If True, the call waits for the result.
+        If True, the call returns when the operation is complete; if False, after its start.
     """
     return run_collective("broadcast", group, tensor, root=src, sync_op=sync_op)
 
@@ -332,7 +364,7 @@ def all_gather(
     group : Group, optional
         The ranks; by default the world.
     sync_op : bool
-        If True, the call waits for the result.
+        If True, the call returns when the operation is complete; if False, after its start.
 
     Raises
     ------
@@ -368,7 +400,7 @@ def reduce_scatter(
     group : Group, optional
         The ranks; by default the world.
     sync_op : bool
-        If True, the call waits for the result.
+        If True, the call returns when the operation is complete; if False, after its start.
     """
     return run_collective("reduce_scatter", group, tensor, tensor_list, op=op, sync_op=sync_op)
 
@@ -392,11 +424,11 @@ def scatter(
         On `src`: one tensor per rank, or one tensor that holds all blocks one after the other. It
         is ignored on the other ranks.
     src : int
-        The rank that sends.
+        The rank of the world that sends.
     group : Group, optional
         The ranks; by default the world.
     sync_op : bool
-        If True, the call waits for the result.
+        If True, the call returns when the operation is complete; if False, after its start.
     """
     return run_collective("scatter", group, tensor, tensor_list, root=src, sync_op=sync_op)
 
@@ -420,11 +452,11 @@ def gather(
         On `dst`: one tensor per rank, or an empty list, which gets new tensors. It is ignored on
         the other ranks.
     dst : int
-        The rank that receives.
+        The rank of the world that receives.
     group : Group, optional
         The ranks; by default the world.
     sync_op : bool
-        If True, the call waits for the result.
+        If True, the call returns when the operation is complete; if False, after its start.
     """
     how: dict[str, Any] = {"list_name": "gather_list", "root": dst, "sync_op": sync_op}
     return run_collective("gather", group, tensor, gather_list, **how)
@@ -440,15 +472,15 @@ def alltoall(
     Parameters
     ----------
     out_tensor_list : list of Tensor, or Tensor
-        One destination per rank. An empty list gets new tensors, with the shapes of the sent
-        tensors.
+        A list with one destination per rank. An empty list gets new tensors, with the shapes of the
+        sent tensors. It is a single tensor if `in_tensor_list` is a single tensor.
     in_tensor_list : list of Tensor, or Tensor
-        One tensor per rank; their sizes may differ. Both arguments may also be single tensors,
-        which hold blocks of the same size one after the other.
+        A list with one tensor to send per rank, whose sizes may differ. Or a single tensor that
+        holds one block of rows per rank, all of the same size, one after the other.
     group : Group, optional
         The ranks; by default the world.
     sync_op : bool
-        If True, the call waits for the result.
+        If True, the call returns when the operation is complete; if False, after its start.
     """
     ranks, where = group_or_world(group), "alltoall"
     if is_outside(ranks):
@@ -493,7 +525,7 @@ def alltoall_single(
     group : Group, optional
         The ranks; by default the world.
     sync_op : bool
-        If True, the call waits for the result.
+        If True, the call returns when the operation is complete; if False, after its start.
     """
     ranks, where, site = group_or_world(group), "alltoall_single", call_site()
     if is_outside(ranks):
@@ -514,9 +546,11 @@ def alltoall_single(
 def split(
     tensor: Tensor, flat: Array, sizes: Sequence[int] | None, count: int, name: str
 ) -> list[int]:
-    """Return the number of elements of each rank's rows. `sizes` has the numbers of rows.
+    """Return a list of the number of elements that each of `count` ranks sends or gets.
 
-    If `sizes` is None or empty, all ranks have equal numbers of rows.
+    `sizes` has the number of rows of `tensor` for each rank. If `sizes` is None or empty, all ranks
+    have equal numbers of rows. `flat` is the flat array of the tensor. Messages show `name`, the
+    argument.
     """
     shape, where = tuple(tensor.shape) or (1,), "alltoall_single"
     if not sizes:
@@ -530,7 +564,7 @@ def split(
 def send(
     tensor: Tensor, dst: int = 0, group: Group | None = None, sync_op: bool = True
 ) -> Task | None:
-    """Send a tensor to rank `dst`. The rank receives tensors in the order in which they are sent.
+    """Send a tensor to rank `dst`. Rank `dst` receives tensors in the order of their sends.
 
     Corresponds to `paddle.distributed.send`.
 
@@ -543,7 +577,7 @@ def send(
     group : Group, optional
         The ranks; by default the world.
     sync_op : bool
-        If True, the call waits for the result.
+        If True, the call returns when the operation is complete; if False, after its start.
     """
     ranks, where, site = group_or_world(group), "send", call_site()
     if is_outside(ranks):
@@ -569,7 +603,7 @@ def recv(
     group : Group, optional
         The ranks; by default the world.
     sync_op : bool
-        If True, the call waits for the result.
+        If True, the call returns when the operation is complete; if False, after its start.
     """
     ranks, where, site = group_or_world(group), "recv", call_site()
     if is_outside(ranks):
@@ -617,18 +651,18 @@ def irecv(tensor: Tensor, src: int | None = None, group: Group | None = None) ->
 
 
 class P2POp:
-    """A call of `isend` or `irecv` for `batch_isend_irecv`.
+    """The description of a send or receive, which `batch_isend_irecv` starts.
 
     Corresponds to `paddle.distributed.P2POp`.
 
     Parameters
     ----------
     op : callable
-        `isend` or `irecv` of this module.
+        The function `isend` or `irecv` of ngd.paddle.
     tensor : Tensor
-        The tensor.
+        The tensor to send, or the destination.
     peer : int
-        The other rank.
+        The rank of the world that receives the tensor or sends it.
     group : Group, optional
         The ranks; by default the world.
     """
@@ -645,6 +679,16 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Task]:
     """Start several sends and receives, and return their tasks.
 
     Corresponds to `paddle.distributed.batch_isend_irecv`.
+
+    Parameters
+    ----------
+    p2p_op_list : sequence of P2POp
+        The sends and receives, in the order in which they start.
+
+    Returns
+    -------
+    list of Task
+        One task per send or receive, without those of groups that do not have this rank.
     """
     tasks = [each.op(each.tensor, each.peer, each.group) for each in p2p_op_list]
     return [task for task in tasks if task is not None]

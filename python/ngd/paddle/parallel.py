@@ -23,7 +23,10 @@ from .world import Group, group_or_world
 MEGABYTE: Final = 1 << 20
 
 add_final_hook: Final[Any] = core.eager._add_backward_final_hook
-"""Registers a function that Paddle calls once, at the end of the current backward pass."""
+"""Paddle's registration of a function to call once, at the end of the current backward pass.
+
+If the function raises an exception, `backward()` raises it as a SystemError.
+"""
 
 
 class Gradients:
@@ -31,8 +34,8 @@ class Gradients:
 
     The parameters are divided into buckets, in reversed order, so the order of the buckets is the
     same on all ranks. Each bucket is reduced in one all-reduce, which starts when the gradients of
-    the bucket are complete and all buckets before it have been sent. The backward pass does not
-    wait for it. At its end, the backward pass waits for all buckets.
+    the bucket are complete and all buckets before it have been sent. The backward pass continues
+    during an all-reduce, and waits for all of them at its end.
     """
 
     def __init__(
@@ -47,7 +50,11 @@ class Gradients:
         self.buckets = make_buckets(self.parameters, limits)
         self.bucket_of = [n for n, bucket in enumerate(self.buckets) for _ in bucket]
         self.is_armed = False
-        """True if backward passes reduce the gradients; the last forward pass decides it."""
+        """True if the next backward pass averages the gradients.
+
+        Each forward pass that records gradients sets it: to False inside `DataParallel.no_sync`,
+        else to True.
+        """
         self.failure: BaseException | None = None
         self.site = ""
         self.reset()
@@ -55,7 +62,7 @@ class Gradients:
             parameter._register_backward_hook(make_hook(self, number))
 
     def reset(self) -> None:
-        """Reset to the state before a backward pass."""
+        """Clear the state of the last backward pass, so that the next one can start."""
         self.has_gradient = [False] * len(self.parameters)
         self.num_missing = [len(bucket) for bucket in self.buckets]
         self.pending: list[tuple[Work, list[Finish]]] = []
@@ -65,14 +72,21 @@ class Gradients:
         self.failure = None
 
     def start_forward(self, reduces: bool) -> None:
-        """Start a forward pass. Its backward pass averages the gradients if `reduces` is True."""
+        """Prepare for the backward pass of the forward pass that begins now.
+
+        If `reduces` is True, this backward pass will average the gradients over the ranks. If it is
+        False, the gradients stay those of this rank.
+        """
         if self.is_started:  # an exception ended the last backward pass
             self.abandon()
         self.is_armed, self.site = reduces, call_site()
         (ACTIVE.add if reduces else ACTIVE.discard)(self)
 
     def abandon(self) -> None:
-        """Wait for the buckets that were sent, ignore their results, and reset."""
+        """End a backward pass that failed: wait for the buckets that were sent, and reset.
+
+        The averages of these buckets are not used.
+        """
         for work, _ in self.pending:
             with contextlib.suppress(CollectiveError):
                 work.wait()
@@ -99,7 +113,7 @@ class Gradients:
             self.failure = error
 
     def send(self) -> None:
-        """Start to reduce the next bucket."""
+        """Start the all-reduce of the next bucket."""
         destinations = [self.memory_of(number) for number in self.buckets[self.next_bucket]]
         self.next_bucket += 1
         arrays = [array for array, _ in destinations]
@@ -109,9 +123,11 @@ class Gradients:
         self.pending.append((work, [finish for _, finish in destinations if finish is not no_copy]))
 
     def memory_of(self, number: int) -> tuple[Array, Finish]:
-        """Return contiguous memory with a parameter's gradient, and the function to copy it back.
+        """Return an array with the gradient of parameter `number`, and a function.
 
-        If the gradient does not exist, create zeros in its place, and record them in `substitutes`.
+        After the all-reduce, the function copies the array to the gradient; for a contiguous
+        gradient the array is the gradient's memory. If the parameter has no gradient on this rank,
+        the array is zeros, because other ranks may have one. `substitutes` records these zeros.
         """
         parameter = self.parameters[number]
         gradient = parameter.grad
@@ -150,7 +166,11 @@ class Gradients:
             )
 
     def assign_substitutes(self) -> None:
-        """Store the averaged gradients of the parameters that only other ranks have used."""
+        """Store the averages for parameters that had no gradient on this rank.
+
+        A parameter gets the average if another rank's backward pass has used the parameter. If no
+        rank has used the parameter, it stays without a gradient.
+        """
         used = np.array(self.has_gradient, np.uint8)
         self.ranks.group.all_reduce(used, op="max", out=used, site=self.site)
         for number, gradient in self.substitutes:
@@ -159,14 +179,17 @@ class Gradients:
 
 
 ACTIVE: Final[set[Gradients]] = set()
-"""The objects whose forward pass has run and whose backward pass has not. Paddle's hooks have only
-weak references to the objects, so this set keeps them alive."""
+"""The `Gradients` objects whose forward pass has run and whose backward pass has not ended.
+
+Paddle's hooks have only weak references to these objects, so this set keeps the objects alive.
+"""
 
 
 def make_hook(gradients: Gradients, number: int) -> Any:
-    """Return the hook of parameter `number`, which calls `on_gradient`.
+    """Return a hook that calls `gradients.on_gradient(number)` for parameter `number`.
 
-    The hook has only a weak reference to `gradients`, because Paddle can never remove the hook.
+    The hook has only a weak reference to `gradients`, so `gradients` can be freed although Paddle
+    never removes the hook from the parameter.
     """
     gradients_ref = weakref.ref(gradients)
 
@@ -179,10 +202,11 @@ def make_hook(gradients: Gradients, number: int) -> Any:
 
 
 def make_buckets(parameters: Sequence[Tensor], limits: tuple[int, int]) -> list[list[int]]:
-    """Divide parameters into buckets of one dtype.
+    """Divide parameters into buckets of one dtype, and return the indices of each bucket.
 
-    `limits` has two sizes in bytes: the size at which the first bucket is full, and the size at
-    which a later bucket is full.
+    A bucket gets parameters until its size is at least its limit, or the dtype changes. `limits`
+    has two limits in bytes: that of the first bucket, whose gradients are sent first, and that of
+    each later bucket.
     """
     buckets: list[list[int]] = []
     size = 0
@@ -213,12 +237,15 @@ class DataParallel(paddle.nn.Layer):
         The layer, the same on all ranks, with dense parameters on the CPU.
     strategy
         It must be None.
-    comm_buffer_size, last_comm_buffer_size : float
-        The smallest size of a bucket of gradients in MiB, and that of the bucket that is sent
-        first.
+    comm_buffer_size : float
+        The size in MiB at which a bucket of gradients is full. The gradients of a bucket are
+        averaged together.
+    last_comm_buffer_size : float
+        The same size for the bucket that is sent first, which has the last parameters of the layer.
     find_unused_parameters : bool
-        If True, a backward pass may leave out parameters, which may differ between ranks. A
-        parameter that no rank has used has no gradient. If False, a missing gradient is an error.
+        If True, a backward pass may compute no gradient for some parameters, and these parameters
+        may differ between ranks. A parameter that no rank has used has no gradient. If False, a
+        missing gradient is an error.
     group : Group, optional
         The ranks; by default the world.
     """
@@ -288,18 +315,25 @@ class DataParallel(paddle.nn.Layer):
         """Do nothing: the backward pass has reduced the gradients."""
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the state of the layer, under the layer's own names."""
+        """Return the state of the wrapped layer, under the names that the layer itself uses.
+
+        The names have no prefix for DataParallel.
+        """
         return self._layers.state_dict(*args, **kwargs)
 
     def set_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Load a state of the layer."""
+        """Load a state into the wrapped layer. Its names are those that the layer itself uses."""
         return self._layers.set_state_dict(*args, **kwargs)
 
     set_dict = load_dict = set_state_dict
 
 
 def filled_memory(tensor: Tensor, where: str) -> tuple[Array, Finish]:
-    """Return a contiguous array with a tensor's values, and a function that copies it back."""
+    """Return a contiguous array with a tensor's values, and a function.
+
+    The function copies the array to the tensor. If the tensor is contiguous, the array is the
+    tensor's memory and the function does nothing.
+    """
     array, finish = destination_for(tensor, where)
     if finish is not no_copy:
         array[...] = elements(tensor, where)
@@ -307,7 +341,7 @@ def filled_memory(tensor: Tensor, where: str) -> tuple[Array, Finish]:
 
 
 def broadcast_all(tensors: Sequence[Tensor], ranks: Group) -> None:
-    """Overwrite tensors on all ranks by those of the first rank."""
+    """Overwrite tensors on all ranks of a group by those of the rank 0 of the group."""
     destinations = [filled_memory(tensor, "DataParallel") for tensor in tensors]
     arrays = [array for array, _ in destinations]
     ranks.group.broadcast(arrays, 0, out=arrays, site=call_site())

@@ -17,8 +17,10 @@ from ..comm.world import init
 from ..errors import InitError
 
 RANK_VARIABLES: Final = ("PADDLE_TRAINER_ID", "PADDLE_TRAINERS_NUM")
-"""The environment variables in which parts of PaddlePaddle, such as DistributedBatchSampler, look
-for the rank and the number of ranks."""
+"""Two environment variables: the rank of this process, and the number of ranks.
+
+Parts of PaddlePaddle, such as DistributedBatchSampler, read these variables.
+"""
 
 
 class Group:
@@ -46,7 +48,7 @@ class Group:
 
     def __init__(self, group: comm.Group, ranks: Sequence[int], number: int) -> None:
         self.group = group
-        """The group of ngd with the same ranks."""
+        """The ngd.Group with the same ranks, which does the communication."""
         self.rank = group.rank
         self.ranks = list(ranks)
         self.nranks = len(self.ranks)
@@ -60,7 +62,7 @@ class Group:
 
     @property
     def process_group(self) -> comm.Group:
-        """The group of ngd with the same ranks."""
+        """The ngd.Group with the same ranks: the attribute `group` under Paddle's name."""
         return self.group
 
     def is_member(self) -> bool:
@@ -82,15 +84,21 @@ class Group:
         return self.ranks[rank] if self.is_member() else -1
 
     def group_rank_of(self, rank: int, where: str, name: str) -> int:
-        """Return the rank in this group of `rank`, a rank of the world; raise if it has none."""
+        """Return the rank in this group of `rank`, a rank of the world.
+
+        Raise ValueError if `rank` is not a member. `get_group_rank` returns -1 instead. The message
+        shows `where`, the public call, and `name`, the argument.
+        """
         return position_of_world_rank(rank, self.ranks, where, name)
 
 
 class _Groups:
-    """The existing groups, by their number."""
+    """The groups that exist in this process."""
 
     def __init__(self) -> None:
         self.groups: dict[int, Group] = {}
+        """All groups by number, including groups that do not have this rank. Number 0 is the
+        world."""
         self.next_id = 1
         self.has_set_variables = False
         """True if ngd has set the environment variables `RANK_VARIABLES`."""
@@ -139,7 +147,12 @@ def init_parallel_env(nccl_config: Any = None) -> Group:
 
 
 def check_launcher() -> None:
-    """Raise InitError if Paddle's launcher has started this job: ngd does not know its ranks."""
+    """Raise InitError if `paddle.distributed.launch` has started this job.
+
+    Paddle's launcher gives the number of ranks in PADDLE_TRAINERS_NUM, but ngd does not find the
+    ranks of such a job. The error is raised if this number is not 1, is not the number of ranks
+    that ngd finds, and was not set by ngd itself. Start the job by `ngd run` instead.
+    """
     paddle_size = os.environ.get(RANK_VARIABLES[1], "1")
     ngd_size = detect().size
     if paddle_size not in ("1", str(ngd_size)) and not _groups.has_set_variables:
@@ -197,15 +210,18 @@ def get_backend(group: Group | None = None) -> str:
 def new_group(
     ranks: Sequence[int] | None = None, backend: str | None = None, timeout: Any = None
 ) -> Group:
-    """Create a group. All ranks of the world call it with the same ranks, members or not.
+    """Create a group of some ranks of the world.
+
+    All ranks of the world call this function with the same `ranks`, including ranks that are not
+    members.
 
     Corresponds to `paddle.distributed.new_group`.
 
     Parameters
     ----------
     ranks : sequence of int, optional
-        The ranks of the world that belong to the group, each once; by default all. They are
-        numbered in ascending order.
+        The ranks of the world that belong to the group, each once; by default all. The group
+        numbers its ranks in ascending order of the ranks of the world, for any order of `ranks`.
     backend : str, optional
         None, "ngd" or "gloo". The group always communicates by ngd.
     timeout
@@ -244,9 +260,10 @@ def get_group(id: int = 0) -> Group | None:
 
 
 def destroy_process_group(group: Group | None = None) -> None:
-    """Leave a group, or all groups if it is the world. All ranks of the group call it.
+    """Leave a group, or all groups if `group` is the world. All ranks of the group call it.
 
-    `ngd.shutdown()` leaves the world itself.
+    Without `group`, it is the world. This function does not leave the world of ngd itself;
+    `ngd.shutdown()` does.
 
     Corresponds to `paddle.distributed.destroy_process_group`.
     """
@@ -274,7 +291,10 @@ def group_or_world(group: Group | None) -> Group:
 
 
 def is_outside(group: Group, stacklevel: int = 3) -> bool:
-    """Return True and warn if this process is not a member of the group, as Paddle does."""
+    """Return True and warn if this process is not a member of the group; otherwise return False.
+
+    Paddle's functions warn in the same case.
+    """
     if not group.is_member():
         warnings.warn(
             f"rank {get_rank()} is not in the group of the ranks {group.ranks}",
@@ -284,7 +304,7 @@ def is_outside(group: Group, stacklevel: int = 3) -> bool:
 
 
 def spawn(*_: Any, **__: Any) -> NoReturn:
-    """Raise NotImplementedError: a launcher starts the ranks."""
+    """Raise NotImplementedError: use `ngd run`, mpirun, srun or torchrun to start the ranks."""
     raise NotImplementedError(
         "ngd.paddle.spawn: expected ranks of a launcher; got a call to start them. Run the script "
         "by `ngd run -n N SCRIPT`, or another launcher."
@@ -292,7 +312,7 @@ def spawn(*_: Any, **__: Any) -> NoReturn:
 
 
 def launch(*_: Any, **__: Any) -> NoReturn:
-    """Raise NotImplementedError: a launcher starts the ranks."""
+    """Raise NotImplementedError: use `ngd run`, mpirun, srun or torchrun to start the ranks."""
     raise NotImplementedError(
         "ngd.paddle.launch: expected ranks of a launcher; got a call to start them. Run the script "
         "by `ngd run -n N SCRIPT`, or another launcher."
