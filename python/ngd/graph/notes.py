@@ -16,11 +16,14 @@ from typing import Any, Final, NamedTuple
 
 
 class ExpectedUpdate(NamedTuple):
-    """A note that names a variable: a step that computes the node should update it, too."""
+    """The note that a step which computes the node should also update a variable.
+
+    Such a variable is, for example, a running mean, or the counter of a source of random numbers.
+    """
 
     variable: Any
     layer: str
-    """The layer that draws random numbers or keeps statistics."""
+    """The text that names the layer whose call sets the next value of the variable."""
 
 
 class Promotion(NamedTuple):
@@ -33,7 +36,7 @@ class Promotion(NamedTuple):
 
 
 class Print(NamedTuple):
-    """A note that names a function: a step that computes the node calls it to print the value."""
+    """The note that a step which computes the node prints its value, by a call of `function`."""
 
     function: Any
 
@@ -55,7 +58,10 @@ def add(node: Any, note: Any) -> None:
 
 
 def take_over(node: Any, traced: Iterable[Any]) -> None:
-    """Add the notes of traced nodes, except prints, to the loop or branch that has their copy."""
+    """Add the notes of traced nodes to `node`, the loop or branch whose body has their copies.
+
+    Notes of the class Print are left out.
+    """
     if _notes:
         for _, note in find(traced):
             if not isinstance(note, Print):  # the body prints if it uses the result of the print
