@@ -228,7 +228,7 @@ class StepGraph:
     def __init__(self, graph: Graph, group: Group, options: CompileOptions) -> None:
         self.graph, self.group, self.options = graph, group, options
         self.next_values = next_values(graph, group)
-        """The updates whose new values the ranks compare after the first call of the step."""
+        """The updates whose new values the ranks compare at the end of the step's first call."""
         if self.next_values:
             warn_of_varying(self.next_values, group, call_site())
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The comparison of variables between ranks, after the first call of a step.
+"""The comparison of variables between ranks, at the end of the first call of a step.
 
 Training on several ranks goes wrong silently if the ranks hold different values of a variable:
 weights that were loaded on one rank, gradients that were not averaged. So the first call of a step
@@ -285,7 +285,7 @@ def exchange_entries(each: Comparison, head: Array, site: str) -> list[Differenc
     the two numbers of its checksum."""
     for number, count in zip(head[:, 0].tolist(), counts, strict=True):
         for name, is_conditional, *words in rows[:count]:
-            if name in entries or not is_conditional:  # the others concern groups without this rank
+            if name in entries or not is_conditional:  # else it concerns groups without this rank
                 all_words.setdefault(name, {})[number] = tuple(words)
         del rows[:count]
     found = []

@@ -113,7 +113,7 @@ class Graph:
                 f"compile: inputs: expected each placeholder once; got one twice among {labels}. "
                 "Remove it."
             )
-        _ = self.names  # raises for two variables of one name
+        _ = self.names  # raises if two variables have the same name
         for node in missing_inputs(self):
             raise CompileError(
                 f"compile: inputs: expected placeholder {node.attrs['name']!r} (made at "

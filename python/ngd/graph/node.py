@@ -121,7 +121,8 @@ class Op:
     def grad_of(self, node: Node, dy: Any, wanted: Sequence[bool]) -> Sequence[Node | None]:
         """Return adjoints like `grad`.
 
-        `wanted` is True for the operands whose adjoints the caller uses. It ignores the others.
+        `wanted` has True for each operand whose adjoint the caller uses. The caller ignores the
+        adjoints of the other operands, which may be None.
         """
         return self.grad(node, dy)
 
@@ -393,7 +394,7 @@ class Result(Node):
         return f"<ngd.Node {self.op.name}, result {self.number}: {self.type}>"
 
     def with_inputs(self, inputs: tuple[Node, ...]) -> Node:
-        """Return the same result of the same op on other inputs."""
+        """Return the same result of the op on other inputs; this node if no input has changed."""
         if not changed_inputs(inputs, self.inputs):
             return self
         return self.op.node(inputs, self.attrs).results[self.number]
@@ -478,7 +479,7 @@ class Ancestors:
         return list, (), None, self.in_turn()
 
     def in_turn(self) -> Iterator[Any]:
-        """Yield what is copied or pickled: each node, after its inputs, then an EndOfAncestors."""
+        """Yield the elements of the list: each node after its inputs, then an EndOfAncestors."""
         ids = {node.id for node in self.nodes} - _copied.ids
         _copied.ids |= ids
         yield from self.nodes

@@ -42,7 +42,8 @@ class Print(NamedTuple):
 
 
 _notes: Final[dict[int, tuple[weakref.ref[Any], list[Any]]]] = {}
-"""The notes by the id of their node, with a weak reference whose callback removes the entry."""
+"""A dict from the id of a node to a weak reference to the node, and the notes of the node. When the
+node is deleted, the callback of the reference removes the entry."""
 
 
 def _drop(id: int, reference: Any) -> None:

@@ -57,7 +57,8 @@ class Storage(Protocol):
     def refusal(self, value: Array) -> str | None:
         """Return the reason why `value` cannot be assigned; None if it can be assigned.
 
-        On the CPU device the reason is that ranks that share the variable assign different values.
+        On the CPU device the reason is that ranks assign different values, although they share the
+        variable or keep it equal.
         """
         ...
 
@@ -319,9 +320,8 @@ def variable(name: str, initial: Any, *, per_rank: bool = False) -> Variable:
         dtype.
     per_rank : bool, default False
         True if each rank has a value of its own by design, such as statistics of its own batches.
-        The ranks do not compare such a variable. If False, the first call of a step with
-        collectives compares the variable between the ranks after it has updated the variable. If
-        the values differ, it raises VariableMismatchError on all ranks (docs/errors.md).
+        If False, the first call of a step with collectives updates the variable and compares it
+        between ranks. It raises VariableMismatchError on all ranks if they differ (docs/errors.md).
 
     Returns
     -------

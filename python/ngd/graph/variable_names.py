@@ -99,7 +99,7 @@ class UniqueNames:
 
 
 class DuplicateNameError(ValueError):
-    """The error for two variables of one name, which are `first` and `second`."""
+    """The error for two variables with the same name, `first` and `second`."""
 
     def __init__(self, first: Any, second: Any) -> None:
         super().__init__(f"two variables called {first.attrs['name']!r}")

@@ -99,7 +99,11 @@ class CpuStorage:
         return value
 
     def view(self) -> Array:
-        """Return the memory of the value as an array; ranks that share the value write it, too."""
+        """Return the memory of the value as an array, to which the caller may write.
+
+        If ranks share the value, a write changes it on all of them. A value that ranks only read
+        (`is_frozen`) first moves to private memory.
+        """
         if self.is_frozen:  # the caller may write: move it to private memory
             _core.while_held([self.cell], lambda: self.buffer.lie_in(None, 0))
         return self.memory()
@@ -213,7 +217,7 @@ class CpuStorage:
             self.part = None
             self.buffer.write(value)
             return
-        sharing.group.barrier(site=call_site())  # after it, other ranks write
+        sharing.group.barrier(site=call_site())  # after it, ranks write
         self.buffer.write_part(value, *(self.part or sharing.span(self.type)))
         sharing.group.barrier(site=call_site())
 

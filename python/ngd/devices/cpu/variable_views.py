@@ -70,7 +70,7 @@ class VariableView:
 
     @property
     def common(self) -> _core.CommonMemory | None:
-        """The memory that the ranks of the host share, if the variable is in it."""
+        """The shared memory of the host that contains the variable; None if it is private."""
         common = self._storage.buffer.common
         return None if common is None else common[0]
 
