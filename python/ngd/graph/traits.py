@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 class Kernel(NamedTuple):
     """The computation of an op. Passes read it to fuse, to plan memory and to choose kernels.
 
-    An op that does not set this record is computed by a kernel with the name of the op. If the
-    device has no such kernel, the compiler replaces the op by its expansion (`Op.expand`).
+    Leaves and collectives run no kernel. Any other op that does not set this record is computed by
+    the kernel that `Op.lower` names, by default the kernel with the name of the op. If the device
+    has no such kernel, the compiler replaces the op by its expansion (`Op.expand`).
     """
 
     is_elementwise: bool = False
@@ -124,7 +125,7 @@ class Numerics(NamedTuple):
     """True for an op whose gradient is computed in float32 even if its operands are 16-bit floats.
 
     Such a gradient consists of several ops, and in 16 bits the result of each op would be rounded.
-    Ops that copy, select, negate or add values round at most once, and do not set this field.
+    Ops that copy, select, negate or add values round at most once: their field is False.
     """
 
 

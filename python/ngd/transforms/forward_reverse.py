@@ -7,9 +7,9 @@ respect to all primals.
 `vjp` computes J^T u for cotangents u, which have the structure of the results. This is the reverse
 mode: one backward pass from the results to the primals.
 
-`jvp` computes J t for tangents t, which have the structure of the primals. It uses `vjp` twice: the
-function u -> J^T u is linear, and its Jacobian is J^T. So its vector-Jacobian product with the
-vector t is (J^T)^T t = J t (Townsend, 2017,
+`jvp` computes J t for tangents t, which have the structure of the primals. It takes two backward
+passes: the function u -> J^T u is linear, and its Jacobian is J^T. So its vector-Jacobian product
+with the vector t is (J^T)^T t = J t (Townsend, 2017,
 https://j-towns.github.io/2017/06/12/A-new-trick.html).
 """
 
