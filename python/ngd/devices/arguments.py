@@ -51,7 +51,7 @@ def order_arguments(
 def convert(value: Any, target: Type, where: str) -> Array:
     """Return an argument as an array of a type, or raise an error if the conversion loses values.
 
-    `where` is the beginning of the message.
+    `where` is the beginning of the error message. It names the step and the input.
     """
     if isinstance(value, Node):
         raise TypeError(
@@ -89,7 +89,8 @@ def convert(value: Any, target: Type, where: str) -> Array:
 def is_python(value: Any) -> bool:
     """Return whether an argument is a Python number, or a list or tuple of Python numbers.
 
-    Such an argument takes the dtype of the step's input. An array has to have a dtype that fits.
+    Such an argument takes the dtype of the step's input if the conversion loses no value. For an
+    array, NumPy must be able to cast every value of its dtype without loss ("safe").
     """
     if isinstance(value, (list, tuple)):
         return all(map(is_python, value))

@@ -41,13 +41,18 @@ class CollectiveSequence:
         self.lines: list[list[tuple[str, str]]] = [[]]
         self.heads: list[tuple[str, str]] = []  # the first line of each body that is being added
         self.branches: list[dict[int, int]] = []
-        """One dict per enclosing branch, the innermost last. It maps the index of a group to the
-        number of the branch in it. Groups without collectives in the branch are absent."""
+        """One dict per enclosing branch, the innermost last. A dict maps the index of a group to
+        the number that this group gives to the branch; see `add`. A group is absent until the
+        branch has one of its collectives."""
         self.counted: dict[int, int] = {}
-        """A dict from the index of a group to its number of branches with its collectives."""
+        """A dict from the index of a group to the number of its branches: the branches so far that
+        have one of its collectives. The next such branch gets this number plus 1."""
 
     def number(self, group: Ranks | None) -> int:
-        """Return the index of a group, and add a new one. None is the group of the step."""
+        """Return the index of a group. A group without an index gets the next one.
+
+        None is the group of the step, whose index is 0.
+        """
         if group is None:
             return 0
         if group not in self.groups:
@@ -99,10 +104,10 @@ class CollectiveSequence:
         return [hash for _, hash in map(digest, self.lines)]
 
     def sequences(self) -> list[tuple[str, int, int]]:
-        """Return for each group the text of its sequence, the hash, and the number of the step.
+        """Return for each group a text of its sequence, a hash of the sequence and one of the step.
 
-        The number of the step is a hash of its computation. A group without collectives has ("", 0,
-        0).
+        The hash of the step is a hash of its computation (passes/fingerprint.py). A group without
+        collectives has ("", 0, 0).
         """
         computes = passes.computation(self.graph, self.precision) if any(self.lines) else 0
         description = f"\n\n{describe_step(self.graph)}, compiled at {self.site}"
@@ -132,7 +137,11 @@ def describe_step(graph: Graph) -> str:
 
 
 def digest(sequence: list[tuple[str, str]]) -> tuple[str, int]:
-    """Return the text of a sequence with call sites, and its hash without them (0 if empty)."""
+    """Return the text of a sequence, and a hash of the sequence, which is 0 if it is empty.
+
+    `sequence` has pairs of a line and its call site. The text contains the call sites. The hash
+    depends on the lines only.
+    """
     text = "\n".join(f"{what} at {site}" for what, site in sequence)
     hashed = hashlib.sha256("\n".join(what for what, _ in sequence).encode()).digest()
     return text, (int.from_bytes(hashed[:8], "little") or 1) if sequence else 0

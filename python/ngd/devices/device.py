@@ -2,8 +2,9 @@
 """The interface of a device to the compiler.
 
 `Device.agree` lets the ranks agree on shared variables. The compiler then compiles the graph for
-the agreement's target, and `Device.load` returns the step. `LoweredStep` is the base class of the
-steps of devices that compile programs: CPU, which runs them, and NULL, which does not.
+the agreement's target (kernels and ranks), and `Device.load` returns the step. `LoweredStep` is the
+base class of steps with a compiled program: those of the CPU device, which runs the program, and
+those of the NULL device, which only compiles it.
 """
 
 from __future__ import annotations
@@ -60,9 +61,9 @@ class Agreement(Protocol):
 
     @property
     def target(self) -> Target | None:
-        """The object that passes ask for kernels and ranks; None on the INTERPRETER.
+        """The object that passes ask for kernels and ranks; None on the INTERPRETER device.
 
-        The INTERPRETER evaluates graphs and compiles no program.
+        The INTERPRETER device evaluates graphs and compiles no program.
         """
         ...
 
@@ -76,7 +77,11 @@ class Device(Protocol[AgreementType]):
     name: str
 
     def compiling(self, group: Group) -> AbstractContextManager[None]:
-        """Return the context in which a step is compiled."""
+        """Return a context that the compiler enters for the whole compilation of a step.
+
+        On the CPU device, it keeps the result of a comparison between ranks for a second try. On
+        other devices, it does nothing.
+        """
         ...
 
     def agree(self, source: StepGraph) -> AgreementType:

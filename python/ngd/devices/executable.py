@@ -92,9 +92,11 @@ class Executable(Protocol):
             "variables" counts the variables of the step. "private" and "shared" count the memory of
             intermediate values: an arena of this rank, and one that the ranks of a host share.
             "unshared" is the size that all values would take without reuse. "recomputed" counts the
-            bytes that kernels read and write additionally because of `memory_limit`. "sharded"
-            counts the variables that this host keeps once for all its ranks. "apart" counts those
-            that all hosts together keep once; "variables" includes them in full.
+            bytes that kernels read and write because values are recomputed to stay below
+            `memory_limit`. "sharded" counts the variables of which each host keeps one copy.
+            "apart" counts the full size of the variables of which all hosts together keep one copy,
+            so that each rank has only a part. "variables" includes both. Entries other than
+            "variables" exist only on the CPU device.
         """
         ...
 
@@ -103,8 +105,8 @@ class Executable(Protocol):
 
         The times are those of the last block of ngd.profile() or ngd.timeline() with a run of the
         step. Outside of such a block nothing is measured. With times, the first report of a process
-        measures the machine's speed for about a second. print() shows a table, and to_json() and
-        to_html() return all of it.
+        measures the machine's speed for about a second. `print(report)` shows a table.
+        `report.to_json()` and `report.to_html()` return all data of the report.
 
         Raises
         ------
@@ -119,8 +121,8 @@ class Executable(Protocol):
         """Return FLOP and bytes of one run, after the compiler has fused ops.
 
         A FLOP is one operation on one element, such as a multiplication, an addition, a comparison
-        or an exponential. Loops count all iterations. Of the branches of `ops.cond`, the one
-        with the most FLOP counts.
+        or an exponential. All iterations of a loop are counted. For `ops.cond`, only the branch
+        with the most FLOP is counted.
         """
         ...
 
@@ -172,7 +174,10 @@ class Executable(Protocol):
 
 
 class CountedHold(_core.Hold):
-    """An object that reserves a step's variables during its runs, and counts them (NGD_METRICS)."""
+    """An object that holds (locks) a step's variables during a run, and counts the runs.
+
+    The metrics (NGD_METRICS) report the number of successful runs and their time.
+    """
 
     def __init__(
         self, read: list[_core.Cell], written: list[_core.Cell], device: str, tally: metrics.Tally
@@ -188,9 +193,9 @@ class CountedHold(_core.Hold):
 
 
 def hold_of(read: list[_core.Cell], written: list[_core.Cell], device: str) -> _core.Hold:
-    """Return the object that reserves the variables of a step while the step runs.
+    """Return the object that holds (locks) the variables of a step during each run of the step.
 
-    Until then, a conflicting use of these variables in another thread raises a BusyError.
+    During a run, a conflicting use of these variables in another thread raises a BusyError.
     """
     if not metrics.is_enabled():
         return _core.Hold(read, written, device)
@@ -215,19 +220,20 @@ def format_bytes(count: float) -> str:
 class StepGraph:
     """A graph to compile, with its group, its options and the new values of its variables.
 
-    The constructor warns of new values that may differ between ranks. It warns before the ranks
-    communicate. So if Python turns the warning into an exception, no other rank waits for this one.
+    The constructor warns of new values that may differ between ranks. Python may turn the warning
+    into an exception (`-W error`). No other rank waits for this one then, because the ranks have
+    not begun to communicate.
     """
 
     def __init__(self, graph: Graph, group: Group, options: CompileOptions) -> None:
         self.graph, self.group, self.options = graph, group, options
         self.next_values = next_values(graph, group)
-        """The updates whose new values the ranks compare after the first call of the step."""
+        """The updates whose new values the ranks compare at the end of the step's first call."""
         if self.next_values:
             warn_of_varying(self.next_values, group, call_site())
 
     def printed_graph(self) -> Graph:
-        """Return the graph for `Executable.graph`; its text names the precision if it is 16-bit."""
+        """Return the graph for `Executable.graph`. Its text names a 16-bit precision."""
         if not self.options.has_low_precision:
             return self.graph
         return PrintedGraph(self.graph, self.options.precision)
@@ -281,7 +287,7 @@ class CompiledStep(BoundToProcess):
 
     @property
     def title(self) -> str:
-        """The name of the step in messages."""
+        """The text that identifies the step in messages: "step compiled at FILE:LINE"."""
         return f"step compiled at {self.sequence.site}"
 
     @property
@@ -291,11 +297,14 @@ class CompiledStep(BoundToProcess):
         return 0 if plan is None else len(plan.steps)
 
     def checksum(self, variable: Node) -> tuple[int, int] | None:
-        """Return a checksum of a variable that the step has reserved; None if ranks share it."""
+        """Return a checksum of a variable that the step holds (locks); None if ranks share it."""
         raise NotImplementedError(self.device)
 
     def prepare(self, arrays: Sequence[Any], named: Mapping[str, Any]) -> list[Array]:
-        """Return the arguments as contiguous arrays of exactly the inputs' types."""
+        """Return the arguments as contiguous arrays with the dtypes and shapes of the inputs.
+
+        `arrays` has the arguments by position. `named` has arguments by the names of the inputs.
+        """
         if named or len(arrays) != len(self.input_types):
             names = [str(n.attrs["name"]) for n in self.graph.inputs]
             arrays = arguments.order_arguments(self.title, names, arrays, named)

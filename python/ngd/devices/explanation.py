@@ -2,9 +2,9 @@
 """The instructions that compute a node of a step, for `Executable.explain`.
 
 The compiler keeps no reference from an instruction to the nodes that it computes. So the step is
-compiled once more, with call sites that have the ids of their nodes, and with a record of which
-node each pass replaced by which other node. An instruction computes a node if it has the call site
-of the node, or of a node that replaced it.
+compiled once more. Before that, the id of each node is added to the call site of the node. During
+the compilation, a record is made of the nodes that passes replace, and of their replacements. An
+instruction computes a node if it has the call site of the node, or of a node that replaced it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LEAVES: Final[dict[Op, str]] = {
     VARIABLE: "a variable: the step reads its value",
     CONSTANT: "a constant: its value is known since the step was compiled",
 }
-"""The text that explains a node without inputs, by the op of the node."""
+"""A dict from the op of nodes without inputs to the text that explains such a node."""
 
 
 class Explanation:
@@ -146,7 +146,7 @@ def recorded() -> Iterator[list[dict[Node, Node]]]:
 
 
 def lineage_of(node: Node, rewrites: Sequence[dict[Node, Node]]) -> list[Node]:
-    """Return a node and all nodes that replaced it, the last one last."""
+    """Return a node and all nodes that replaced it, in the order of the replacements."""
     nodes = dict.fromkeys([node])
     for new in rewrites:
         nodes |= dict.fromkeys([new[each] for each in nodes if each in new])

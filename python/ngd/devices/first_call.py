@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The comparison of variables between ranks, after the first call of a step.
+"""The comparison of variables between ranks, at the end of the first call of a step.
 
 Training on several ranks goes wrong silently if the ranks hold different values of a variable:
 weights that were loaded on one rank, gradients that were not averaged. So the first call of a step
@@ -46,11 +46,12 @@ of the device, the hash of the step's sequence of collectives, and the ids of th
 
 
 _members: Final[WeakKeyDictionary[Group, list[int]]] = WeakKeyDictionary()
-"""For each group that has compared something, the numbers of its ranks in the world."""
+"""A dict from a group to the numbers of its ranks in the world, which is the group of all ranks of
+the job. `compare` adds a group when its ranks compare variables."""
 
 
 class ComparedStep(Protocol):
-    """The interface of a compiled step that the comparison of its variables needs."""
+    """The members of a compiled step that this module uses to compare the step's variables."""
 
     device: ClassVar[str]
     graph: Graph
@@ -59,7 +60,7 @@ class ComparedStep(Protocol):
     next_values: list[NextValue]
 
     def checksum(self, variable: Node) -> tuple[int, int] | None:
-        """Return a checksum of a variable that the step has reserved; None if ranks share it."""
+        """Return a checksum of a variable that the step holds (locks); None if ranks share it."""
         ...
 
 
@@ -68,11 +69,12 @@ class Entry(NamedTuple):
 
     name: str
     words: tuple[int, int, int, int, int]
-    """Five numbers: a hash of the variable's name, 1 if `others` has groups (otherwise 0), a hash
-    of the computation of its new value, and two numbers that are a checksum of its value."""
+    """Five numbers: a hash of the variable's name, 1 if the attribute `others` has groups
+    (otherwise 0), a hash of the computation of its new value, and two numbers that are a checksum
+    of its value."""
     others: tuple[Group, ...]
-    """Further groups over which the value should be equal. Only the ranks that are in all of these
-    groups should have the value of this rank, so only they are compared with it."""
+    """The groups that a rank must be in, in addition to the compared group, to have the same value
+    as this rank. A rank that is not in all of them is not compared with this rank."""
 
 
 class Comparison(NamedTuple):
@@ -89,11 +91,12 @@ class Difference(NamedTuple):
     entry: Entry | None
     """The entry of this rank; None if this rank has no variable of this name."""
     ranks: tuple[int, ...]
-    """The ranks that lack the variable, compute it or store it differently than most ranks."""
+    """The ranks that differ from most ranks: they lack the variable, compute its new value in
+    another way, or have another value."""
     usual: int
     """The first rank of the majority, whose variable is as on most ranks."""
     what: str
-    """The kind of the difference, one of KINDS."""
+    """The kind of the difference: "variables", "update rules" or "values"; see CURES."""
 
 
 CURES: Final = {
@@ -112,11 +115,12 @@ KINDS: Final = tuple(CURES)
 
 
 class FirstCall(_core.Hold):
-    """An object that reserves a step's variables during a run, and compares them between ranks.
+    """An object that holds (locks) a step's variables in a run, and compares them between ranks.
 
-    A step has this object as its `hold` until a call has ended with equal variables on all ranks.
-    Then `hold` becomes an object that only reserves, so later calls cost no more. `states` are the
-    live states (ngd.LiveState) of the variables that the step updates.
+    A new step has this object as its attribute `hold`. After the first call that ends with equal
+    variables on all ranks, the attribute becomes an object that compares nothing, so later calls
+    have no extra cost. `states` are the live states (ngd.LiveState) of the variables that the step
+    updates.
     """
 
     def __init__(self, step: ComparedStep, hold: _core.Hold, states: Sequence[Any]) -> None:
@@ -126,7 +130,8 @@ class FirstCall(_core.Hold):
     def run(self, native: Any, inputs: list[Array], outputs: list[Array]) -> None:
         """Run the step once, and compare its variables between the ranks.
 
-        First check that each loaded value of an optimizer's state has a variable, and vice versa.
+        First check the optimizers' states: each value that was loaded needs a variable. If a
+        complete state was loaded, each variable needs a loaded value, too.
         """
         for state in self.states:
             state.expect_complete()
@@ -142,11 +147,11 @@ class FirstCall(_core.Hold):
 
 
 class Watched:
-    """A step that computes checksums of its variables after a run, while they are still reserved.
+    """A step that computes checksums of its variables after a run, while it still holds them.
 
     If an exception is raised between the run and the end of the comparison, the other ranks would
-    wait for this one. So `run` adds a context to the ExitStack `until_compared`, which the caller
-    closes after the comparison. In case of an exception, this context closes the groups.
+    wait for this one. So `run` enters a context that closes the groups in case of an exception. It
+    is entered on the ExitStack `until_compared`, which the caller closes after the comparison.
     """
 
     def __init__(self, native: Any, step: ComparedStep, until_compared: ExitStack) -> None:
@@ -176,7 +181,11 @@ def communicating_groups(step: ComparedStep) -> dict[Group, int]:
 
 
 def comparisons_of(step: ComparedStep) -> list[Comparison]:
-    """Return the comparisons that were not made yet, in the order of the groups of the step."""
+    """Return a comparison for each group in which this step's variables were not compared yet.
+
+    The groups have the order in which the step has them. The key of a comparison (`_compared`)
+    identifies it.
+    """
     found: dict[Group, Comparison] = {}
     for group, hash in communicating_groups(step).items():
         mine = [value for value in step.next_values if group in value.groups]
@@ -187,7 +196,11 @@ def comparisons_of(step: ComparedStep) -> list[Comparison]:
 
 
 def add_entries(comparisons: Sequence[Comparison], step: ComparedStep) -> None:
-    """Add an entry with a checksum to the comparisons for each variable that should be equal."""
+    """Add an entry with a checksum to the comparisons for each variable that should be equal.
+
+    These are the variables in `step.next_values`: the compiler has found on which ranks their
+    values should be equal (passes/sharding/uniform.py).
+    """
     found = {each.group: each for each in comparisons}
     compared: list[tuple[NextValue, list[Group]]] = []
     communicating = communicating_groups(step)
@@ -241,10 +254,10 @@ def compare(comparisons: Sequence[Comparison]) -> list[Difference]:
 
 
 def exchange_heads(each: Comparison, site: str) -> Array:
-    """Return one row per rank: the rank, two counts of entries, and a hash of all its entries.
+    """Exchange the heads of a group's ranks, and return an array with one head per rank.
 
-    The five columns of a row are the number of the rank in the world, its number of entries, how
-    many of these have `others`, and the two halves of the hash.
+    A head is a row of five numbers: the number of the rank in the world, its number of entries, its
+    number of entries with `others`, and the two halves of a hash of all its entries.
     """
     world = open_world()
     number = each.group.rank if world is None else world.rank
@@ -260,7 +273,8 @@ def exchange_heads(each: Comparison, site: str) -> Array:
 def exchange_entries(each: Comparison, head: Array, site: str) -> list[Difference]:
     """Exchange the entries of a group's ranks, and return the variables that differ.
 
-    `head` is the array that `exchange_heads` returns, with one row per rank.
+    `head` is the array that `exchange_heads` returns. Its row for a rank begins with the number of
+    the rank in the world and its number of entries.
     """
     mine = np.array([entry.words for entry in each.entries], np.uint64).reshape(-1, 5)
     counts = [int(count) for count in head[:, 1]]
@@ -271,7 +285,7 @@ def exchange_entries(each: Comparison, head: Array, site: str) -> list[Differenc
     the two numbers of its checksum."""
     for number, count in zip(head[:, 0].tolist(), counts, strict=True):
         for name, is_conditional, *words in rows[:count]:
-            if name in entries or not is_conditional:  # the others concern groups without this rank
+            if name in entries or not is_conditional:  # else it concerns groups without this rank
                 all_words.setdefault(name, {})[number] = tuple(words)
         del rows[:count]
     found = []
@@ -306,7 +320,7 @@ def kind_of_difference(all_words: Sequence[tuple[int, ...] | None]) -> str:
 
 
 def mismatch(different: Sequence[Difference], step: ComparedStep) -> VariableMismatchError:
-    """Return the error for some differences, which names the ranks and the variables."""
+    """Return the error for some differences. Its message names the ranks and the variables."""
     ranks = sorted({rank for each in different for rank in each.ranks})
     named = ", ".join(str(rank) for rank in ranks)
     what = next(kind for kind in KINDS if any(each.what == kind for each in different))

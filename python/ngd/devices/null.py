@@ -34,7 +34,7 @@ class NullDevice:
         return nullcontext()
 
     def agree(self, source: StepGraph) -> NullAgreement:
-        """Return the kernels of the CPU and the variables to share, for the passes to compile for.
+        """Return the target of the passes: the kernels of the CPU, and the variables to share.
 
         No values are compared, because variables have no value on this device.
         """

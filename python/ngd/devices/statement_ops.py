@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The op that each statement of a fused kernel computes, for reports of NGD_CHECK_FINITE."""
+"""The ops that the statements of a fused kernel compute, for reports of NGD_CHECK_FINITE.
+
+A fused kernel computes several ops. A statement is one line of its body.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,14 @@ from ..passes import Instruction
 Member: TypeAlias = tuple[str, str, int]
 """The name of an op that the user called, its call site, and a number.
 
-If the compiler replaced the op by several other ops (its expansion), they all have one number,
-which is unique to this call. The number is -1 if the op was not expanded.
+If the compiler replaced the op by several other ops (its expansion), all of these have the same
+number. Each expansion has another number, even if the user calls the op twice in one line. The
+number is -1 if the op was not expanded.
 """
 
 
 class StatementOps:
-    """A finder of the user's ops that instructions compute. It numbers the expanded ops."""
+    """A finder of the user's ops that instructions compute. It gives each expansion a number."""
 
     def __init__(self) -> None:
         self.applications: dict[int, int] = {}
@@ -38,7 +42,7 @@ class StatementOps:
         return [*ops_of_statements(step.attrs, names, op_members), *op_members[split:]]
 
     def member(self, op: str, site: str) -> Member:
-        """Return the `Member` of an op, or of the user's op if this op comes from its expansion."""
+        """Return the `Member` of an op; for an op of an expansion, that of the expanded op."""
         if not isinstance(site, ExpansionSite):
             return op, site, -1
         number = self.applications.setdefault(id(site), len(self.applications))
@@ -51,7 +55,8 @@ def ops_of_statements(
     """Return the op of each statement of a kernel body.
 
     Passes insert copies and casts between the statements of a kernel's ops, and remove statements
-    that nothing reads. An inserted statement belongs to the op of the next statement that has one.
+    that nothing reads. An inserted statement gets the op of the next statement that computes an op;
+    after the last such statement, it gets the last op.
     """
     from difflib import SequenceMatcher  # here, because it is slow to import
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A compiled step with nested arguments or results, around a step that takes and returns lists."""
+"""A compiled step with nested arguments or results. It wraps a step with lists of both."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from .executable import CompiledStep, Executable
 class StructuredStep(BoundToProcess):
     """A compiled step with nested arguments or results; see Executable.
 
-    The arguments of the call are the outermost parts of the structure of the inputs. A dict or a
-    dataclass names them. In a list, an argument that is a placeholder has the name of the
-    placeholder. The last `num_hidden` results of the step are for printing and are not returned.
+    The inputs are a list, a dict or a dataclass, and each of its elements is an argument of a call.
+    In a dict or a dataclass, the argument has the name of the key or field. In a list, a
+    placeholder has its own name, and a nested argument has its index, such as "[1]". The last
+    `num_hidden` results of the step come from `ngd.print` and are not returned.
     """
 
     instead = CompiledStep.instead
@@ -99,7 +100,10 @@ def is_flat(structure: Structure) -> bool:
 
 
 def names_of(argument_structure: Structure, placeholders: Sequence[str]) -> list[str]:
-    """Return the names of the arguments of a call; `placeholders` are the names of the leaves."""
+    """Return the names of the arguments of a call.
+
+    `placeholders` has the names of all placeholders in the arguments, in order.
+    """
     if argument_structure.kind is not list:
         return [str(key) for key in argument_structure.keys]
     names, first = [], 0

@@ -14,34 +14,39 @@ from .numpy_calls import call_function, call_ufunc
 
 Axis: TypeAlias = int | Sequence[int] | None
 N_co = TypeVar("N_co", covariant=True)
-"""The type variable for the class Node of node.py, which inherits these methods."""
+"""A type variable for the type of nodes that the methods return: the class Node of node.py.
+
+Node inherits from ArrayMethods, so this module cannot import it."""
 
 
 class IndexedPart(Protocol[N_co]):
-    """A part of a node, x.at[index], to be changed or read."""
+    """A part of a node x, written as x.at[index].
+
+    A node never changes, so the methods return a new node with the values of x and another part.
+    """
 
     def set(self, values: Any) -> N_co:
-        """Return the node with these values in the part."""
+        """Return x with the part replaced by `values`."""
         ...
 
     def add(self, values: Any) -> N_co:
-        """Return the node with these values added to the part."""
+        """Return x with `values` added to the part."""
         ...
 
     def multiply(self, values: Any) -> N_co:
-        """Return the node with the part multiplied by these values."""
+        """Return x with the part multiplied by `values`."""
         ...
 
     def min(self, values: Any) -> N_co:
-        """Return the node with the minimum of the part and these values in the part."""
+        """Return x with the part replaced by the elementwise minimum of the part and `values`."""
         ...
 
     def max(self, values: Any) -> N_co:
-        """Return the node with the maximum of the part and these values in the part."""
+        """Return x with the part replaced by the elementwise maximum of the part and `values`."""
         ...
 
     def get(self) -> N_co:
-        """Return the part."""
+        """Return the part itself."""
         ...
 
 
@@ -54,7 +59,8 @@ class Indexer(Protocol[N_co]):
 class ArrayMethods(Generic[N_co]):
     """The operators and methods of Node that NumPy's arrays have.
 
-    They call `_apply(name, *args)`. The class Node defines it: it calls that function of ngd.ops.
+    They call the method `_apply(name, *args)` of the class Node, which calls the function of
+    ngd.ops that has this name.
     """
 
     __slots__ = ()

@@ -28,7 +28,10 @@ class Cost:
 
     @classmethod
     def touching(cls, flops: int, types: Iterable[Sized]) -> Cost:
-        """Return a cost of `flops` and of the bytes to access each value of `types` once."""
+        """Return the cost of an op with `flops` operations that accesses some values once.
+
+        `types` has the types of the values that the op reads or writes.
+        """
         return cls(flops, sum([type.bytes for type in types]))
 
     def __add__(self, other: Cost) -> Cost:

@@ -24,10 +24,11 @@ replacement; for an op with several results, a tuple of the replacements of all 
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """The input of the compiler: inputs by position, outputs, and the next values of variables.
+    """The input of the compiler: inputs in their order, outputs, and the next values of variables.
 
-    `updates` has pairs of a variable and its next value, in the order of the variables' names. So
-    all ranks visit the nodes in the same order, whatever the order in which scripts made them.
+    `updates` has pairs of a variable and its next value, sorted by the names of the variables. The
+    names are equal on all ranks. So all ranks visit the nodes in the same order, even if their
+    scripts made the nodes in different orders.
     """
 
     inputs: tuple[Node, ...]
@@ -36,7 +37,7 @@ class Graph:
 
     @property
     def roots(self) -> tuple[Node, ...]:
-        """The outputs, then the next values."""
+        """The outputs, then the next values of the variables."""
         return (*self.outputs, *(value for _, value in self.updates))
 
     @cached_property
@@ -53,10 +54,11 @@ class Graph:
 
     @cached_property
     def names(self) -> dict[Node, str]:
-        """The unique names of the variables, by variable.
+        """A dict from each variable of the graph to its unique name.
 
-        Variables of different models get different prefixes if necessary. Raises a CompileError if
-        two variables of one model, or of no model, have the same name.
+        If variables of two models have the same name, a prefix is added to the names of one model.
+        Raises a CompileError if two variables of the same model have the same name, or two
+        variables that do not belong to a model.
         """
         return unique_names(self.variables)
 
@@ -64,9 +66,9 @@ class Graph:
         """Return the graph with every node replaced by change(node, its replaced inputs).
 
         The walk visits each node after its inputs. If an op has several results, `change` is called
-        with the first one. It then returns a tuple with the replacement of each result, or a node:
-        the first result of another op, whose results replace them one by one. `order` is
-        another order of the graph's nodes in which each node comes after its inputs.
+        only with the first one, and returns the replacements of all results. It returns them as a
+        tuple. If the replacements are all results of one op, it may return only the first of them.
+        `order` has the nodes in the order of the walk; None: the order of `nodes`.
         """
         new: dict[Node, Node] = {}  # the changed nodes only
         with at_site("") as move_to, keep_float32(False):
@@ -111,7 +113,7 @@ class Graph:
                 f"compile: inputs: expected each placeholder once; got one twice among {labels}. "
                 "Remove it."
             )
-        _ = self.names  # raises for two variables of one name
+        _ = self.names  # raises if two variables have the same name
         for node in missing_inputs(self):
             raise CompileError(
                 f"compile: inputs: expected placeholder {node.attrs['name']!r} (made at "
@@ -163,7 +165,8 @@ def missing_inputs(graph: Graph) -> list[Node]:
 class Body:
     """The graph of a loop body or of a branch, as an attribute of an op.
 
-    It is closed: it reads only its inputs and constants.
+    The graph is closed: its nodes read no variable and no node from outside. Values from outside
+    are inputs of the graph; constants may be part of it.
     """
 
     graph: Graph

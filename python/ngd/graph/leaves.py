@@ -35,16 +35,17 @@ class Placeholder(Leaf):
     name = "placeholder"
 
     def is_uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
-        """Return whether the caller has promised that all ranks give the same value."""
+        """Return True if the caller promised (`uniform=True`) that all ranks pass equal values."""
         return bool(attrs["uniform"])
 
 
 class Constant(Leaf):
     """A value known when the graph is built; attrs: value (a read-only array), weak, local.
 
-    `weak` is the Python float from which the constant was made: it takes the dtype of the other
-    operand. `local` is True if the value may differ between ranks, such as the number of rows of a
-    rank's shard. The comparison of the ranks' steps then ignores the value.
+    A constant has `weak` only if it was made from a Python float: `weak` is this float. An op casts
+    such a constant to the dtype of the op's other operand. `local` is True if the value may differ
+    between ranks, such as the number of rows of a rank's shard. The comparison of the ranks' steps
+    then ignores the value.
     """
 
     name = "constant"
@@ -62,10 +63,10 @@ VARIABLE: Final[VariableLeaf] = register(VariableLeaf())
 
 
 def constant_node(value: Any, dtype: DType | None = None, *, weak: float | None = None) -> Node:
-    """Return a constant of exactly the dtype and shape of an array, or of another dtype.
+    """Return a constant with the shape of an array, and with its dtype or with `dtype`, if given.
 
-    `weak` is the Python float that the constant was made from. Ops then treat the constant as a
-    Python number (ops/_operands.py).
+    `weak` is the Python float that the constant was made from, or None. If it is not None, ops
+    treat the constant as a Python number (ops/_operands.py).
     """
     array = np.array(value, dtype, order="C", copy=True)
     array.flags.writeable = False

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of optimizers and averages: variables by name, which the first step makes.
+"""The state of an optimizer, or of an average of weights: a mapping from names to variables.
 
-An optimizer makes the moments of a parameter when it first updates that parameter. With
-`@ngd.function` this happens in the first call, after a checkpoint was loaded. So a LiveState keeps
-the values that were loaded for variables that do not exist yet. They are *pending*. A new variable
-takes its pending value. The first call of a step that updates a variable of the state checks that
-no pending value is left. If a complete state was loaded, it also checks that each variable had a
-pending value.
+The owner of the state (the optimizer or average) makes the variables when it first needs them. For
+example, an optimizer makes the moments of a parameter when it first updates that parameter. With
+`@ngd.function` this happens in the first call, which may come after a checkpoint was loaded. So a
+LiveState keeps the values that were loaded for variables that do not exist yet. These values are
+*pending*. A new variable takes its pending value. The first call of a step that updates a variable
+of the state checks that no pending value is left. If a complete state was loaded, it also checks
+that each variable had a pending value.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class LiveState(Mapping[str, Variable]):
 
     @property
     def states(self) -> list[LiveState]:
-        """The state itself, its parts, and their parts in turn."""
+        """The state itself, its parts, the parts of these parts, and so on."""
         return [self, *(state for part in self.parts for state in part.states)]
 
     @property
@@ -90,9 +91,9 @@ class LiveState(Mapping[str, Variable]):
 
     @property
     def is_complete(self) -> bool:
-        """True if no variable is missing from the variables and the pending values of this state.
+        """True if every variable that the owner needs exists or has a pending value.
 
-        This holds after the first step, or after the load of a complete state. Before, it is False.
+        It is False until the first step has run or a complete state has been loaded.
         """
         return self._is_complete
 
@@ -138,20 +139,24 @@ class LiveState(Mapping[str, Variable]):
         return f"<ngd.LiveState {self.name!r}, {len(self)} variables{pending_text}>"
 
     def __copy__(self) -> LiveState:
-        """Return the state itself, which the owner and all users share."""
+        """Return the state itself, because a copy would not get the variables made later."""
         return self
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a deep copy of a state, and set `owner` of its copied variables to this copy."""
+        """Fill a deep copy or an unpickled state, and make it the `owner` of its variables.
+
+        The copy of a variable has no owner.
+        """
         self.__dict__.update(state)
         for v in self._made.values():
             v.owner = self
 
     def variable(self, name: str, initial: Callable[[], Any]) -> Variable:
-        """Return the variable of a name; make it at the first call, with its pending value.
+        """Return the variable of a name. The first call makes it, with its pending value if any.
 
-        `initial` returns the first value of a variable that has no pending value. The type of this
-        first value is always the type of the variable.
+        `initial()` returns the value of a variable that has no pending value. The variable always
+        has the dtype and shape of this value. A pending value of another dtype or shape raises a
+        ValueError.
         """
         found = self._made.get(name)
         if found is not None:
@@ -181,7 +186,8 @@ class LiveState(Mapping[str, Variable]):
         Parameters
         ----------
         values : mapping of str to array_like
-            Arrays by the variables' names, each of its variable's shape and dtype.
+            An array for each variable that exists, by name, with the shape and dtype of the
+            variable. Values of other names become pending.
         source : str, default "a mapping"
             The origin of the values, for messages.
         is_complete : bool, default True
@@ -191,8 +197,9 @@ class LiveState(Mapping[str, Variable]):
         Raises
         ------
         ValueError
-            A variable has no value, or one of another shape or dtype. Or a step that updates this
-            state has run, and some values belong to no variable. No value was assigned.
+            A variable that exists has no value in `values`, or a value of another shape or dtype.
+            Or a step that updates this state has run, and `values` has names without a variable. In
+            both cases no value was assigned.
         """
         arrays = {name: view(value, f"state {self.name!r}: load") for name, value in values.items()}
         existing = self.variables
@@ -209,8 +216,9 @@ class LiveState(Mapping[str, Variable]):
     def split(self, values: Mapping[str, Array]) -> dict[str, dict[str, Array]]:
         """Return a dict of values for this state and for each of its parts, by the state's name.
 
-        A value called "STATE.rest" belongs to the state called STATE, with the longest name that
-        fits. A value that fits no name belongs to this state. The values keep their names.
+        A value belongs to the state called STATE if the name of the value begins with "STATE.". If
+        this is true for several states, it belongs to the one with the longest name. If it is true
+        for no state, the value belongs to this state. The values keep their names.
         """
         found: dict[str, dict[str, Array]] = {state.name: {} for state in self.states}
         for name, value in values.items():
@@ -221,7 +229,8 @@ class LiveState(Mapping[str, Variable]):
     def expect_not_run(self, extra: Mapping[str, Any], source: str) -> None:
         """Raise a ValueError if a step that updates this state has run and `extra` has values.
 
-        `extra` has loaded values without a variable. No variables for them are made any more.
+        `extra` has the loaded values without a variable. After the first step, such values would
+        never be used, because the owner makes no more variables.
         """
         if self._has_run and extra:
             raise ValueError(
@@ -231,10 +240,11 @@ class LiveState(Mapping[str, Variable]):
             )
 
     def restore(self, pending: Mapping[str, Any], source: str, *, is_complete: bool = True) -> None:
-        """Replace the pending values. `load` calls this after it has assigned the other values.
+        """Replace all pending values of this state by those in `pending`.
 
-        If `is_complete` is true and a variable that is made later has no pending value, the first
-        step raises a ValueError.
+        `load` calls this after it has assigned the values of the variables that exist. If
+        `is_complete` is true and a variable that is made later has no pending value, the first step
+        raises a ValueError.
         """
         self._pending = {name: np.array(value) for name, value in pending.items()}
         self._missing = []

@@ -39,9 +39,9 @@ class Op:
     the same name in C++, by an opcode of the elementwise kernel, or by the ops of `expand`.
     An op with a kernel may also have `expand`; tests then compare the two.
 
-    Every op has `infer`, `reference`, `samples`, and `grad` or `expand`. Everything else is
-    optional: records (traits.py), and methods for each of their readers. An op that is composed of
-    other ops has `expand`, and sets none of these records:
+    Every op has `infer`, `reference`, `samples`, and `grad` or `expand`. The rest is optional: an
+    op may set the following records (traits.py), and define the methods that the code that reads a
+    record also calls. An op that is composed of other ops has `expand`, and sets no record.
 
     - `kernel`, for fusion, the memory plan and devices. Methods: `expand`, `lower`, `offset`,
       `cost`, `scratch_bytes`, `printed_attrs`, `simplify`.
@@ -58,28 +58,31 @@ class Op:
     fusion: ClassVar[Fusion] = Fusion()
     """The record of the op for fusion with other ops, such as of a bias into a matmul."""
     numerics: ClassVar[Numerics] = Numerics()
-    """The use of 16-bit floats in the op and its gradient."""
+    """The record of the dtypes in which mixed precision computes the op and its gradient."""
     layout: ClassVar[Layout] = Layout()
-    """The order of axes that the op computes in."""
+    """The record of the order of axes, in memory, of the op's operands and results."""
     comm: ClassVar[Comm] = Comm()
     """The record of the op's dependence on other ranks: a collective, or the number of the rank."""
     order: Order | None = None
-    """The sort key by which all ranks start their collectives in one order. The compiler sets it
-    for a collective, and for a loop or branch that contains one; None for other ops."""
+    """The sort key by which all ranks start their collectives in one order. The compiler replaces
+    each collective, and each loop or branch that contains one, by a node with an op object of its
+    own that has a key. None: the op has no key."""
     smooth: ClassVar[bool] = True
     """True if tests compare second derivatives with finite differences."""
     batching: ClassVar[Literal["", "leading", "axis", "axes"]] = ""
     """The rule of ngd.vmap for operands that all have one more axis in front.
 
-    "leading": apply the op with the same attributes, because it computes each part along the first
-    axes by itself. "axis", "axes": apply it with 1 added to the axes in the attribute of this name.
+    "leading": apply the op with the same attributes, because it computes each index of the first
+    axes independently. "axis", "axes": apply it with 1 added to the axes in the attribute of this
+    name.
     "", the default: ops/batching has a rule for the op or for the ops of its expansion.
     """
     is_heavy: ClassVar[bool] = False
     """True if the class has `cost`. Heavy ops take most of the time of a step.
 
-    Collectives are ordered by their depth in the graph. It counts heavy ops and not their costs,
-    because sizes may differ between ranks, and depths must not.
+    All ranks start their collectives in the order of depth: the number of heavy ops and collectives
+    on the longest path to a node. Costs are not used for this order, because sizes, and so costs,
+    may differ between ranks.
     """
     has_expansion: ClassVar[bool] = False
     """True if the class has `expand`."""
@@ -89,7 +92,7 @@ class Op:
     """The dtypes with which tests check the op. An operand of a sample may fix its own dtype."""
 
     def __init_subclass__(cls) -> None:
-        """Set the derived attributes, and let signature errors name the op and not the class."""
+        """Set `is_heavy` and `has_expansion`; make signature errors name the op, not the class."""
         if "__call__" in vars(cls):
             cls.__call__ = name_method_errors(cls.__call__)  # type: ignore[method-assign]
         cls.is_heavy = cls.cost is not Op.cost
@@ -118,7 +121,8 @@ class Op:
     def grad_of(self, node: Node, dy: Any, wanted: Sequence[bool]) -> Sequence[Node | None]:
         """Return adjoints like `grad`.
 
-        `wanted` is True for the operands whose adjoints the caller uses. It ignores the others.
+        `wanted` has True for each operand whose adjoint the caller uses. The caller ignores the
+        adjoints of the other operands, which may be None.
         """
         return self.grad(node, dy)
 
@@ -135,7 +139,7 @@ class Op:
         return 0
 
     def samples(self) -> Iterable[Sample]:
-        """Return the cases that tests run."""
+        """Return the cases that tests run, each with operands and attributes."""
         raise NotImplementedError(self.name)
 
     def lower(self, **attrs: Any) -> tuple[str, dict[str, Any]]:
@@ -151,7 +155,10 @@ class Op:
         return None
 
     def cost(self, operands: Sequence[Type], results: Sequence[Type], **attrs: Any) -> Cost:
-        """Return the cost of a heavy op; `bodies` has the costs of a loop's or branch's graphs."""
+        """Return the cost of a heavy op.
+
+        A loop or branch also gets `bodies`, the costs of the graphs that it runs.
+        """
         raise NotImplementedError(self.name)
 
     def scratch_bytes(self, **attrs: Any) -> int:
@@ -159,34 +166,42 @@ class Op:
         return 0
 
     def group_value(self, ranks: Any, **attrs: Any) -> Array:
-        """Return the op's value in the group `ranks` as a constant, such as the rank's number.
+        """Return the value of the op in the group `ranks`, such as this rank's number in it.
 
-        Only ops with `Comm.has_group_value` define this method.
+        The compiler replaces the op by this value. Only ops with `Comm.has_group_value` define this
+        method.
         """
         raise NotImplementedError(self.name)
 
     def with_bias(self, node: Node, bias: Node) -> Node | None:
-        """Return a node of a heavy op whose kernel adds a bias; None if it cannot."""
+        """Return the value of `node` plus `bias`, computed by one kernel of this heavy op.
+
+        None if the kernel cannot add the bias.
+        """
         return None
 
     def gradient_factors(self, node: Node) -> tuple[Node, Node] | None:
-        """Return (A, B) if the node is A^T B for 2-d arrays, without fused ops; else None."""
+        """Return (A, B) if the node computes the product A^T B of 2-d arrays and nothing else.
+
+        Otherwise return None, for example if a bias is fused into the node.
+        """
         return None
 
     def replace_row_major(self, node: Node) -> Node | None:
         """Return the value of `node`, computed by this op instead; None if this is impossible.
 
-        `node` applies `Layout.row_major_op`, which this op computes in another layout. The new node
-        reads transposed operands. If its result is in another layout, it is transposed back.
+        `node` applies the standard op `Layout.row_major_op`. This op computes the same with another
+        order of axes in memory. It is applied to transpositions of the operands. Its result is
+        transposed back, unless it already has the order of axes of `node`.
         """
         return None
 
     def move_transpose(self, node: Node, axes: Shape) -> Node | tuple[Node, ...] | None:
         """Return the value of `node` with the transposition moved from its operands to its result.
 
-        Every operand is a transposition in the order `axes`. The op is applied to the operands
-        before this transposition. An op with several results returns a tuple. None means that the
-        op cannot compute this. See passes/layouts.py.
+        Every operand is the transposition of another node, with the axes in the order `axes`. The
+        op is applied to these other nodes, and its result is transposed instead. An op with several
+        results returns a tuple. None means that the op cannot compute this. See passes/layouts.py.
         """
         return None
 
@@ -272,7 +287,7 @@ class Node(ArrayMethods["Node"]):
         self.id = next(_next_id)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copy or pickle the node, after the nodes that it is computed from; see Ancestors."""
+        """Copy or pickle the node. The nodes that it is computed from come first; see Ancestors."""
         ancestors = None if self.id in _copied.ids else Ancestors(self)
         made = (
             self.op,
@@ -318,9 +333,9 @@ class Node(ArrayMethods["Node"]):
         return self.shape[0]
 
     def with_inputs(self, inputs: tuple[Node, ...]) -> Node:
-        """Return a node of the same op on other inputs; the node itself if its inputs are equal.
+        """Return a node of the same op on other inputs, or this node if all inputs are unchanged.
 
-        Nodes are compared by identity.
+        An input is unchanged if it is the same object.
         """
         pairs = changed_inputs(inputs, self.inputs)
         if not pairs:
@@ -365,7 +380,11 @@ class Result(Node):
         return results
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copy or pickle the first result with its op and inputs, the others by their number."""
+        """Copy or pickle a result of an op that has several.
+
+        The first result is copied with its op and inputs. Any other result is copied as a reference
+        to the first one, with the number of the result.
+        """
         if self.number:
             return result_of, (self.results[0], self.number)
         make_copy, (ancestors, op, inputs, attrs, _, *rest) = super().__reduce__()
@@ -375,7 +394,7 @@ class Result(Node):
         return f"<ngd.Node {self.op.name}, result {self.number}: {self.type}>"
 
     def with_inputs(self, inputs: tuple[Node, ...]) -> Node:
-        """Return the same result of the same op on other inputs."""
+        """Return the same result of the op on other inputs; this node if no input has changed."""
         if not changed_inputs(inputs, self.inputs):
             return self
         return self.op.node(inputs, self.attrs).results[self.number]
@@ -399,7 +418,7 @@ def result_of(node: Node, number: int) -> Node:
 
 
 def changed_inputs(new: Sequence[Node], old: Sequence[Node]) -> list[tuple[Node, Node]]:
-    """Return the pairs (new, old) of different nodes at the same position in two lists.
+    """Return a pair (new node, old node) for each position at which two lists differ.
 
     Nodes are compared by identity, because `!=` of two nodes makes a node that compares values.
     """
@@ -432,10 +451,10 @@ def remade_node(
 
 
 class Copied(threading.local):
-    """The ids of the nodes in each `Ancestors` list that this thread is copying now.
+    """The ids of all nodes in the `Ancestors` lists that this thread is copying now.
 
-    A node is copied after its ancestors. If its id is here, the list copies its ancestors before
-    the node, so the node needs no `Ancestors` list of its own.
+    A node with such an id needs no `Ancestors` list of its own: the list that contains the node
+    also copies the node's ancestors, before the node.
     """
 
     def __init__(self) -> None:
@@ -449,8 +468,8 @@ class Ancestors:
     """The nodes that a node is computed from, as a list that is copied before the node.
 
     The copy of a node needs the copies of its inputs, and so on. A recursion over them would exceed
-    Python's stack in a deep graph. In the list, each node comes after its inputs, which are copied
-    already when the node is. So one loop copies the whole graph.
+    Python's stack in a deep graph. In the list, each node comes after its inputs. When a node is
+    copied, its inputs are copied already. So one loop copies the whole graph.
     """
 
     def __init__(self, node: Node) -> None:
@@ -460,7 +479,7 @@ class Ancestors:
         return list, (), None, self.in_turn()
 
     def in_turn(self) -> Iterator[Any]:
-        """Yield what is copied or pickled: each node, after its inputs, then an EndOfAncestors."""
+        """Yield the elements of the list: each node after its inputs, then an EndOfAncestors."""
         ids = {node.id for node in self.nodes} - _copied.ids
         _copied.ids |= ids
         yield from self.nodes
@@ -468,10 +487,10 @@ class Ancestors:
 
 
 class EndOfAncestors:
-    """The last element of an `Ancestors` list. When it is copied, the list is complete.
+    """The last element of an `Ancestors` list. It is copied when all nodes of the list are copied.
 
-    Its `__reduce__` then removes the ids of the list's nodes from `_copied`. The end of `in_turn`
-    would be too early for this, because pickle may read elements before it copies them.
+    Its `__reduce__` removes the ids of these nodes from `_copied`. `in_turn` could only remove them
+    too early: pickle may read several elements from this iterator before it copies them.
     """
 
     def __init__(self, ids: set[int]) -> None:

@@ -16,11 +16,14 @@ from typing import Any, Final, NamedTuple
 
 
 class ExpectedUpdate(NamedTuple):
-    """A note that names a variable: a step that computes the node should update it, too."""
+    """The note that a step which computes the node should also update a variable.
+
+    Such a variable is, for example, a running mean, or the counter of a source of random numbers.
+    """
 
     variable: Any
     layer: str
-    """The layer that draws random numbers or keeps statistics."""
+    """The text that names the layer whose call sets the next value of the variable."""
 
 
 class Promotion(NamedTuple):
@@ -33,13 +36,14 @@ class Promotion(NamedTuple):
 
 
 class Print(NamedTuple):
-    """A note that names a function: a step that computes the node calls it to print the value."""
+    """The note that a step which computes the node prints its value, by a call of `function`."""
 
     function: Any
 
 
 _notes: Final[dict[int, tuple[weakref.ref[Any], list[Any]]]] = {}
-"""The notes by the id of their node, with a weak reference whose callback removes the entry."""
+"""A dict from the id of a node to a weak reference to the node, and the notes of the node. When the
+node is deleted, the callback of the reference removes the entry."""
 
 
 def _drop(id: int, reference: Any) -> None:
@@ -55,7 +59,10 @@ def add(node: Any, note: Any) -> None:
 
 
 def take_over(node: Any, traced: Iterable[Any]) -> None:
-    """Add the notes of traced nodes, except prints, to the loop or branch that has their copy."""
+    """Add the notes of traced nodes to `node`, the loop or branch whose body has their copies.
+
+    Notes of the class Print are left out.
+    """
     if _notes:
         for _, note in find(traced):
             if not isinstance(note, Print):  # the body prints if it uses the result of the print

@@ -12,21 +12,23 @@ from typing import NamedTuple
 
 
 class Stage(IntEnum):
-    """The step of a collective's replacement that a collective belongs to.
+    """The second part of the sort key, for collectives with the same `Order.number`.
 
-    A sharded weight update replaces one collective of the graph by several. Those of one number
-    start in the order of these constants.
+    A sharded weight update replaces a collective of the user's graph by several, which all get its
+    number. It also adds collectives with the number of one before them. Collectives with the same
+    number start in the order of these constants.
     """
 
     ITSELF = 0
-    """The collective itself, or the first of its replacements, such as the part inside hosts."""
+    """The collective itself, or the first of its replacements, such as a reduction in each host."""
     OTHER_FACTOR = 1
-    """The exchange of A if a gradient is a matrix product A^T B, and the ranks exchange A and B
-    instead of the gradient. `ITSELF` gathers B."""
+    """The all-to-all of A. If a gradient is a matrix product A^T B, the ranks may exchange A and B
+    instead of the gradient. The all-gather of B comes first, with the stage `ITSELF`."""
     BETWEEN_HOSTS = 2
     """The reduction between ranks with the same index on each host, after `ITSELF` inside hosts."""
     TOTALS = 3
-    """The reduction of totals over shards, such as norms of gradients, which earlier stages sum."""
+    """The reduction over ranks of totals, such as the norm of a gradient. Before it, each rank has
+    computed the total of its own shard, for example of a gradient."""
     OWNED_RESULTS = 4
     """The broadcast of a product of matrices that one rank computes for all ranks of its host."""
     UPDATED_PARTS = 5
@@ -37,7 +39,8 @@ class Order(NamedTuple):
     """A sort key for the collectives of a step, which start in ascending order."""
 
     number: int
-    """The position in `collectives_in_order` of the collective that the user's graph has."""
+    """The position in `collectives_in_order` of a collective of the user's graph, before the
+    compiler replaces it."""
     stage: Stage = Stage.ITSELF
     position: int = 0
-    """The position among the collectives of one number and stage."""
+    """The position among the collectives with the same number and stage."""

@@ -18,8 +18,9 @@ KEEPS_FLOAT32: Final[ContextVar[bool]] = ContextVar("keeps float32", default=Fal
 def full_precision() -> Iterator[None]:
     """Compute the values of a `with` block in float32, even in a step of 16-bit precision.
 
-    The block's matrices are multiplied in float32 and its values are not rounded. The same holds
-    for the gradients of its values. In a float32 step the block changes nothing.
+    Matrix products in the block multiply float32 values, and values that are computed in the block
+    are not rounded to 16 bits. The same holds for the gradients of these values. In a float32 step
+    the block changes nothing.
 
     Examples
     --------

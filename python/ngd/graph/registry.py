@@ -2,8 +2,7 @@
 """The registry of ops and of the functions of ngd.ops, by name.
 
 `ngd.ops` fills it when it is imported. The operators and methods of nodes, and NumPy's functions on
-nodes, look ops up here, because this layer cannot import `ngd.ops`. In the rest of ngd, the
-import of a module changes no other module.
+nodes, look ops up here. The package `ngd.graph` cannot import `ngd.ops`, which imports `ngd.graph`.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ PUBLIC: Final[dict[str, Callable[..., Any]]] = {}
 NUMPY_FUNCTIONS: Final[dict[Any, Callable[..., Any]]] = {}
 """A dict from a function of NumPy to the function that replaces it if an argument is a node."""
 NUMPY_UFUNCS: Final[dict[str, str]] = {}
-"""For each of NumPy's universal functions with another name in ngd.ops, this other name."""
+"""A dict from the name of a universal function of NumPy to its name in ngd.ops, if they differ."""
 NUMPY_METHODS: Final[dict[str, Callable[..., Any]]] = {}
-"""The function to call for a method of a universal function, such as "add.reduce"."""
+"""A dict from a method of a universal function, such as "add.reduce", to the function to call."""
 NUMPY_ADVICE: Final[dict[Any, str]] = {}
-"""The advice for a function of NumPy that has no op."""
+"""A dict from a function of NumPy that has no op to the advice in the error message."""
 
 
 class Registrable(Protocol):
@@ -66,7 +65,11 @@ def register_numpy(
     ufuncs: Mapping[str, str],
     advice: Mapping[Any, str],
 ) -> None:
-    """Add the functions that are called if NumPy's functions, methods and ufuncs get nodes."""
+    """Add entries to the tables of NumPy's functions.
+
+    If a function of NumPy gets a node as an argument, ngd calls the function that these tables have
+    for it. `advice` is for error messages about functions that have no replacement.
+    """
     NUMPY_FUNCTIONS.update(functions)
     NUMPY_METHODS.update(methods)
     NUMPY_UFUNCS.update(ufuncs)

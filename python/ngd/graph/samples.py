@@ -11,11 +11,12 @@ from ..dtypes import DType, Shape
 
 
 class Operand(NamedTuple):
-    """The random values of one input of a sample: uniform in [low, high], of the tested dtype.
+    """The random values of one input of a sample, uniform in [low, high].
 
-    `dtype` fixes the dtype instead. `distinct` draws values that are far enough apart for finite
-    differences of a maximum. `away_from_zero` keeps |x| >= 0.1, for functions with a kink at 0.
-    `ascending` sorts integers.
+    They have the dtype `dtype` or, if it is None, the dtype that the test checks. If `distinct` is
+    True, floats are far enough apart for finite differences of a maximum. If `away_from_zero` is
+    True, floats have |x| >= 0.1, for functions with a kink at 0, and integers are not 0. If
+    `ascending` is True, integers are sorted.
     """
 
     shape: Shape

@@ -11,8 +11,8 @@ import numpy as np
 from ..dtypes import SHORT_NAMES, Type
 
 UNPRINTED: Final = {"local"}
-"""The names of attributes that are not printed. They change neither the value of a node nor the
-program: `local` only excludes a constant from the comparison of the ranks' steps."""
+"""The names of attributes that are not printed, because they change neither the value of a node nor
+the program. The attribute `local` excludes a constant from the comparison of the ranks' steps."""
 
 
 def print_types(types: Type | tuple[Type, ...]) -> str:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The traits of ops that passes and devices read, in five records: Kernel, Fusion and so on.
 
-The class of an op states a record if one of its fields differs from the default:
-`kernel = Kernel(is_elementwise=True)`. This replaces the whole record of the base class. Fields
-that are not given have the default, not the value that the base class gives them.
+The class of an op sets a record if the op needs a value that differs from a default, for example
+`kernel = Kernel(is_elementwise=True)`. The new record replaces the whole record of the base class.
+Fields that are not given have their defaults, not the values in the record of the base class.
 """
 
 from __future__ import annotations
@@ -14,23 +14,24 @@ from typing import Any, NamedTuple
 class Kernel(NamedTuple):
     """The computation of an op. Passes read it to fuse, to plan memory and to choose kernels.
 
-    If an op does not state this record, the device has a kernel with the name of the op, or the
-    compiler replaces the op by its expansion (`Op.expand`).
+    Leaves and collectives run no kernel. Any other op that does not set this record is computed by
+    the kernel that `Op.lower` names, by default the kernel with the name of the op. If the device
+    has no such kernel, the compiler replaces the op by its expansion (`Op.expand`).
     """
 
     is_elementwise: bool = False
-    """True for an op that the fused kernel computes by an opcode (`kernels/tiles/opcodes.inc`).
+    """True for an op on single elements, which fused kernels compute by an opcode.
 
-    Fusion, layouts, mixed precision, sharding and rematerialisation read this field. By default
-    they do not treat the op as elementwise.
+    `kernels/tiles/opcodes.inc` has the opcodes. Fusion, layouts, mixed precision, sharding and
+    rematerialisation read this field. The default is False.
     """
     opcode: str = ""
     """The opcode of an elementwise op, read by fusion. The default is the name of the op."""
     is_conversion: bool = False
-    """True for an elementwise op with a result dtype of its own, read by fusion.
+    """True for an elementwise op that converts its operand to another dtype, read by fusion.
 
-    The statement of a fused kernel then names the dtypes of operand and result. By default the two
-    are equal.
+    The line (statement) of a fused kernel that computes the op then names the dtypes of operand and
+    result.
     """
     is_broadcast: bool = False
     """True for an op that repeats elements of its operand.
@@ -53,9 +54,9 @@ class Kernel(NamedTuple):
     reduction: str = ""
     """The kind of reduction along attrs["axes"] that the op computes, such as "sum".
 
-    It is the attribute `op` of the kernel "reduce". The fusion of reductions, mixed precision and
-    sharding read this field. By default the op is not a
-    reduction that elementwise kernels can compute.
+    The kernel "reduce" gets this value as its attribute `op`. The fusion of reductions, mixed
+    precision and sharding read this field. "", the default: the op is not a reduction that
+    elementwise kernels can compute.
     """
     control_flow: str = ""
     """The instruction, "scan" or "cond", that runs the graphs in the attributes of this op.
@@ -66,13 +67,17 @@ class Kernel(NamedTuple):
 
 
 class Fusion(NamedTuple):
-    """The fields for fusion into heavy ops and of sums. Elementwise fusion reads `Kernel`."""
+    """The facts for the fusion of ops into heavy ops, and for moving factors out of sums.
+
+    A heavy op is one with `Op.cost`, such as a matmul. The fusion of elementwise ops reads `Kernel`
+    instead of this record.
+    """
 
     post_operations: tuple[str, ...] = ()
     """The names of the elementwise ops that the kernel of this heavy op can apply to its result.
 
-    `fuse_post_operations` moves such an op into the attribute `post` of the heavy op. By default
-    it moves none.
+    A heavy op is one with `Op.cost`. `fuse_post_operations` fuses such an elementwise op into the
+    heavy op, whose attribute `post` lists the fused ops. By default no op can be fused.
     """
     is_addition: bool = False
     """True for the sum of two operands.
@@ -89,9 +94,9 @@ class Fusion(NamedTuple):
     is_linear_reduction: bool = False
     """True for a sum or a mean: if a is constant along the axes, the sum of a * x is a * sum(x).
 
-    `share_sums` moves such factors out of it. Mixed precision treats any other reduction like a
-    maximum, whose result is one of the elements: the result and its operand keep the same bits,
-    because gradients compare them.
+    `share_sums` moves such a factor a out of the sum. False, for a reduction: mixed precision
+    assumes that the result is one of the elements, as in a maximum. Gradients then compare the
+    result with the elements, so the operand is not rounded to 16 bits.
     """
 
 
@@ -110,13 +115,17 @@ class Numerics(NamedTuple):
     dtype of the result; further operands, such as a bias, may be float32.
     """
     can_keep_16_bits: bool = False
-    """True for an op that may read and store 16-bit floats, as it adds few elements: pooling."""
+    """True for an op that may read and store 16-bit floats, because it adds only a few elements.
+
+    An example is pooling.
+    """
     has_float32_results: bool = False
     """True for an op whose results are float32 if its operand is a 16-bit float."""
     needs_float32_gradient: bool = False
-    """True for an op whose gradient is computed in float32, because it would be rounded repeatedly.
+    """True for an op whose gradient is computed in float32 even if its operands are 16-bit floats.
 
-    Ops that copy, choose, negate or add round at most once, and do not set it.
+    Such a gradient consists of several ops, and in 16 bits the result of each op would be rounded.
+    Ops that copy, select, negate or add values round at most once: their field is False.
     """
 
 
@@ -126,27 +135,29 @@ class Layout(NamedTuple):
     name: str = "row-major"
     """The name of the layout in reports."""
     row_major_op: Any = None
-    """The standard op with row-major operands. The op with this record is a variant of it.
+    """The standard op with row-major operands. The op with this record is a variant of that op.
 
     The variant computes the same in another layout. `assign_layouts` replaces the standard op with
-    the variant if the device has a kernel for it; see `Op.replace_row_major`. None, the default:
-    the op is not a variant.
+    the variant if the device has a kernel for the variant; see `Op.replace_row_major`. None, the
+    default: the op is not a variant.
     """
     is_transpose: bool = False
     """True for an op that returns its operand with its axes in the order attrs["axes"].
 
-    `assign_layouts` moves it after other ops. By default the op is not a transposition.
+    `assign_layouts` moves transpositions towards the outputs of the graph, because adjacent ones
+    may cancel. By default the op is not a transposition.
     """
 
 
 class Comm(NamedTuple):
-    """The dependence of an op on other ranks, apart from that of its operands."""
+    """The dependence of an op itself, not of its operands, on other ranks."""
 
     is_collective: bool = False
     """True for an op that exchanges data with other ranks.
 
-    The compiler gives it a number, the same on all ranks, by which the ranks start collectives in
-    one order. The compiler starts it early. By default an op runs on its rank only.
+    The compiler gives it a sort key (`Order`) that is equal on all ranks, so that all ranks start
+    their collectives in one order. A collective starts as soon as its operand is computed, and
+    other ops run until its result is read. By default an op does not communicate.
     """
     has_group_value: bool = False
     """True for an op whose value is determined by the group, such as the number of the rank.

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variables: named values that persist between steps. Each device stores its own value."""
+"""Variables: named values that persist between steps.
+
+Each device that uses a variable has its own copy of the value. `assign` replaces the value on all
+devices. A step replaces it on the device of the step only.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +57,8 @@ class Storage(Protocol):
     def refusal(self, value: Array) -> str | None:
         """Return the reason why `value` cannot be assigned; None if it can be assigned.
 
-        On the CPU device the reason is that ranks that share the variable assign different values.
+        On the CPU device the reason is that ranks assign different values, although they share the
+        variable or keep it equal.
         """
         ...
 
@@ -77,15 +82,15 @@ class Variable(Node):
     dtype : dtype
         The element type.
     per_rank : bool
-        True if each rank has a value of its own by design.
+        True if each rank has a value of its own by design. The ranks then do not compare values.
     owner : LiveState or None
-        The state that the variable belongs to.
+        The state of an optimizer or average that the variable belongs to, or None.
 
     Raises
     ------
     BusyError
-        A step that runs now writes the variable, or the step only reads the variable and the caller
-        wants to write it. This happens only in another thread or in a signal handler.
+        A step that runs now writes the variable. Or such a step reads the variable, and this call
+        would write it. The step runs in another thread, or a signal handler has interrupted it.
 
     Examples
     --------
@@ -101,14 +106,14 @@ class Variable(Node):
         super().__init__(VARIABLE, (), {"name": name}, Type(initial.dtype, initial.shape))
         self.uniform = not per_rank
         self.per_rank = per_rank
-        """True if each rank has a value of its own by design."""
+        """True if each rank has a value of its own by design. The ranks do not compare values."""
         self._initial: Array | None = initial
         self._storages: dict[str, Storage] = {}
         self.cell = _core.Cell(name)
         self.owner: Any = None
         """The ngd.LiveState that the variable belongs to, or None."""
         self.scope: Scope | None = None
-        """The model that the variable belongs to, or None."""
+        """The `Scope` of the model that the variable belongs to; None if it belongs to no model."""
 
     @property
     def name(self) -> str:
@@ -121,7 +126,7 @@ class Variable(Node):
 
     @property
     def version(self) -> int:
-        """The number of times that the value has been replaced."""
+        """The number of times that `assign` or a step on any device has replaced the value."""
         return self.cell.version
 
     @property
@@ -168,15 +173,16 @@ class Variable(Node):
 
         Each step that replaces the value changes the array. Writing to the array changes the
         variable: do this between steps only. If the ranks of a host share the variable
-        (`shard="host"` of ngd.compile), they share this memory. If their steps only read the
-        variable, this call first moves the value to memory of this process, so that the caller may
-        write to it.
+        (`shard="host"` of ngd.compile), the array is the memory that they share, and a write
+        changes the value of all of them. If their steps only read the variable, this call first
+        moves the value to memory of this process, so that the caller may write to it.
 
         Returns
         -------
         numpy.ndarray
-            The shape and dtype of the variable. When a later step shares the variable with other
-            ranks, the value moves, and the array keeps an old value: call view() again.
+            An array with the shape and dtype of the variable. If a step that is compiled later
+            shares the variable with other ranks, the value moves to other memory. The array then
+            shows the old memory: call view() again.
 
         Raises
         ------
@@ -269,7 +275,7 @@ class Variable(Node):
         self._initial = None if self._storages else array.copy()
 
     def expect_update(self, node: Node, layer: str) -> None:
-        """Let ngd.compile warn of a step that computes `node` and does not update this variable.
+        """Make ngd.compile warn about a step that computes `node` but does not update the variable.
 
         Parameters
         ----------
@@ -313,14 +319,14 @@ def variable(name: str, initial: Any, *, per_rank: bool = False) -> Variable:
         The first value, which sets shape and dtype. Python floats make float32; arrays keep their
         dtype.
     per_rank : bool, default False
-        Each rank has a value of its own by design, such as statistics of its own batches. By
-        default, the first call of a step with collectives compares the variables that it has
-        updated. It raises VariableMismatchError on all ranks if they differ (docs/errors.md).
+        True if each rank has a value of its own by design, such as statistics of its own batches.
+        If False, the first call of a step with collectives updates the variable and compares it
+        between ranks. It raises VariableMismatchError on all ranks if they differ (docs/errors.md).
 
     Returns
     -------
     Variable
-        The variable. Ranks that give the same value begin with equal variables.
+        The variable. If all ranks pass the same `initial`, they begin with equal variables.
 
     Raises
     ------
@@ -371,7 +377,7 @@ def placeholder(name: str, shape: Shape, dtype: Any = np.float32, *, uniform: bo
     dtype : dtype, default float32
         The element type.
     uniform : bool, default False
-        Promise that all ranks give the same value, such as a learning rate or a step number.
+        True promises that all ranks pass the same value, such as a learning rate or a step number.
 
     Returns
     -------
@@ -414,8 +420,9 @@ def constant(value: Any, dtype: Any = None) -> Node:
         The value, of any shape.
     dtype : dtype, optional
         The element type. By default Python floats make float32, Python integers make int64, and
-        arrays keep their dtype. A single Python float takes the dtype of the other operand, without
-        rounding to float32 first.
+        arrays keep their dtype. If `value` is a single Python float, an op that reads the constant
+        converts this float to the dtype of the op's other operand, without rounding to float32
+        first.
 
     Returns
     -------
@@ -452,7 +459,7 @@ def broadcast_variables(
     Parameters
     ----------
     variables : Variable or iterable of Variable
-        The variables, the same names on all ranks.
+        The variables. All ranks pass variables with the same names.
     root : int, default 0
         The rank whose values are sent.
     group : Group, optional

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names of variables that are unique among the variables of one step or optimizer.
 
-A variable's own name depends only on its model. So a model has the same keys in checkpoints and the
-same random first values, which depend on the names, in each program. Two models may
-therefore have variables of one name. In a step or optimizer with both, each model gets a prefix of
-its own: the variables of the second model are "model_1.weight" and so on. The models
-are counted in the order in which they were constructed, which is equal on all ranks that run one
-program.
+A variable's own name depends only on its model. So in every program, a model has the same keys in
+checkpoints and the same random first values, which depend on the names. Two models may have
+variables with the same name, such as "weight". If a step or an optimizer uses both models, the
+names of the model that was constructed later get a prefix with a number, such as "model_1.weight".
+The order of construction is equal on all ranks that run the same program.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ def new_number() -> int:
 
 @dataclass(eq=False)
 class Scope:
-    """A model, whose variables have different names."""
+    """A model, for the names of its variables, which differ from each other."""
 
     prefix: str = ""
     """The name of the model, with which the names of its variables begin."""
@@ -43,7 +42,7 @@ def scope_of(variable: Any) -> Scope | None:
 
 
 def sort_key(variable: Any) -> tuple[str, int]:
-    """Return a key by name. Variables of one name follow the order of their models."""
+    """Return a key that sorts variables by name, and equal names by the order of their models."""
     return str(variable.attrs["name"]), number_of_model(variable)
 
 
@@ -62,8 +61,8 @@ class UniqueNames:
         self.names: dict[Any, str] = {}
         """The unique name of each variable."""
         self.prefixes: dict[Scope | None, str] = {}
-        """The prefix of each model among these variables. It differs from `Scope.prefix` if that
-        would give a variable a name that a variable of another model has."""
+        """A dict from each model of these variables to the prefix of the unique names. It is
+        `Scope.prefix`, unless a variable of another model already has one of these names."""
 
     def add(self, variables: Iterable[Any]) -> None:
         """Add variables; raise a ValueError for equal names in one model or outside of models."""
@@ -82,9 +81,10 @@ class UniqueNames:
                 self.names[v] = name
 
     def free_prefix(self, scope: Scope, members: Iterable[Any]) -> str:
-        """Return `scope.prefix`, or with a number: PREFIX_1, PREFIX_2 and so on.
+        """Return the first of `scope.prefix`, PREFIX_1, PREFIX_2 and so on that is free.
 
-        The result is the first of these with which no variable of the model gets a taken name.
+        A prefix is free if no variable of the model would get the name of another variable by it.
+        PREFIX is `scope.prefix`, or "model" if that is empty.
         """
         prefix, number = scope.prefix, 0
         while any(with_prefix(v, scope.prefix, prefix) in self.by_name for v in members):
@@ -99,7 +99,7 @@ class UniqueNames:
 
 
 class DuplicateNameError(ValueError):
-    """The error for two variables of one name, which are `first` and `second`."""
+    """The error for two variables with the same name, `first` and `second`."""
 
     def __init__(self, first: Any, second: Any) -> None:
         super().__init__(f"two variables called {first.attrs['name']!r}")
@@ -121,7 +121,10 @@ def unique_names(variables: Iterable[Any]) -> dict[Any, str]:
 
 
 def with_prefix(variable: Any, own: str, prefix: str) -> str:
-    """Return the name of a variable with `prefix` instead of `own`, the prefix of its model."""
+    """Return the name of a variable, with its own prefix replaced by `prefix`.
+
+    `own` is the prefix of the variable's model in the present name. "" means that it has none.
+    """
     name = str(variable.attrs["name"])
     if prefix == own:
         return name

@@ -27,11 +27,12 @@ def custom_gradient(f: Callable[..., Any]) -> Function:
     ----------
     f : function
         A function that returns (result, gradient). The result is a structure of nodes of any shape.
-        `gradient` takes the adjoints of the result in the same structure. The adjoint of a node on
-        which the loss does not depend is zeros. `gradient` returns the adjoint of the argument in
-        the argument's structure. If several arguments contain arrays or floats, it returns a tuple
-        with the adjoint of each of them. None means that there is no gradient. `gradient` may use
-        values that `f` has computed.
+        `gradient` is a function of the adjoints of the result, which have the structure of the
+        result. If the loss does not depend on a node of the result, the adjoint of this node is an
+        array of zeros. `gradient` returns the adjoint of the argument, in the structure of the
+        argument. If several arguments contain arrays or floats, `gradient` returns a tuple with one
+        adjoint for each of these arguments. An adjoint of None means that there is no gradient.
+        `gradient` may use values that `f` has computed.
 
     Returns
     -------
@@ -65,9 +66,10 @@ def custom_gradient(f: Callable[..., Any]) -> Function:
 def call_with_gradient(
     where: str, f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Any:
-    """Call f on nodes. It returns (result, gradient function).
+    """Call `f` on nodes, and return the result with the user's gradient.
 
-    Return the result, with the gradient function attached to its nodes as their gradient rule.
+    `f` returns (result, gradient function). The nodes that are returned have the values of the
+    result, and the gradient function is their gradient rule.
     """
     since = newest()
     leaves, structure = flatten(([*args], kwargs))
@@ -89,10 +91,10 @@ def call_with_gradient(
 def expect_closed(
     where: str, results: Sequence[Node], operands: Sequence[Node], since: int
 ) -> None:
-    """Raise GradientError if a function reads floats that are not its arguments.
+    """Raise GradientError if a function reads a float node or variable that is not its argument.
 
-    Such floats would get no gradient. `since` is what `newest()` returned before the
-    call of the function: the nodes with a smaller id existed before the call.
+    Such a value would get no gradient. `since` is the number that `newest()` returned before the
+    call of the function: nodes with a smaller id existed before the call.
     """
     visited = set(operands)
     stack = list(results)
@@ -143,10 +145,11 @@ class UserGradient:
     def __call__(
         self, results: Sequence[Node], operands: Sequence[Node], dy: Sequence[Node | None]
     ) -> Sequence[Node | None]:
-        """Return an adjoint per result and per operand.
+        """Return the adjoints of the operands of the op `with_gradient`.
 
-        The adjoints of the results are None, so that the function's ops are not differentiated.
-        The adjoints of the operands come from the user's gradient function.
+        The op's operands are the results of the user's function, followed by the `operands` of that
+        function. The adjoints of the results are None, so that the ops of the function are not
+        differentiated. The adjoints of `operands` come from the user's gradient function.
         """
         cotangents = [
             zeros(y.shape, y.dtype) if part is None else part

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Products of a Jacobian with vectors: `jvp` and `vjp`.
 
-The Jacobian J has the derivatives of all results by all primals, the arguments of the function.
-`vjp` gives J^T u for cotangents u, which have the structure of the results. This is the reverse
-mode: one backward pass from the results to the primals. `jvp` gives J t for tangents t, which have
-the structure of the primals. The function u -> J^T u is linear, and its Jacobian is
-J^T. So its vector-Jacobian product with the vector t is (J^T)^T t = J t, and two backward passes
-compute J t (Townsend, 2017, https://j-towns.github.io/2017/06/12/A-new-trick.html).
+The primals are the arguments of a function. Its Jacobian J has the derivatives of all results with
+respect to all primals.
+
+`vjp` computes J^T u for cotangents u, which have the structure of the results. This is the reverse
+mode: one backward pass from the results to the primals.
+
+`jvp` computes J t for tangents t, which have the structure of the primals. It takes two backward
+passes: the function u -> J^T u is linear, and its Jacobian is J^T. So its vector-Jacobian product
+with the vector t is (J^T)^T t = J t (Townsend, 2017,
+https://j-towns.github.io/2017/06/12/A-new-trick.html).
 """
 
 from __future__ import annotations
@@ -42,17 +46,17 @@ def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     f : function
         A function of floats that returns floats, in any structure and of any shape.
     *primals : structure of arrays
-        The arguments of `f`. It is differentiated by all of them.
+        The arguments of `f`, which is differentiated with respect to all of them.
     has_aux : bool, default False
-        If `f` returns (result, aux), aux is the third element of the tuple.
+        True if `f` returns a pair (result, aux). The auxiliary output aux is not differentiated.
 
     Returns
     -------
     tuple
-        The result, and the function for vector-Jacobian products. That function takes cotangents in
-        the structure of the result. It returns a tuple with one entry per primal: the sum over the
-        elements of the result of cotangent times derivative. With has_aux, aux is the third
-        element.
+        The result of `f`, and the function for vector-Jacobian products. With has_aux, aux is the
+        third element. The function takes cotangents in the structure of the result. It returns a
+        tuple with one entry per primal: the sum over the elements of the result of cotangent times
+        derivative.
 
     Examples
     --------
@@ -90,7 +94,10 @@ def result_and_pullback(
 
 @cached_transformation
 def forward_of(f: Callable[..., Any], has_aux: bool) -> Function:
-    """Return a compiled function of the primals, which returns the result of f and its aux."""
+    """Return a compiled function from the primals to the pair (result of f, auxiliary output).
+
+    The auxiliary output is None if `has_aux` is False.
+    """
 
     def forward(primals: Any) -> Any:
         return with_aux("vjp", f(*primals), has_aux)
@@ -102,7 +109,7 @@ def forward_of(f: Callable[..., Any], has_aux: bool) -> Function:
 def backward_of(f: Callable[..., Any], has_aux: bool) -> Function:
     """Return a compiled function of primals and cotangents.
 
-    It returns the vector-Jacobian product of f.
+    The compiled function returns the vector-Jacobian product of f.
     """
 
     def backward(primals: Any, cotangents: Any) -> Any:
@@ -112,22 +119,23 @@ def backward_of(f: Callable[..., Any], has_aux: bool) -> Function:
 
 
 def jvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
-    """Return f(*primals), and the Jacobian-vector product: its derivative in a direction.
+    """Return f(*primals), and the Jacobian-vector product: the derivative of f along tangents.
 
     Parameters
     ----------
     f : function
-        A function of floats that returns floats, in any structure and of any shape.
+        A function of floats. Its result has any structure and any shapes.
     primals : sequence
         The arguments of `f`.
     tangents : sequence
-        The direction of each argument, in the same structure and shapes.
+        The change of each argument along which `f` is differentiated, in the same structure and
+        shapes as the primals.
 
     Returns
     -------
     tuple
-        The result, and its derivative in the same structure. The derivative of a part that is not
-        floating is None.
+        The result, and its derivative in the same structure. A leaf of the result that is not
+        floating has the derivative None.
 
     Notes
     -----
@@ -156,7 +164,7 @@ def jvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) 
 def forward_mode(f: Callable[..., Any]) -> Function:
     """Return a compiled function of primals and tangents.
 
-    It returns the result of f, and its derivative in the direction of the tangents.
+    The compiled function returns the result of f, and the derivative of f along the tangents.
     """
 
     def forward(args: Any, tangents: Any) -> Any:

@@ -5,9 +5,10 @@ The gradient of a function is a function, too. While a graph is built, a call of
 the graph. If it is called with arrays, it is compiled as by `ngd.function`, and the compiled step
 is cached as long as the function exists.
 
-The primals are the leaves of the arguments to differentiate by. Each primal becomes a separate node
-of the op `after`, which returns its operand, so f(x, x) has two partial derivatives. No gradient is
-computed for other values that a function reads.
+The primals are the leaves of those arguments with respect to which a function is differentiated.
+Each primal becomes a separate node, made by the op `after`, which here returns its operand
+unchanged. So in a call f(x, x), each of the two arguments has its own partial derivative. No
+gradient is computed for other values that a function reads.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ Key = TypeVar("Key")
 def cached_transformation(make: Maker) -> Maker:
     """Cache a transformation such as `grad`.
 
-    If it is called again with an equal function and equal options, it returns the same function as
-    before, so that the compiled steps of this function are reused.
+    If the transformation is called again, with a function and options that compare equal (==), it
+    returns the same function as before, so that the compiled steps of this function are reused.
     """
     cached_make = functools.lru_cache(MAX_CACHED)(make)
 
@@ -60,10 +61,11 @@ def cached_transformation(make: Maker) -> Maker:
 
 
 class Primals:
-    """The values to differentiate by: the leaves of some arguments, each as a separate node.
+    """The values with respect to which a function is differentiated, each as a separate node.
 
-    `args` are all arguments of the function, with these nodes. `nodes` are the nodes, and `paths`
-    their names in messages. `structure` is the structure of the arguments to differentiate by.
+    The values are the leaves of the arguments that `argnums` selects. `nodes` has the nodes, and
+    `paths` their names in messages. `args` has all arguments of the function, in which the nodes
+    replace the leaves. `structure` is the structure of the selected arguments.
     """
 
     def __init__(self, where: str, args: Sequence[Any], argnums: int | Sequence[int]) -> None:
@@ -86,7 +88,10 @@ class Primals:
             self.args[n] = rebuilt if isinstance(argnums, int) else rebuilt[index]
 
     def pull(self, results: Sequence[Node], dy: Sequence[Node | None]) -> list[Node | None]:
-        """Return the adjoint of each primal, or None, from the adjoints `dy` of some results."""
+        """Return the adjoint of each primal; None if no result depends on the primal.
+
+        `dy` has the adjoint of each node in `results`.
+        """
         return pull_back(results, dy, self.nodes)
 
     def rebuild_adjoints(self, parts: Iterable[Node | None]) -> Any:
@@ -180,7 +185,8 @@ def value_and_grad(
         A function of arrays of any shape that returns a floating scalar. With has_aux it returns a
         pair of the scalar and any structure.
     argnums : int or tuple of ints, default 0
-        The positional arguments to differentiate by. Each is a structure of floats.
+        The positional arguments with respect to which `f` is differentiated. Each is a structure of
+        floats.
     has_aux : bool, default False
         If `f` returns (scalar, aux), the function returns ((value, aux), gradient).
     unused : {"error", "zero"}
@@ -191,8 +197,8 @@ def value_and_grad(
     -------
     Function
         A function of the arguments of `f` that returns (value, gradient). The gradient has the
-        structure of the argument, or is a tuple for several arguments. On several ranks it is the
-        gradient of `ngd.grad`.
+        structure of the argument, or is a tuple for several arguments. On several ranks, the
+        gradient is defined as in the notes of `ngd.grad`.
 
     Raises
     ------
@@ -236,7 +242,7 @@ def gradient_of(
 
 
 def expect_unused(where: str, unused: str) -> None:
-    """Raise ValueError unless the option `unused` is "error" or "zero"."""
+    """Raise ValueError if the option `unused` is neither "error" nor "zero"."""
     if unused not in UNUSED:
         raise ValueError(f'{where}: expected unused "error" or "zero"; got {unused!r}')
 
@@ -301,7 +307,7 @@ def grad(
     has_aux: bool = False,
     unused: str = "error",
 ) -> Any:  # long because each argument is described
-    """Differentiate a loss by nodes, or make the function that computes a gradient.
+    """Return the gradient of a loss node, or make the function that computes a gradient.
 
     Parameters
     ----------
@@ -309,10 +315,10 @@ def grad(
         A floating scalar: the loss of this rank. Or a function that returns such a scalar, or with
         has_aux a pair of the scalar and any structure.
     wrt : Node or structure of Node
-        The nodes to differentiate by, if `loss` is a node.
+        If `loss` is a node: the nodes with respect to which it is differentiated.
     argnums : int or tuple of int, default 0
-        The positional arguments to differentiate by, if `loss` is a function. Each is a structure
-        of floats.
+        If `loss` is a function: the positional arguments with respect to which it is
+        differentiated. Each is a structure of floats.
     has_aux : bool, default False
         If the function returns (scalar, aux), the gradient function returns (gradient, aux).
     unused : {"error", "zero"}
@@ -335,8 +341,9 @@ def grad(
     Notes
     -----
     On several ranks, the result is the gradient of the sum of all ranks' losses with respect to
-    this rank's value. If the loss depends on no collective, it is the gradient of this rank's loss;
-    average it with `ops.all_reduce`. No gradient flows through integers, bools and stop_gradient.
+    this rank's nodes or arguments. If the loss depends on no collective, this is the gradient of
+    this rank's loss only: average the gradient with `ops.all_reduce`. No gradient flows through
+    integers, bools and stop_gradient.
 
     Examples
     --------
@@ -364,7 +371,8 @@ def grad(
 def function_like(f: Callable[..., Any], call: Callable[..., Any], where: str) -> Function:
     """Return a Function that has the signature of `f` and passes its arguments to `call`.
 
-    Arguments are passed by position if `f` can take them by position. Default values are added.
+    Arguments are passed by position if `f` can take them by position. `call` also gets the default
+    values of the arguments that the caller leaves out.
     """
     signature = signature_of(f)
 

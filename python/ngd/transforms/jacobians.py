@@ -26,14 +26,16 @@ def jacobian(f: Callable[..., Any], argnums: int | tuple[int, ...] = 0) -> Funct
     f : function
         A function of floats that returns floats, in any structure and of any shape.
     argnums : int or tuple of ints, default 0
-        The positional arguments to differentiate by. Each is a structure of floats.
+        The positional arguments with respect to which `f` is differentiated. Each is a structure of
+        floats.
 
     Returns
     -------
     Function
-        A function of the arguments of `f`. It returns arrays whose shape is the shape of the result
-        followed by the shape of the argument. The structure of the result has, in place of
-        each leaf, the structure of the argument with one array per leaf of the argument.
+        A function of the arguments of `f`. If result and argument are single arrays, it returns one
+        array, whose shape is the shape of the result followed by the shape of the argument.
+        Otherwise it returns one such array for each leaf of the result and each leaf of the
+        argument: a structure like the result, in which each leaf is a structure like the argument.
 
     Notes
     -----
@@ -101,14 +103,17 @@ def hessian(f: Callable[..., Any], argnums: int | tuple[int, ...] = 0) -> Functi
     f : function
         A function of floats of any shape that returns a floating scalar.
     argnums : int or tuple of ints, default 0
-        The positional arguments to differentiate by twice. Each is a structure of floats.
+        The positional arguments with respect to which `f` is differentiated twice. Each is a
+        structure of floats.
 
     Returns
     -------
     Function
-        A function of the arguments of `f`. It returns one array per pair of leaves of the argument,
-        whose shape is the shape of the first leaf followed by that of the second. The structure of
-        the argument is nested twice: in place of each leaf it has the whole structure again.
+        A function of the arguments of `f`. If the argument is a single array, it returns one array,
+        whose shape is the shape of the argument twice. Otherwise it returns one array for each pair
+        of leaves of the argument, with the shape of the first leaf followed by that of the second.
+        The arrays are in a structure like the argument, in which each leaf is again a structure
+        like the argument.
 
     Examples
     --------

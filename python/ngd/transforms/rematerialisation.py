@@ -2,11 +2,13 @@
 """Rematerialisation: functions whose values the backward pass recomputes (`remat`).
 
 The operands of such a function are its arguments and the other nodes that it reads. The forward
-pass computes its results as usual. A node with a gradient rule takes the results and returns them
-unchanged. In the backward pass, the rule copies the computation from operands to results, and
-differentiates the copy. The copy reads each operand x through a node after(x, adjoints of the
-results). This node has the value of x, but only once the adjoints are computed. So the copy runs in
-the backward pass, and the compiler does not merge it with the first computation.
+pass computes its results as usual. The op `with_gradient` then returns these results unchanged, but
+gives them a gradient rule. In the backward pass, the rule copies the nodes that compute the results
+from the operands, and differentiates the copy.
+
+The copy reads each operand x through a node after(x, adjoints of the results). The value of this
+node is x, but it is computed only after the adjoints. So the copy runs in the backward pass, and
+the compiler does not merge it with the first computation.
 """
 
 from __future__ import annotations
@@ -65,11 +67,11 @@ def remat(f: Callable[..., Any]) -> Function:
 
 
 def read_from_outside(results: Sequence[Node], since: int) -> list[Node]:
-    """Return the nodes that a function reads and has not made, and the leaves that it reads.
+    """Return the nodes that a function reads directly, but has not made.
 
-    Leaves are placeholders and variables. `since` is what `newest()` returned before the call: the
-    nodes with a smaller id existed before. The inputs of a returned node are returned only if the
-    function reads them itself, too.
+    They are nodes that existed before the call of the function, or are placeholders or variables.
+    `since` is the number that `newest()` returned before the call: the nodes with a smaller id
+    existed before the call. Constants are left out.
     """
     read: dict[Node, None] = {}
     for node in chain(results, chain.from_iterable(n.inputs for n in topological(results))):
@@ -81,12 +83,13 @@ def read_from_outside(results: Sequence[Node], since: int) -> list[Node]:
 
 
 def wait_for_all(operands: Sequence[Node], adjoints: Sequence[Node | None]) -> list[Node | None]:
-    """Return the adjoints of the operands; those of operands that are not leaves wait for the rest.
+    """Return the adjoints, so that those of operands that are not leaves wait for all others.
 
-    The backward pass continues with the adjoints that wait. Without the wait, it could compute the
-    gradients of weights, which are leaves, at the end of the step, and recomputed values would stay
-    in memory until then. With the wait, the recomputed values of one function are free before the
-    backward pass reaches an earlier function and recomputes the values of that function.
+    An operand that is not a leaf was computed by an earlier function, and the backward pass
+    continues there with its adjoint. The other adjoints are gradients of leaves, such as weights.
+    Without the wait, they could be computed at the end of the step, and recomputed values would
+    stay in memory until then. With the wait, the recomputed values of one function are free before
+    the backward pass recomputes the values of an earlier function.
     """
     known = [adjoint for adjoint in adjoints if adjoint is not None]
     ordered = []
@@ -104,15 +107,16 @@ def wait_for_all(operands: Sequence[Node], adjoints: Sequence[Node | None]) -> l
 class Recomputation:
     """The gradient rule of `remat`: recompute the results, and differentiate the recomputation.
 
-    The rule finds the computation from the operands to the results in the graph. The graph may be a
-    copy, as the body of a loop is. Values that the loop computes only once are inputs of the body,
-    so a result may depend on an input that is not among the operands. Then nothing is recomputed:
-    the rule passes the adjoints on to the results, so that their first computation is
-    differentiated, with its stored values.
+    The rule finds the nodes that compute the results from the operands in the graph. If the
+    function was called in the body of a loop, this graph is the body, and values that are equal in
+    all iterations are computed outside of it. Such values are inputs of the body, so a result may
+    depend on an input that is not among the operands. Then nothing is recomputed: the rule passes
+    the adjoints on to the results, so that their first computation is differentiated, with its
+    stored values.
     """
 
     follows_graph = True
-    """True because the rule uses no nodes other than its arguments and what they are computed from.
+    """True because the rule reads only its arguments and the nodes from which they are computed.
 
     So vmap can call the same rule with mapped nodes. See ops/batching/user_functions.py.
     """
@@ -125,9 +129,10 @@ class Recomputation:
     ) -> Sequence[Node | None]:
         """Return the adjoints of the results and of the operands.
 
-        The adjoints of the results are None, so that their first computation is not differentiated,
-        unless nothing is recomputed. The operands are the values that the function reads from
-        outside.
+        `operands` are the values that the function reads from outside. If the results are
+        recomputed, their adjoints are None, so that their first computation is not differentiated.
+        If nothing is recomputed (see the class), the adjoints of the results are `dy`, and those of
+        the operands are None.
         """
         inner = topological(results, stop=operands)
         if any(isinstance(node.op, Leaf) and node.op is not CONSTANT for node in inner):

@@ -47,10 +47,11 @@ def vmap(f: Callable[..., Any], in_axes: Axes = 0, out_axes: Axes = 0) -> Functi
         A function of nodes that returns nodes, in any structures (`ngd.trees`). It is called once,
         with nodes that lack the mapped axis.
     in_axes : int, None or tuple, default 0
-        The axis of each argument to map over. None means that all examples get the whole argument.
-        An int is the axis of all arguments. A tuple has one entry per argument: an int, None, or a
-        tree of these in the structure of the argument or of its outer levels. A negative axis
-        counts from the end.
+        The axis of each argument to map over. An int is the axis of all arguments. A tuple has one
+        entry per argument: an int, None, or a tree of these in the structure of the argument or of
+        its outer levels. None means that the argument is not mapped: all examples get the whole
+        argument. A negative axis counts from the end. Keyword-only arguments are always mapped over
+        axis 0.
     out_axes : int, None or tree, default 0
         The position of the mapped axis in each result. A tree has the structure of the result, or
         of its outer levels. None means that the result is equal for all examples and gets no axis.
@@ -75,7 +76,7 @@ def vmap(f: Callable[..., Any], in_axes: Axes = 0, out_axes: Axes = 0) -> Functi
     -----
     An example is one index of the mapped axis. Python numbers, strings and other values that are
     not arrays are the same for all examples. So are the nodes and variables that `f` reads without
-    taking them as arguments. Keyword-only arguments are mapped over axis 0.
+    taking them as arguments.
 
     A random draw whose seed is made in `f` gives different numbers to each example. If the seed is
     made outside of `f`, all examples get the same numbers. A collective of mapped values has no
@@ -150,7 +151,10 @@ class Argument:
 
 
 class Vectorization:
-    """One call of a mapped function: its arguments with their axes, and the size of the axes."""
+    """One call of a mapped function: its arguments, their mapped axes, and the size of these axes.
+
+    All mapped axes have the same size, the number of examples.
+    """
 
     def __init__(self, f: Callable[..., Any], bound: inspect.BoundArguments, in_axes: Axes) -> None:
         self.f, self.signature = f, bound.signature
@@ -235,7 +239,8 @@ def most_positional(bound: inspect.BoundArguments) -> int:
 def leaf_axes(where: str, axes: Axes, tree: Any) -> list[int | None]:
     """Return an axis or None for each leaf of a tree.
 
-    `axes` is a tree too, which may end above the leaves: an entry applies to all leaves below it.
+    `axes` is a tree with the structure of `tree` or of its outer levels. An entry of `axes` that
+    takes the place of a whole subtree applies to all leaves of this subtree.
     """
     kind, entries = split(axes)
     if kind is None:
@@ -301,7 +306,7 @@ def expect_no_updates(tree: Any) -> None:
 
 
 def read_result(leaf: Any) -> Any:
-    """Return a leaf of the result: an array or number as a node, others, such as None, as given."""
+    """Return an array or a number in the result as a node, and any other leaf unchanged."""
     if isinstance(leaf, (bool, int, float)) or is_array(leaf):
         return as_node(leaf, where="vmap: the result")
     return leaf
@@ -310,7 +315,8 @@ def read_result(leaf: Any) -> Any:
 def put_axis(batching: Batching, result: Batched, axis: int | None, path: str) -> Node:
     """Move the mapped axis of a result from axis 0 to `axis`, its entry in out_axes.
 
-    If `axis` is None, return a result that is not mapped as it is; ShapeError for a mapped one.
+    If `axis` is None, return a result that does not depend on mapped arguments unchanged, and raise
+    a ShapeError for any other result.
     """
     if axis is None:
         if result.is_mapped:

@@ -34,13 +34,14 @@ from .target import DEVICE, CpuTarget
 
 @dataclass(frozen=True)
 class CpuAgreement:
-    """The result of CpuDevice.agree: the variables to share, and the storage of each variable."""
+    """The result of CpuDevice.agree: the decisions of all ranks, and the storages of this rank."""
 
     storages: dict[Node, CpuStorage]
     """The storage of each variable of the step on this rank."""
     equal: Equal
     """The nodes of the graph whose values are proved equal on all ranks."""
     target: CpuTarget
+    """The kernels for the passes. `target.sharing` has the variables that the ranks share."""
 
 
 class CpuDevice:
@@ -49,7 +50,10 @@ class CpuDevice:
     name = "CPU"
 
     def compiling(self, group: Group) -> AbstractContextManager[None]:
-        """Return a context for a compilation: the ranks compare shapes and dtypes only once."""
+        """Return the context of a compilation, in which the ranks compare shapes and dtypes once.
+
+        The result is kept if this rank has to compile the step again; see `comparing_once`.
+        """
         return comparing_once(group)
 
     def agree(self, source: StepGraph) -> CpuAgreement:
@@ -113,7 +117,7 @@ class CpuExecutable(LoweredStep):
         )
         self.storages = storages
         self.once_over_hosts: set[Node] = set()
-        """The variables that are divided over all ranks of all hosts, so that one copy exists."""
+        """The variables that have one copy over all hosts. Each rank of each host keeps a part."""
 
     def share_variables(self, agreement: CpuAgreement) -> None:
         """Move the variables to memory that the ranks of a host share; all ranks call this."""
@@ -127,7 +131,8 @@ class CpuExecutable(LoweredStep):
     def checksum(self, variable: Node) -> tuple[int, int] | None:
         """Return a checksum of a variable's value; None if the ranks share the variable.
 
-        The caller has reserved the variable, so that no other step changes its value.
+        Call this during a run of this step. The step then holds (locks) the variable, so no other
+        step changes its value.
         """
         storage = self.storages[variable]
         return None if variable in self.plan.shared else storage.buffer.checksum()

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The speed of the kernels on this machine, for reports. `peak` measures it once."""
+"""The speed of this machine, for reports: of a large matmul per dtype, and of a copy.
+
+`peak` measures each of these speeds once per process.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,10 @@ def peak(dtype: DType | None) -> float:
 def seconds_of(
     kernel: str, attrs: Mapping[str, Any], operands: Sequence[Type], result: Type
 ) -> float:
-    """Return the shortest time of 5 runs of a kernel on zeros, in seconds."""
+    """Return the shortest time of 5 runs of the C++ kernel `kernel`, in seconds.
+
+    All elements of the operands are 0. `attrs` has the attributes of the kernel.
+    """
     builder = _core.ProgramBuilder()
     inputs = [builder.add_value(*spec(t), "input", i, 0) for i, t in enumerate(operands)]
     output = builder.add_value(*spec(result), "output", 0, 0)

@@ -14,7 +14,10 @@ from ...dtypes import Array
 
 
 def agree(group: Group, digests: list[bytes], site: str) -> bool:
-    """Return whether all ranks of a group give the same digests; all of them call this."""
+    """Return whether all ranks of a group pass the same digests to this call.
+
+    All ranks of the group call this.
+    """
     return not any(differing_ranks(group, digests, site))
 
 

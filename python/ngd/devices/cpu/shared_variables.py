@@ -15,17 +15,19 @@ Over several hosts, each host keeps a copy. A variable that only updates read ma
 all hosts. Then each rank has a part of it, in its own memory. All ranks have to read it together,
 because a read gathers the parts.
 
-The new values may be computed from other variables. These stay in private memory, and the ranks
-keep them equal. The compiler has to prove that a step writes equal values to them on all ranks,
-and all ranks assign equal values.
+The new values may be computed from other variables. These other variables stay in private memory,
+and the ranks keep them equal: the compiler has to prove that each step writes equal values to them
+on all ranks, and all ranks assign equal values.
 
-Variables that such a step only reads (frozen weights) move to memory of the host, too, if they are
-equal on all ranks. No rank writes there: a write first moves the variable to memory of its rank.
+A step may also only read a variable (frozen weights). If the variable is equal on all ranks, it
+moves to memory of the host, too. No rank writes to this memory: a write first moves the variable to
+memory of the rank that writes.
 
-The ranks of the group make these writes together. After the group is closed, no rank writes to
+The ranks of the group write shared variables together. After the group is closed, no rank writes to
 common memory: the next write moves the variable back to memory of its process. A variable that a
-failure has left half written is poisoned: reading it raises an error. A variable whose other parts
-are on other ranks is lost: only a new value, by `assign` or a checkpoint, makes it usable.
+failure has left half written is poisoned: reading it raises an error. If the group is closed while
+all hosts together keep one copy of a variable, the variable is lost, because each rank has only a
+part of it. Only a new value, by `assign` or a checkpoint, makes it usable.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ from .sharing_record import SharingRecord
 from .storage import CpuStorage, sharing_error
 
 NO_MEMORY = 2**64 - 1
-"""The number that stands for common memory that could not be allocated."""
+"""The number that rank 0 broadcasts if it could not allocate common memory.
+
+Otherwise rank 0 broadcasts the number by which the ranks open the memory; see `common_memory`."""
 UNABLE: Final = -1
 """The value that a rank sends to `share_frozen`'s comparison if it cannot move variables now.
 
@@ -87,8 +91,9 @@ def agree_on_sharing(
 
 
 _HOSTS: Final[WeakKeyDictionary[Group, tuple[Group, Group] | None]] = WeakKeyDictionary()
-"""For a group over several hosts: the group of this host's ranks, and the group of counterparts,
-the ranks with this rank's index on each host. None if the ranks cannot share variables."""
+"""A dict from a group over several hosts to a pair of groups that were split from it: the ranks of
+this host, and the counterparts, which are the ranks with this rank's index on each host. The value
+is None if the ranks of the group cannot share variables."""
 
 
 def partition_of(group: Any, is_once_over_hosts: bool) -> Partition | None:
@@ -137,9 +142,10 @@ def split_by_host(group: Group) -> tuple[Group, Group] | None:
 def expect_private(whole: Mapping[Node, CpuStorage], equal: Equal, site: str) -> None:
     """Check the variables that each rank writes as a whole, not as a shard.
 
-    Raises a CompileError if the ranks share such a variable. Also raises it if the ranks keep the
-    variable equal, but `equal` does not prove that its next value is equal on all ranks. A variable
-    without such a proof is marked (`varies`), so that no later step shares it.
+    `equal.nodes` has the nodes whose values are proved equal on all ranks. Raises a CompileError if
+    the ranks share such a variable, or if they keep it equal and its next value is not in
+    `equal.nodes`. Any other variable whose next value is not in `equal.nodes` is marked (`varies`),
+    so that no later step shares it.
     """
     values = dict(equal.graph.updates)
     for variable, storage in whole.items():
@@ -216,9 +222,11 @@ def share_if_equal(
 ) -> Agreement:
     """Share variables if the ranks agree, and return the outcome of their comparison.
 
-    Variables in `moving` get common memory. They have the bytes that this rank writes. Variables in
-    `staying` keep their private memory, and the ranks keep their values equal. If the ranks do not
-    agree, nothing changes. The caller has reserved all these variables, so that no step uses them.
+    `moving` maps each variable to share to (begin, end) of the bytes that this rank writes. The
+    variable moves to common memory of the host. If all hosts together keep one copy, this rank
+    instead keeps only these bytes, in its own memory. The variables in `staying` keep their private
+    memory, and the ranks keep their values equal. If the ranks do not agree, nothing changes. The
+    caller holds (locks) all these variables, so no step uses them.
     """
     group, site = record.group, record.site
     values = [storage.copy_held_value() for storage in (*moving, *staying)]
@@ -285,8 +293,9 @@ def share_frozen(
 ) -> None:
     """Keep one copy per host of the variables that a step only reads, if the ranks agree on them.
 
-    All ranks call this if their steps have the same types. If a thread uses one of the variables,
-    or a rank has no memory for them, they stay in private memory.
+    All ranks call this if the nodes of the step have the same shapes and dtypes on all ranks
+    (`have_uniform_types`). If a thread uses one of the variables, or a rank has no memory for them,
+    they stay in private memory.
     """
     group: Group = sharing.group
     partition = sharing.partition
@@ -317,7 +326,7 @@ def share_frozen(
 def share_equal(frozen: Sequence[CpuStorage], record: SharingRecord) -> None:
     """Move the variables that are equal on all ranks to memory of the host.
 
-    The caller holds the variables, so that no step uses them.
+    The caller holds (locks) the variables, so no step uses them.
     """
     group, site = record.group, record.site
     is_there = np.array([[storage.buffer.is_common for storage in frozen]], np.int8)
@@ -412,10 +421,11 @@ def have_uniform_types(graph: Graph, group: Group) -> bool:
 
 @contextmanager
 def comparing_once(group: Group) -> Iterator[None]:
-    """Keep the result of `have_uniform_types` until all ranks have compiled the step or raise.
+    """Keep the result of `have_uniform_types` for a second try to compile the step.
 
-    Compilation may fail on one rank only, because another thread uses a variable or memory is
-    short. This rank then compiles the step again. It uses the kept result, because the other ranks
+    The result is removed after a compilation, and after a CompileError or another ValueError. Any
+    other error may be raised on one rank only, because another thread uses a variable or memory is
+    short. This rank then compiles the step again, with the kept result, because the other ranks
     would not take part in a second comparison.
     """
     try:

@@ -25,7 +25,11 @@ class SharingRecord:
 
     @property
     def is_over(self) -> bool:
-        """True if one of the groups is closed or has failed, which ends the sharing."""
+        """True if the sharing has ended, because one of its groups is closed or has failed.
+
+        These are the group of all ranks that share, that of this host's ranks, and that of the
+        counterparts.
+        """
         groups = (self.group, self.partition.host_ranks, self.partition.counterparts)
         return any(g.closed or g.communicator.is_over for g in groups if isinstance(g, Group))
 
@@ -52,7 +56,11 @@ class SharingRecord:
         return part.reshape(value_type.shape)
 
     def map_privately(self, memory: _core.CommonMemory) -> None:
-        """Map the host's common memory a second time, copy on write: other ranks see no writes."""
+        """Map the host's common memory a second time in this process, copy on write.
+
+        A write of this process to the new mapping changes a private copy of the page. Other ranks
+        do not see it.
+        """
         host = self.partition.host_ranks
         assert isinstance(host, Group)
         host.communicator.map_privately(memory)
@@ -60,7 +68,8 @@ class SharingRecord:
     def expect_process(self, name: str) -> None:
         """Raise a GroupClosedError if this process is a forked child of a rank.
 
-        A forked child must not read shared memory, because the rank may write to it then.
+        A forked child must not read shared memory. It takes no part in the barriers of the ranks,
+        so a rank may write to the memory while the child reads.
         """
         if os.getpid() != self.process:
             raise GroupClosedError(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The value of a variable on the CPU device: its memory, and the ways to read and write it."""
+"""The value of a variable on the CPU device: private or shared memory, with reads and writes."""
 
 from __future__ import annotations
 
@@ -43,12 +43,19 @@ class CpuStorage:
 
     @property
     def sharing(self) -> SharingRecord | None:
-        """The ranks that share the variable or keep its value equal; None if it is private."""
+        """The record of the ranks that share the variable, or that keep its value equal.
+
+        None if no ranks do, or if their group is closed or has failed.
+        """
         return None if self._sharing is None or self._sharing.is_over else self._sharing
 
     @property
     def is_shared(self) -> bool:
-        """True if each rank writes only its shard of the value; False if each writes all of it."""
+        """True if ranks share the variable, so that each of them writes only its shard.
+
+        False if a write on this rank replaces the whole value: no ranks share the variable, they
+        only keep private values equal, or they only read it (`is_frozen`).
+        """
         mine = self.part is None and not self.buffer.is_common
         return not mine and self.sharing is not None
 
@@ -86,13 +93,17 @@ class CpuStorage:
         return sharing.gathered(part, self.type)
 
     def copy_held_value(self) -> Array:
-        """Return a copy of the value. The caller holds the variable, so that no step uses it."""
+        """Return a copy of the value. The caller holds (locks) the variable: no step uses it."""
         value: Array = np.empty(self.type.shape, self.type.dtype)
         self.buffer.copy_to(value)
         return value
 
     def view(self) -> Array:
-        """Return the memory of the value as an array; ranks that share the value write it, too."""
+        """Return the memory of the value as an array, to which the caller may write.
+
+        If ranks share the value, a write changes it on all of them. A value that ranks only read
+        (`is_frozen`) first moves to private memory.
+        """
         if self.is_frozen:  # the caller may write: move it to private memory
             _core.while_held([self.cell], lambda: self.buffer.lie_in(None, 0))
         return self.memory()
@@ -118,7 +129,7 @@ class CpuStorage:
         """Move the value to shared memory; if `memory` is None, keep it in private memory.
 
         In the second case the ranks keep their private values equal. Both cases store the record
-        `sharing`. The caller has reserved the variable, so that no step uses it.
+        `sharing`. The caller holds (locks) the variable, so no step uses it.
         """
         if memory is not None or self.is_frozen:
             self.buffer.lie_in(memory, offset)
@@ -129,7 +140,7 @@ class CpuStorage:
     ) -> None:
         """Move the value to memory that the ranks of the host only read.
 
-        The caller holds the variable, so that no step uses it.
+        The caller holds (locks) the variable, so no step uses it.
         """
         self.buffer.lie_in(memory, offset)
         self._readers = readers
@@ -139,18 +150,19 @@ class CpuStorage:
         return _core.Buffer(DEVICE, end - begin)
 
     def keep(self, sharing: SharingRecord, part: tuple[int, int], memory: _core.Buffer) -> None:
-        """Keep only this part of the value; the other ranks keep the rest.
+        """Keep only the bytes from `part[0]` to `part[1]` of the value; other ranks keep the rest.
 
-        The caller holds the variable, so that no step uses it.
+        The bytes are kept in `memory`. The caller holds (locks) the variable, so no step uses it.
         """
         self.buffer.keep(memory, part[0])
         self.part, self._sharing = part, sharing
 
     def own(self) -> None:
-        """Let this process write the whole value; raise a CompileError if other ranks share it.
+        """Prepare the variable for a step of this rank that writes the whole value.
 
-        A value in memory of the host moves to private memory. The caller has reserved the variable,
-        so that no step uses it.
+        Raises a CompileError if ranks share the variable. A value that the ranks of the host only
+        read moves to private memory. The caller holds (locks) the variable, so no other step uses
+        it.
         """
         sharing = self.sharing
         if sharing is not None and self.is_shared:
@@ -182,8 +194,8 @@ class CpuStorage:
     def refusal(self, value: Array) -> str | None:
         """Return the reason why a value cannot be assigned; None if it can be assigned.
 
-        There is one possible reason: the ranks that share the variable or keep it equal assign
-        different values. These ranks all call this, and compare the values.
+        If ranks share the variable or keep it equal, all of them call this and compare their
+        values. The reason is that the values differ. Any other variable accepts every value.
         """
         sharing = self.sharing
         if sharing is None or agree(sharing.group, [digest_of(value)], call_site()):
@@ -205,7 +217,7 @@ class CpuStorage:
             self.part = None
             self.buffer.write(value)
             return
-        sharing.group.barrier(site=call_site())  # after it, other ranks write
+        sharing.group.barrier(site=call_site())  # after it, ranks write
         self.buffer.write_part(value, *(self.part or sharing.span(self.type)))
         sharing.group.barrier(site=call_site())
 
@@ -231,7 +243,10 @@ def sharing_error(storage: CpuStorage, sharing: SharingRecord) -> CompileError:
 
 
 def lost_parts_error(name: str) -> GroupClosedError:
-    """Return the error for a read of the whole value when the other parts are lost."""
+    """Return the error for a variable of which this rank has only a part.
+
+    The other ranks had the other parts, which are lost because the group has ended.
+    """
     return GroupClosedError(
         f"variable {name!r}: it was kept once over all hosts (shard='world'), and the group whose "
         "ranks have its other parts was closed: assign() a value, or load a checkpoint; before a "

@@ -33,7 +33,7 @@ class CpuTarget:
         return ask(self.threads, op, tuple(inputs), tuple(outputs), attrs_key)
 
     def first_fit(self, lives: list[tuple[int, int, int]]) -> list[int]:
-        """Place blocks in an arena, by one walk in C++; see Target.first_fit."""
+        """Return the offsets of blocks in an arena, computed in C++; see Target.first_fit."""
         return _core.first_fit(lives)
 
 
@@ -48,8 +48,9 @@ def ask(
     """Return the kernel for an op on these types, or the reasons for its absence.
 
     The results are cached, because a step repeats the same layers, and a step for evaluation has
-    layers of the step for training. As values of an attribute, 1, 1.0 and True differ, but as keys
-    of the cache they would be equal. So `attrs` contains the Python type of each value.
+    layers of the step for training. `attrs` has the name, the Python type and the value of each
+    attribute. Without the types, attributes with the values 1, 1.0 and True would be one key of the
+    cache, but they differ.
     """
     name, reasons, _, in_place = DEVICE.query_kernel(
         op,

@@ -24,9 +24,9 @@ from .rank_comparison import differing_ranks, digest_of, ranks_text
 from .storage import CpuStorage
 
 MAX_CHECKED_BYTES: Final = 4096
-"""The largest size in bytes of an unshared variable whose checksum is compared with that after the
-last step, to find writes. Larger unshared variables are not checked. Sharded updates leave only
-small variables unshared."""
+"""The largest size in bytes of an unshared variable that is checked for writes. The check compares
+the checksum of its value with the checksum after the last step. Larger unshared variables are not
+checked. Sharded updates leave only small variables unshared."""
 
 
 class VariableView:
@@ -51,21 +51,26 @@ class VariableView:
         self.show()
 
     def show(self) -> None:
-        """Make `array` show the memory of the value.
+        """Set the attribute `array` to a view of the memory that has the value now.
 
-        Call this again after a step has moved the value to shared memory.
+        Call this again after a step has moved the value to shared memory: the old array still shows
+        the old memory.
         """
         self.array = self._storage.private_view()
         self.remember()
 
     def remember(self) -> None:
-        """Store a checksum of the value after a step, if each rank keeps a copy of the value."""
+        """Store a checksum of the value after a step, with which `is_written` finds writes.
+
+        Only a small variable that is not in shared memory has one. In shared memory, `is_written`
+        finds writes by the pages that they have copied.
+        """
         is_checked = self._is_checked and self.common is None
         self._remembered = self._storage.buffer.checksum() if is_checked else None
 
     @property
     def common(self) -> _core.CommonMemory | None:
-        """The memory that the ranks of the host share, if the variable is in it."""
+        """The shared memory of the host that contains the variable; None if it is private."""
         common = self._storage.buffer.common
         return None if common is None else common[0]
 

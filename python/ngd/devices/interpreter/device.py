@@ -48,7 +48,7 @@ class HostStorage:
         return nullcontext()
 
     def refusal(self, value: Array) -> str | None:
-        """Return None: this device knows no reason against any value."""
+        """Return None, because this device accepts every value."""
         return None
 
     def write(self, value: Array) -> None:
@@ -122,13 +122,16 @@ class StepCollectives:
 
 
 def kind_of(node: Node) -> str:
-    """Return the name under which the communicator knows the collective of a node."""
+    """Return the name that the C++ communicator uses for the collective of a node."""
     assert isinstance(node.op, Collective)
     return node.op.kind.wire
 
 
 def submission(node: Node) -> dict[str, Any]:
-    """Return the attributes, such as the root, that the communicator needs for a collective."""
+    """Return the arguments of the C++ communicator that a node's attributes give, by name.
+
+    An example is `root`, the rank that sends in a broadcast.
+    """
     assert isinstance(node.op, Collective)
     return node.op.submission(node.inputs[0].type, **node.attrs)
 
@@ -175,7 +178,7 @@ class InterpreterExecutable(CompiledStep):
         if options.has_low_precision:
             graph = lower_precision(graph, None, options)
         self.evaluated = graph
-        """The graph that is evaluated. For a 16-bit precision, it has casts."""
+        """The graph that is evaluated. For a 16-bit precision, casts have been added to it."""
         self.precision = options.precision
         self.ranks = StepCollectives(graph, source.group, self.precision)
         self.sequence = self.ranks.sequence
@@ -195,7 +198,7 @@ class InterpreterExecutable(CompiledStep):
         return outputs if out is None else list(out)
 
     def run(self, inputs: list[Array], outputs: list[Array]) -> None:
-        """Run the step once. The caller, `hold.run`, reserves the step's variables for the run."""
+        """Run the step once. The caller, `hold.run`, holds (locks) the step's variables."""
         values: dict[Node, Array] = {v: s.value for v, s in self.storages.items()}
         with self.ranks.collectives_scope():
             results, updates = reference.evaluate(self.evaluated, inputs, values, self.ranks)
@@ -206,7 +209,7 @@ class InterpreterExecutable(CompiledStep):
                 self.storages[variable].write(value)
 
     def checksum(self, variable: Node) -> tuple[int, int] | None:
-        """Return a checksum of a variable that the step holds."""
+        """Return a checksum of a variable that the step holds (locks)."""
         assert isinstance(variable, Variable)
         return _core.checksum(self.storages[variable].value)
 

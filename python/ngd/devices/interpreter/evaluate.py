@@ -34,9 +34,10 @@ class Group(Protocol):
         ...
 
     def start(self, node: Node, operand: Array) -> Callable[[], Array]:
-        """Start a collective in the group of the node's attribute `group`, by default in this one.
+        """Start the collective of a node. Return a function that waits for the result.
 
-        Returns a function that waits for the result of the collective.
+        The collective runs in the group that is the node's attribute `group`, or in this group if
+        the attribute is None. The function returns the result.
         """
         ...
 
@@ -109,10 +110,11 @@ def _compute(node: Node, operands: Sequence[Array], group: Group | None) -> tupl
 
 
 def _expect_finite(node: Node, operands: Sequence[Array], made: Sequence[Array]) -> None:
-    """Raise a NotFiniteError if the op of `node` has turned finite operands into NaN or infinity.
+    """Raise a NotFiniteError if a NaN or an infinity begins at the op of `node`.
 
-    `made` has the results. A NaN from an infinite operand is an error, and so is a NaN in an
-    argument or in a variable that the op reads.
+    `made` has the results of the op. There are three errors: a NaN in a result if no operand has a
+    NaN, even if one has an infinity; an infinity in a result if all operands are finite; and a NaN
+    in an argument or a variable that the op reads.
     """
     if node.op is CONSTANT:
         return
@@ -131,7 +133,7 @@ def _expect_finite(node: Node, operands: Sequence[Array], made: Sequence[Array])
 
 
 def _faults(values: Sequence[Array]) -> tuple[bool, bool]:
-    """Return (has_nan, has_infinity) of some arrays."""
+    """Return (has_nan, has_infinity): True if at least one of the arrays has such an element."""
     floats = [v for v in values if v.dtype in FLOATS]
     return (
         any(bool(np.isnan(v).any()) for v in floats),
