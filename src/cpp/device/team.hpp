@@ -26,8 +26,9 @@ constexpr Range share(std::int64_t count, std::int64_t unit, std::int64_t part,
   return {units * part / parts * unit, std::min(count, units * (part + 1) / parts * unit)};
 }
 
-// Call body(begin, end) for nearly equal shares of [0, count), one share per thread. The number of
-// shares is count / grain, rounded up, but at most thread_count().
+// Call body(begin, end) for nearly equal shares of [0, count), one share per thread. `grain` is the
+// number of elements that are enough work for one thread: the number of shares is count / grain,
+// rounded up, but at most thread_count().
 //
 // Every parallel region has the full team of thread_count() threads, and threads without a share
 // return at once. A region of fewer threads would make libgomp end the unused threads, and the next
