@@ -5,7 +5,7 @@
 // read twice, from memory and then from the cache. The first time, its mean is computed, and
 // rounded to the type of the elements. This rounded mean is the shift. The second time, the
 // differences of the chunk's elements from the shift, and the squares of these differences, are
-// summed. The differences are small even if the elements are large, so these sums are accurate. The
+// summed. The shift is close to the mean, so a large mean does not make these sums inaccurate. The
 // mean of the chunk, and the sum of squares around the mean, follow from both sums. Chunks are
 // combined in order, by T. Chan, G. Golub and R. LeVeque, "Updating formulae and a pairwise
 // algorithm for computing sample variances" (1979), equation 2.1. 16-bit floats are widened to
