@@ -18,8 +18,8 @@ struct Range {
   std::int64_t size() const { return end - begin; }
 };
 
-// Return the share of [0, count) that part number `part` of `parts` gets. The shares are nearly
-// equal and consecutive, and begin at multiples of `unit`.
+// Divide [0, count) into `parts` nearly equal, consecutive shares that begin at multiples of
+// `unit`, and return share number `part`. A share may be empty.
 constexpr Range share(std::int64_t count, std::int64_t unit, std::int64_t part,
                       std::int64_t parts) noexcept {
   const std::int64_t units = divide_up(count, unit);

@@ -138,7 +138,8 @@ int count_startable(int wanted) {
 }
 
 // Return the number of threads, up to `wanted`, that OpenMP and the system provide. A kernel is
-// built for this number of threads, so all of them must be available later.
+// built for this number of threads, so the function counts only threads that the system can start.
+// If there are fewer than `wanted`, and the user has set NGD_THREADS, throws Init.
 int count_threads(int wanted, bool requested_by_user) {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);

@@ -141,7 +141,9 @@ class Columns {
         });
   }
 
-  // Return a chunk of the result of an image as a dense matrix, with one row per channel.
+  // Return `positions` output positions of one image's result, from number `begin` on, as a dense
+  // matrix with one row per channel. If a chunk has all output positions, the matrix is `result`
+  // itself, and otherwise a copy in `part`.
   const T* chunk_of(const T* result, std::int64_t begin, std::int64_t positions, T* part) const {
     if (chunks_.part == 0) return result;
     copy_rows(result + begin, positions, chunks_.positions, part, positions);
@@ -154,7 +156,7 @@ class Columns {
     });
   }
 
-  // Store the column matrix of a chunk.
+  // Store the column matrix of `positions` output positions of an image, from number `begin` on.
   void gather_columns(const T* image, std::int64_t begin, std::int64_t positions,
                       T* columns) const {
     const std::int64_t kernel = s_.kernel_places();

@@ -84,8 +84,9 @@ struct Problem {
     return units * heads_per_group * queries * keys * (extent + width) / (causal ? 2 : 1);
   }
 
-  // Return the rows of one head's matrix, from `row` on. Matrices are numbered over all batch
-  // elements, and each batch element has num_heads of them.
+  // Return the rows of one head's matrix in `tensor`, from row `row` on. `matrix` is the number of
+  // the head over all batch elements, and each batch element has num_heads heads. The matrix has
+  // `length` rows of `elements` elements.
   template <class T>
   Dense<T> rows(T* tensor, std::int64_t matrix, std::int64_t num_heads, std::int64_t length,
                 std::int64_t row, std::int64_t elements) const {
@@ -153,8 +154,8 @@ class Mask {
   }
 
   // Store the mask of a block of queries and keys in `out`, with one row per key, because blocks of
-  // scores have one row per key (attention.hpp). The stored mask has one row per query, so it is
-  // transposed. `mask_rows` is scratch memory for the mask before it is transposed.
+  // scores have one row per key (attention.hpp). The input has one row per query, so its block is
+  // transposed. `mask_rows` is scratch memory for the block before it is transposed.
   template <class T>
   void block(const void* mask, std::int64_t head, std::int64_t query, std::int64_t queries,
              std::int64_t key, std::int64_t keys, const AttentionLoops<T>& loops, T* mask_rows,
@@ -432,8 +433,8 @@ class Backward final : public Kernel, Attention<T> {
     // One pass over all pairs of blocks computes all adjoints with 5 matrix products per pair, but
     // has only one task per unit (a head of keys and values of one batch element), so threads may
     // be idle. Two passes, one over the queries and one over the keys, need 7 products per pair,
-    // but have enough tasks for all threads. One pass is chosen if it needs at most as much time:
-    // `rounds` is the number of units that the busiest thread computes.
+    // but have more tasks. One pass is chosen if it needs at most as much time: `rounds` is the
+    // number of units that the busiest thread computes.
     const std::int64_t rounds = divide_up(problem_.units, pieces_);
     is_one_pass_ = rounds * pieces_ * 5 <= problem_.units * 7;
   }

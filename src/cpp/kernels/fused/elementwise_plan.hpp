@@ -57,7 +57,7 @@ enum class Reading : std::uint8_t {
   Given,      // the caller of the walk passes the values of each tile, dense as in the output
 };
 
-// An input of the body.
+// The plan of the reading of one input of the body.
 struct InputPlan {
   Reading reading;
   int slot;
@@ -78,7 +78,6 @@ struct Constant {
   std::uint64_t bits;  // the first `item` bytes are the value
 };
 
-// The plan of one kernel.
 struct Plan {
   explicit Plan(const KernelQuery& query);  // throws Refusal
 
