@@ -21,7 +21,7 @@ const T& get(const std::map<std::string, Attr>& values, const std::string& name)
 }
 
 double to_double(std::int64_t integer, const std::string& name) {
-  // A double represents all integers up to this one.
+  // 2^53. A double represents exactly every integer whose magnitude is at most this number.
   constexpr std::int64_t kMaxExact = std::int64_t{1} << 53;
   check(-kMaxExact <= integer && integer <= kMaxExact, "attribute ", name,
         " is too large for a double");

@@ -19,8 +19,10 @@ class Attrs {
   Attrs() = default;
   Attrs(Attrs&&) noexcept = default;
   Attrs& operator=(Attrs&&) noexcept = default;
-  // Copies the value in each std::variant, not the std::variant itself: if memory runs out while a
-  // variant is copied, libstdc++ 12 destroys a string or vector that was never constructed.
+  // The copy constructor copies the value that each std::variant contains, and makes a new variant
+  // from the copy. It does not copy the variants themselves, because libstdc++ 12 has a bug: if
+  // memory runs out while a variant is copied, the library destroys a string or vector that was
+  // never constructed.
   Attrs(const Attrs& other) {
     for (const auto& [name, attr] : other.values_)
       std::visit([&, &key = name](const auto& value) { set(key, value); }, attr);
@@ -35,8 +37,9 @@ class Attrs {
   double number(const std::string& name) const;  // also accepts an integer up to 2^53
   const std::string& text(const std::string& name) const;
   const std::vector<std::int64_t>& integers(const std::string& name) const;
-  // numbers() and texts() also accept an empty list of integers, because any empty list is stored
-  // as a list of integers.
+  // numbers() returns an attribute that is a list of doubles, and texts() one that is a list of
+  // strings. Any empty list is stored as a list of integers, so both functions accept an empty list
+  // of integers. numbers() also accepts other integers, up to 2^53.
   std::vector<double> numbers(const std::string& name) const;
   std::vector<std::string> texts(const std::string& name) const;
   const std::map<std::string, Attr>& all() const noexcept { return values_; }

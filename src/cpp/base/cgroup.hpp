@@ -22,10 +22,11 @@ struct CgroupFiles {
 };
 
 // Call `visit` with the cgroup of this process in the hierarchy of `controller` ("cpu", "memory"),
-// and then with each cgroup that encloses it, innermost first. In a container, the paths in
-// /proc/self/cgroup may be relative to the host's root cgroup, while the mounted hierarchy begins
-// at the cgroup of the container. Then the folders of the inner cgroups do not exist. The root of
-// the mount is visited last, and is the cgroup of the container.
+// then with each cgroup that encloses it, innermost first. The last one is the root of the mounted
+// hierarchy. In a container, the paths in /proc/self/cgroup may be relative to the host's root
+// cgroup, while the mounted hierarchy begins at the cgroup of the container. Then `visit` is also
+// called for inner cgroups whose folders do not exist, and the root of the mount is the cgroup of
+// the container.
 void visit_enclosing_cgroups(std::string_view controller,
                              const std::function<void(const Cgroup&)>& visit,
                              const CgroupFiles& files = {});

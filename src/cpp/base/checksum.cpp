@@ -3,11 +3,14 @@
 // divided into blocks of 16 stripes, and a stripe has 8 words of 64 bits. There are 8 accumulators
 // (`lanes`): accumulator i sums over word i of every stripe. For each word, the loop adds two
 // terms: the product of the two 32-bit halves of (word xor key), and the word with its two halves
-// exchanged. XXH3 differs: it adds its second term, the word itself, to the neighbouring
-// accumulator. After each block, each accumulator is scrambled: it is combined with a shifted copy
-// of itself and a key by xor, and multiplied by a constant. The compiler vectorizes the loop. With
-// the SSE2 of the baseline and a prefetch, the loop is as fast as memory. A higher SIMD level could
-// not make it faster, so this file is compiled for the baseline only.
+// exchanged. The keys are fixed pseudo-random numbers (kKeys). XXH3 differs: it adds its second
+// term, the word itself, to the neighbouring accumulator. After each block, each accumulator is
+// scrambled: it is combined with a shifted copy of itself and a key by xor, and multiplied by a
+// constant.
+//
+// The compiler vectorizes the loop. This file is compiled only for the baseline, the SSE2
+// instructions that every x86-64 CPU has. With a prefetch, the loop then takes about as long as
+// reading the data from memory, so the instructions of newer CPUs would not make it faster.
 #include "base/checksum.hpp"
 
 #include <algorithm>
@@ -36,8 +39,8 @@ constexpr std::uint64_t avalanche(std::uint64_t x) {
   return x ^ x >> 31;
 }
 
-// Each stripe of a block has its own keys, so that the checksum depends on the order of the
-// stripes.
+// The keys of the main loop. Stripe s of a block uses keys s to s + 7, so the checksum depends on
+// the order of the stripes.
 constexpr auto kKeys = [] {
   std::array<std::uint64_t, kStripes + kLanes> keys{};
   std::uint64_t state = 0;

@@ -20,9 +20,10 @@
 
 namespace ngd {
 
-// The functions are static because *.simd.cpp files, which are compiled once per SIMD level,
-// include this file. Otherwise the linker could pick the copy of a higher level for code of the
-// baseline.
+// The functions below are static, because *.simd.cpp files include this file and are compiled once
+// per SIMD level. If the functions were not static, the linker would keep only one of the compiled
+// copies. If that were the copy of a higher level, code of the baseline would call it, and crash on
+// an older CPU.
 #if defined(__SSE2__)
 inline constexpr bool kCanBypassCaches = true;
 

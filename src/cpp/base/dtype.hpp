@@ -72,8 +72,9 @@ struct Float16 {
   }
 };
 
-// The C++ type of a stored element.
 // clang-format off
+
+// The C++ type in which an element of a dtype is stored.
 template <DType> struct StorageOf;
 template <> struct StorageOf<DType::Bool> { using type = bool; };
 template <> struct StorageOf<DType::I8> { using type = std::int8_t; };

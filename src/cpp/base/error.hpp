@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The exceptions of the C++ core. Cython translates each kind into the Python exception below.
+// The exceptions of the C++ core. Cython translates each ErrorKind into the Python exception that
+// the comment beside the kind names, and Internal into RuntimeError.
 #pragma once
 
 #include <algorithm>
@@ -32,8 +33,9 @@ enum class ErrorKind {
   DType,        // ngd.errors.DTypeError: a dtype that an operation does not accept
 };
 
-// Return true if every rank of the group raises an error of this kind. For any other kind, only the
-// rank that failed raises the error, and the other ranks raise RemoteRank.
+// Return true for a failure between ranks: ranks that disagree, are late, or are lost. Every rank
+// of the group then raises an error of the same kind. An error of any other kind belongs to one
+// rank: only the rank that failed raises it, and the other ranks raise RemoteRank.
 constexpr bool is_between_ranks(ErrorKind kind) noexcept {
   return kind == ErrorKind::CollectiveMismatch || kind == ErrorKind::CollectiveTimeout ||
          kind == ErrorKind::RankLost;

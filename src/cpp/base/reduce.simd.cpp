@@ -139,9 +139,11 @@ bool is_finite(T value) {
   return (std::bit_cast<BitsOf<T>>(value) & kInfinity) != kInfinity;
 }
 
-// Store sums[i] / divisor in out[i] if the sum is finite, and fallback[i] otherwise. `fallback` is
-// `out` or `sums`. Return true if all sums are finite. If the divisor is a power of two, a
-// multiplication by its reciprocal has the same result, and is faster.
+// Store sums[i] / divisor in out[i] if sums[i] is finite, and fallback[i] otherwise. Both callers
+// pass `out` as `fallback`, so out[i] keeps its value if the sum is not finite: the caller still
+// reads it, and then computes the quotient in another way. Return true if all sums are finite. If
+// the divisor is a power of two, a multiplication by its reciprocal has the same result, and is
+// faster.
 template <class T>
 bool divide(const T* sums, const T* fallback, T* out, std::size_t count, double divisor) {
   const T typed_divisor = static_cast<T>(divisor);
@@ -181,14 +183,16 @@ double quotient_of(const Term& term, int n, double divisor, bool is_float64) {
   const auto scaled = [&](int i) { return term(i) * scale; };
   const double scaled_quotient = sum_of(scaled, 0, n) / divisor;
   const double quotient = scaled_quotient / scale;
-  // A mean cannot exceed the largest term. If scaled_quotient is finite but the division by `scale`
-  // overflows, scaled_quotient is too large by a rounding. The mean is then the largest double.
+  // The magnitude of a mean is at most that of its largest term. So if scaled_quotient is finite,
+  // but becomes infinite when it is divided by `scale`, only rounding has made scaled_quotient too
+  // large. The mean is then the largest double, with the sign of the quotient.
   if (divisor >= n && is_finite(scaled_quotient) && !is_finite(quotient))
     return std::copysign(std::numeric_limits<double>::max(), quotient);
   return quotient;
 }
 
-// The arguments of reduce_to_many, except those that are template parameters.
+// The arguments of a reduction of `n` sources to `m` destinations, each of `count` elements. Sums
+// of floats are divided by `divisor` (1: not divided).
 struct Range {
   const void* const* sources;
   int n;
@@ -198,12 +202,14 @@ struct Range {
   double divisor;
 };
 
-// Results of at least this size are stored past the caches. All-reduce of float32 in place, 2
-// ranks, AMD EPYC 9005 with 32 MiB of L3, medians of 3 runs: 16 MiB 22.2 -> 31.5 GB/s, 64 MiB 22.7
-// -> 25.6 GB/s. At 4 MiB the next reader loses as much time as the store gains.
+// Results of at least this many bytes are stored past the caches, with non-temporal stores.
+// All-reduce of float32 in place, 2 ranks, AMD EPYC 9005 with 32 MiB of L3, medians of 3 runs: 16
+// MiB reach 22.2 GB/s with normal stores and 31.5 GB/s with non-temporal ones; 64 MiB reach 22.7
+// and 25.6 GB/s. With 4 MiB, the next reader of the result loses as much time as the stores gain.
 constexpr std::size_t kMinBytesPastCaches = 16 << 20;
 
-// Return true if a result is large enough, and aligned, to be stored past the caches.
+// Return true if the result is large enough to be stored past the caches, and every destination is
+// aligned to 64 bytes, the size of a cache line.
 bool can_bypass_caches(const Range& range, std::size_t element_bytes) {
   const std::size_t bytes = range.count * element_bytes * static_cast<std::size_t>(range.m);
   if (!kCanBypassCaches || bytes < kMinBytesPastCaches) return false;

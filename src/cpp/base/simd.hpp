@@ -29,8 +29,9 @@ SimdLevel level_of(std::span<const std::string_view> cpu_features);
 SimdLevel simd_level() noexcept;
 std::string_view name_of(SimdLevel level) noexcept;  // "baseline", or a name in simd_levels.inc
 
-// NGD_BUILT_SIMD_LEVELS(ROW, ...) expands ROW for each level of simd_levels.inc that the build
-// contains.
+// NGD_BUILT_SIMD_LEVELS(ROW, ...) expands the macro ROW once for each level of simd_levels.inc that
+// the build contains. ROW gets the columns of the level's row in simd_levels.inc, and then the
+// further arguments of NGD_BUILT_SIMD_LEVELS.
 #if defined(NGD_HAVE_X86_LEVELS)
 #define NGD_BUILT_SIMD_LEVELS(ROW, ...) NGD_SIMD_LEVELS(ROW, , __VA_ARGS__)
 #else

@@ -29,7 +29,8 @@
 
 namespace ngd {
 
-// `type` is a vector of `bytes` bytes. `stored` is such a vector in memory, aligned to one element.
+// VectorOf<T, bytes>::type is a SIMD vector of elements of T that has `bytes` bytes. `stored` is
+// the same vector in memory, where it needs only the alignment of one element.
 template <class T, int bytes = 64>
 struct VectorOf {
   typedef T type __attribute__((vector_size(bytes)));

@@ -166,10 +166,10 @@ void run(const Request& request) {
     std::memcpy(request.next_token.data, request.token.data, sizeof(std::int32_t));
 }
 
-// Notify the ranks of the call's group of a failure, or the ranks of all groups if the call names
-// no group. If a rank fails before its collective begins, the rank must not use the group again:
-// the other ranks would match the failed collective with the rank's next one. notify_group()
-// changes nothing in a group that has failed already.
+// Notify the ranks of the call's group that this rank has failed, or the ranks of all groups if the
+// call names no group. The group then accepts no more calls. If it did, and this rank had failed
+// before its collective began, the other ranks would match the failed collective with the next one
+// of this rank. If the group has failed already, the function does nothing.
 void notify_group(const Request& request, const char* message) noexcept {
   if (request.group != nullptr) return request.group->abort(message);
   const std::scoped_lock lock(registry().guard);
@@ -250,10 +250,10 @@ class Background {
   std::list<Pending> calls_;
 };
 
-// Append a call to the background thread, and set the future that the thread completes. Return
-// false if this XLA has no futures, or in a forked child, which has no background thread. All steps
-// that may fail come before the future is created, because XLA waits for a future even if the call
-// returns an error.
+// Append a call to the background thread, set the call's future, which the thread completes, and
+// return true. Return false if this XLA has no futures, or in a forked child, which has no
+// background thread: the caller then runs the call itself. All steps that may fail come before the
+// future is created, because XLA waits for a future even if the call returns an error.
 bool run_in_background(const Request& request, XLA_FFI_CallFrame& call) {
   const XLA_FFI_Api& api = *call.api;
   if (!has_futures(api) || request.group->in_child()) return false;

@@ -184,9 +184,10 @@ struct XLA_FFI_Api {
   XLA_FFI_Error* (*XLA_FFI_Future_SetError)(XLA_FFI_Future_SetError_Args*);
 };
 
-// Return true if this XLA completes calls by futures. The first releases of API version 0.1 have no
-// futures, or have a struct_size of XLA_FFI_Api that does not include the functions of futures. The
-// struct_size of XLA_FFI_CallFrame cannot be used: it never includes the member `future`.
+// Return true if this XLA completes calls by futures. The first releases of API version 0.1 do not:
+// their XLA_FFI_Api has no functions of futures, or its struct_size does not include these
+// functions. So the function compares this struct_size. The struct_size of XLA_FFI_CallFrame would
+// not help: in no release does it include the member `future`.
 inline bool has_futures(const XLA_FFI_Api& api) noexcept {
   constexpr std::size_t kEnd =
       offsetof(XLA_FFI_Api, XLA_FFI_Future_SetError) + sizeof(api.XLA_FFI_Future_SetError);

@@ -7,9 +7,9 @@
 //
 // A queue runs work in the order in which it was enqueued. An asynchronous queue runs it after the
 // enqueuing call has returned. To wait for it, call synchronize(), or wait for an event. Until
-// then, the queue owns the host memory and the device memory that the work uses. A synchronous
-// queue, such as the CPU's, runs the work inside the call, on the calling thread, and a wait does
-// nothing.
+// then, the queue may read and write all memory of the host and of the device that the work uses:
+// do not change or free this memory, and do not read the results. A synchronous queue, such as the
+// CPU's, runs the work inside the call, on the calling thread, and a wait does nothing.
 //
 // Work may fail when it runs, for example if a kernel finds an index out of range. In an
 // asynchronous queue, a call that waits for this work then throws a QueueError that names the

@@ -18,16 +18,17 @@ struct Range {
   std::int64_t size() const { return end - begin; }
 };
 
-// Return the share of [0, count) that part number `part` of `parts` gets. The shares are nearly
-// equal and consecutive, and begin at multiples of `unit`.
+// Divide [0, count) into `parts` nearly equal, consecutive shares that begin at multiples of
+// `unit`, and return share number `part`. A share may be empty.
 constexpr Range share(std::int64_t count, std::int64_t unit, std::int64_t part,
                       std::int64_t parts) noexcept {
   const std::int64_t units = divide_up(count, unit);
   return {units * part / parts * unit, std::min(count, units * (part + 1) / parts * unit)};
 }
 
-// Call body(begin, end) for nearly equal shares of [0, count), one share per thread. The number of
-// shares is count / grain, rounded up, but at most thread_count().
+// Call body(begin, end) for nearly equal shares of [0, count), one share per thread. `grain` is the
+// number of elements that are enough work for one thread: the number of shares is count / grain,
+// rounded up, but at most thread_count().
 //
 // Every parallel region has the full team of thread_count() threads, and threads without a share
 // return at once. A region of fewer threads would make libgomp end the unused threads, and the next

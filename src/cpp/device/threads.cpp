@@ -54,17 +54,19 @@ double quota_cores() noexcept {
   }
 }
 
-// The cores for threads that run no kernels. They are used only if OpenMP binds the kernels'
-// threads to cores. OpenMP then also binds the main thread, so a thread that the main thread starts
-// would otherwise inherit the main thread's single core.
+// The cores for threads that run no kernels, such as the thread that moves MPI's data: the cores of
+// OpenMP's places to which no thread of the kernels is bound, or the cores of all places if there
+// are no such cores. They are used only if OpenMP binds the kernels' threads to cores. OpenMP then
+// also binds the main thread, so a thread that the main thread starts would otherwise inherit the
+// main thread's single core.
 struct OffKernelAffinity {
   std::mutex mutex;
   cpu_set_t cores{};
   std::atomic<int> version{0};  // 0 = the kernels' threads are not bound
 } off_kernel_affinity;
 
-// Return the cores of all OpenMP places. Allocates no memory: the function is called after the
-// ranks have found each other, when a rank must not fail because of an allocation.
+// Return the cores of all OpenMP places. The function allocates no memory. It runs when the ranks
+// are already connected, and a failed allocation would then fail only this rank.
 cpu_set_t cores_of_places() {
   cpu_set_t cores;
   CPU_ZERO(&cores);
@@ -136,7 +138,8 @@ int count_startable(int wanted) {
 }
 
 // Return the number of threads, up to `wanted`, that OpenMP and the system provide. A kernel is
-// built for this number of threads, so all of them must be available later.
+// built for this number of threads, so the function counts only threads that the system can start.
+// If there are fewer than `wanted`, and the user has set NGD_THREADS, throws Init.
 int count_threads(int wanted, bool requested_by_user) {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
@@ -171,8 +174,8 @@ int thread_count() {
   const int share = thread_share.load(std::memory_order_relaxed);
   const int wanted = requested_by_user > 0 ? requested_by_user : share > 0 ? share : all;
   if (wanted == 1) return 1;
-  // A cached result: the last value of `wanted` in the upper half, and the number of threads that
-  // was found for it in the lower half.
+  // A cached result, two 32-bit numbers in one atomic integer: the last value of `wanted` in the
+  // upper half, and the number of threads that was found for it in the lower half.
   static std::atomic<std::uint64_t> answer{0};
   const std::uint64_t last = answer.load(std::memory_order_relaxed);
   if (last >> 32 == static_cast<std::uint64_t>(wanted)) return static_cast<int>(last & 0xffffffff);

@@ -12,17 +12,20 @@ int thread_count();
 // Return the number of cores that the affinity mask of this process, and the CPU quotas of the
 // cgroups that enclose it, allow.
 int available_cores() noexcept;
-// Set the number of threads of this rank, if ranks share the available cores. Call it from a thread
-// that runs kernels. Throws the errors of thread_count().
+// Set the number of threads of this rank, for ranks that share the cores of a host. thread_count()
+// uses this number unless NGD_THREADS is set. Call the function from a thread that runs kernels: if
+// OpenMP binds threads, the function runs a parallel region, in which each thread of the team of
+// the calling thread reads its affinity mask. Throws the errors of thread_count().
 void set_thread_share(int threads);
 // Keeps a thread that runs no kernels off the cores of the kernels' threads, if OpenMP binds these
-// to places (OMP_PROC_BIND). The object is a variable of the thread's function. It is not
-// thread_local: a thread_local variable is allocated at its first use, and the C library ends the
-// process if this allocation fails.
+// to places (OMP_PROC_BIND). The thread's main function has the object as a local variable. A
+// thread_local variable would not be safe: the C library allocates it at its first use, and ends
+// the process if the allocation fails.
 class OffKernelCores {
  public:
-  // Move the calling thread to cores on which no kernels run. If kernels run on all cores, the
-  // thread may use all of them. If nothing has changed since the last call, a call costs one load.
+  // Move the calling thread to cores on which no kernels run, or to all cores if kernels run on all
+  // of them. If set_thread_share() was not called since the last call, the function only reads an
+  // atomic variable.
   void follow() noexcept;
 
  private:

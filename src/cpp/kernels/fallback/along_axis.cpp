@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// take_along_axis, in which each line along an axis has its own indices, and its adjoint
-// add_along_axis.
+// take_along_axis and its adjoint, add_along_axis. Unlike in gather, each line along the axis has
+// its own indices.
 #include <algorithm>
 #include <type_traits>
 
@@ -14,9 +14,10 @@ namespace {
 
 constexpr std::int64_t kGrainWork = 1 << 14;  // the minimum of elements per thread
 
-// take_along_axis and add_along_axis. The tensor is seen as [outer, length, inner], and the indices
-// and the selected elements as [outer, count, inner]. The indices select along the middle axis. A
-// line is all elements along the middle axis for one outer index and one inner index.
+// take_along_axis copies the selected elements of a tensor, and add_along_axis adds values to the
+// selected elements of a tensor of zeros. The tensor is seen as [outer, length, inner], and the
+// indices and the selected elements as [outer, count, inner]. The indices select along the middle
+// axis. A line is all elements along the middle axis for one outer index and one inner index.
 class AlongAxis final : public Kernel {
  public:
   explicit AlongAxis(const KernelQuery& query)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// argmax, argmin and top_k. They choose the first of equal elements. As in NumPy, NaN is more
-// extreme than any number.
+// argmax, argmin and top_k. They choose the first of equal elements. argmax and argmin choose the
+// first NaN if there is one, as NumPy does. For top_k, NaN is larger than any number.
 #include <algorithm>
 #include <numeric>
 #include <type_traits>

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Convolutions and their gradients as GEMMs (im2col), for all floats.
 //
-// The column matrix of an image is [groups, in * kernel, positions]. It has one row per input
-// channel and kernel position, and one column per output position. Its element is the datum that
-// the weight of this channel and kernel position multiplies at this output position. The output
-// positions of an image are divided into chunks, so that the column matrix of a chunk is small. dy
-// is the gradient of the result:
+// The column matrix of an image has the shape [groups, in * kernel, positions]: `in` is the number
+// of input channels per group, `kernel` is the number of kernel positions (weights per pair of an
+// input and an output channel), and `positions` is the number of output positions. The matrix has
+// one row per input channel and kernel position, and one column per output position. Its element is
+// the element of the data that the weight of this channel and kernel position multiplies at this
+// output position. The output positions of an image are divided into chunks, so that the column
+// matrix of a chunk is small. dy is the gradient of the result:
 //
 //   result chunk    = weights @ columns of the data
 //   data gradient   : columns = weights transposed @ dy chunk. Each element of the columns is then
-//                     added to the gradient of the datum that the element belongs to.
+//                     added to the gradient of the element of the data that it was copied from.
 //   weight gradient = sum over images and chunks of dy chunk @ columns of the data, transposed
 //
 // f32 and f64 are computed in their own dtype, and 16-bit floats in f32: their operands are cast to
@@ -128,8 +130,8 @@ class Columns {
   }
 
  private:
-  // Copy the first `positions` elements of each row, one row per channel of the result. from_row
-  // and to_row are the numbers of elements from one row to the next, in `from` and in `to`.
+  // Copy `positions` elements for each channel of the result. from_row and to_row are the numbers
+  // of elements from one channel to the next, in `from` and in `to`.
   void copy_rows(const T* from, std::int64_t positions, std::int64_t from_row, T* to,
                  std::int64_t to_row) const {
     device::for_range(
@@ -139,7 +141,9 @@ class Columns {
         });
   }
 
-  // Return a chunk of the result of an image as a dense matrix, with one row per channel.
+  // Return `positions` output positions of one image's result, from number `begin` on, as a dense
+  // matrix with one row per channel. If a chunk has all output positions, the matrix is `result`
+  // itself, and otherwise a copy in `part`.
   const T* chunk_of(const T* result, std::int64_t begin, std::int64_t positions, T* part) const {
     if (chunks_.part == 0) return result;
     copy_rows(result + begin, positions, chunks_.positions, part, positions);
@@ -152,7 +156,7 @@ class Columns {
     });
   }
 
-  // Store the column matrix of a chunk.
+  // Store the column matrix of `positions` output positions of an image, from number `begin` on.
   void gather_columns(const T* image, std::int64_t begin, std::int64_t positions,
                       T* columns) const {
     const std::int64_t kernel = s_.kernel_places();
@@ -195,11 +199,12 @@ class Columns {
                       });
   }
 
-  // Divide `positions` output positions, from number `begin` on, into runs of neighbours along the
-  // last axis. Call body(line, x, run) for each run; `run` is its number of positions. `weight` is
-  // the number of a kernel position. For a run, this kernel position reads the line of the data
-  // that begins at element `line`, from position x on, with the stride of the convolution. x may be
-  // outside of the line: the data there is padding. If `line` is -1, the whole line is padding.
+  // Call body(line, x, run) for each run of the `positions` output positions from number `begin`
+  // on. A run is `run` neighbours along the last axis. They read data at the kernel position with
+  // the number `weight`: neighbour i reads element line + x + i * step, where `step` is the stride
+  // of the convolution along the last axis. `line` is the index of the first element of a line of
+  // the data, or -1 if the line is padding. If x + i * step is not inside the line, neighbour i
+  // reads padding.
   template <class Body>
   void for_runs(std::int64_t weight, std::int64_t begin, std::int64_t positions,
                 Body&& body) const {

@@ -73,8 +73,8 @@ class Gather final : public Kernel {
   std::size_t run_bytes_;
 };
 
-// scatter_add. Updates are added in the order of the indices. The threads divide the lines along
-// the indexed axis, so one thread adds all updates of a line.
+// scatter_add. A line is all elements along the indexed axis. The threads share the lines, and one
+// thread adds all updates of a line, in the order of the indices.
 class ScatterAdd final : public Kernel {
  public:
   explicit ScatterAdd(const KernelQuery& query)
@@ -97,8 +97,7 @@ class ScatterAdd final : public Kernel {
   }
 
  private:
-  // Compute the lines from `begin` to end - 1. A line is the elements along the indexed axis, and
-  // there are outer * inner lines.
+  // Compute the lines from `begin` to end - 1. There are outer * inner lines.
   template <class T>
   void add(const KernelArgs& args, std::int64_t begin, std::int64_t end) const {
     using Sum = SumType<T>;
@@ -223,8 +222,9 @@ class Iota final : public Kernel {
   std::int64_t count_, length_ = 1, inner_ = 1;
 };
 
-// Return the reason why the indices in operand 1 of the query cannot select elements with the dtype
-// and shape of `part` from `tensor`, or an empty text if they can.
+// Return the reason why gather cannot read `part` from `tensor`, or scatter_add cannot add `part`
+// to `tensor`, or an empty text if they can. The query's input 1 has the indices. `part` must have
+// the dtype of `tensor`, and its shape with the axes of the indices in place of the indexed axis.
 std::string refusal_of(const KernelQuery& query, const TensorType& tensor, const TensorType& part) {
   const std::int64_t axis = query.attrs.integer("axis");
   if (axis < 0 || axis >= static_cast<std::int64_t>(tensor.shape.size()))

@@ -3,9 +3,10 @@
 // computed in their own dtype. Other integers and bool are computed in u32, and 16-bit floats in
 // f32: their operands are cast to scratch memory first, and the result is cast back.
 //
-// kernels/table.inc has two rows for this kernel; the first row of an op that offers a kernel is
-// used. The row above oneDNN's row offers the kernel only for the shapes that it multiplies faster
-// than oneDNN (is_fastest). The row below oneDNN's row offers it for all shapes.
+// kernels/table.inc has two rows for this kernel, one above the row of oneDNN's matmul and one
+// below. The first row that offers a kernel for a matmul is used. The upper row offers this kernel
+// only for the shapes that it multiplies faster than oneDNN (is_fastest). The lower row offers it
+// for all shapes.
 #include <algorithm>
 #include <bit>
 
@@ -99,11 +100,14 @@ class Matmul final : public Kernel {
   std::int64_t output_count_ = 0;
 };
 
-// Return true if the last vector of each row of B is mostly empty. oneDNN fills it with zeros, and
-// then at least a tenth of oneDNN's work is on zeros. ngd's time divided by oneDNN's time on Zen 4:
-// 128 x 784 by 784 x 100: 0.93, by 784 x 50: 0.85, by 784 x 33: 0.81. With A transposed, 784 x 128
-// by 128 x 100: 0.89, by 128 x 68: 0.90, by 128 x 50: 0.77. With less than a tenth of zeros, by 128
-// x 200: 0.99.
+// Return true if the last vector of 16 columns of B is at most three quarters full. oneDNN fills
+// the vector with zeros, and then at least a tenth of oneDNN's work is on zeros. ngd's time divided
+// by oneDNN's time on Zen 4, for n columns:
+//
+//   128 x 784 by 784 x n                       n = 100: 0.93, n = 50: 0.85, n = 33: 0.81
+//   784 x 128 by 128 x n, with A transposed    n = 100: 0.89, n = 68: 0.90, n = 50: 0.77
+//
+// For the second product with n = 200, which has less than a tenth of zeros, it is 0.99.
 bool has_mostly_empty_vector(const MatmulShape& shape) {
   constexpr std::int64_t kLanes = 16, kMaxUsed = 12, kMinColumns = 20;
   const std::int64_t used = shape.n % kLanes, empty = used > 0 ? kLanes - used : 0;
@@ -111,12 +115,15 @@ bool has_mostly_empty_vector(const MatmulShape& shape) {
          shape.k >= kLanes;
 }
 
-// Return true if a few rows are multiplied by a matrix whose rows have a power of two of elements.
-// oneDNN is slow for such a matrix: oneDNN copies the matrix, and the rows compete for few sets of
-// the caches. On one core of an EPYC (Zen 5), ngd's GEMM takes 0.7 to 0.9 of oneDNN's time, and
-// 0.92 with 192 rows. For 128 x 768 by 768 x 3072, both take equally long. With fewer than 32 rows,
-// ngd's GEMM is not faster if the matrix is in no cache. If the matrix is in a cache, ngd's GEMM
-// takes up to 1.9 times as long as oneDNN, because it packs the whole matrix.
+// Return true if at most kMaxRows rows are multiplied by a matrix B whose rows have a power of two
+// of elements. oneDNN is slow for such a matrix: oneDNN copies B, and the rows of B compete for few
+// sets of the caches. On one core of an EPYC (Zen 5), ngd's GEMM takes 0.7 to 0.9 of oneDNN's time.
+// It takes 0.92 of this time with 192 rows, and all of this time if the rows of B have no power of
+// two of elements (128 x 768 by 768 x 3072).
+//
+// is_fastest() also requires kMinRows rows. With fewer rows, ngd's GEMM is not faster if B is in no
+// cache. If B is in a cache, ngd's GEMM takes up to 1.9 times as long as oneDNN, because it packs
+// the whole matrix B.
 bool has_conflicting_rows(const MatmulShape& shape) {
   constexpr std::int64_t kMaxRows = 128, kMinColumns = 512, kMinDepth = 128;
   return !shape.transpose_a && shape.m <= kMaxRows && shape.n >= kMinColumns &&
@@ -134,8 +141,9 @@ bool is_shallow_gradient(const MatmulShape& shape) {
          shape.m * shape.n >= shape.k * (shape.m + shape.n);
 }
 
-// Return true if ngd's GEMM is faster than oneDNN. Except for is_shallow_gradient(), the conditions
-// were measured with AVX-512 only, so they are false at lower SIMD levels.
+// Return true if ngd's GEMM is faster than oneDNN. has_mostly_empty_vector() and
+// has_conflicting_rows() were measured with AVX-512 only, so below AVX-512 only
+// is_shallow_gradient() counts.
 bool is_fastest(const KernelQuery& query, const MatmulShape& shape, const Machine& machine) {
   constexpr std::int64_t kMinRows = 32;
   if (query.outputs[0].dtype != DType::F32 || shape.mixed || shape.transpose_b ||

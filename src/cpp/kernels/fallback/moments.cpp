@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The mean and the variance over any axes, in one pass over memory.
+// The mean and the variance over any axes. Each element is read from memory once.
 //
-// A chunk (reduce/geometry.hpp) fits in a cache, and is read twice. The first time, its mean is
-// computed, and rounded to the type of the elements. This rounded mean is the shift, a number that
-// keeps the differences small. The second time, the differences of the chunk's elements from the
-// shift, and the squares of these differences, are summed. The mean of the chunk, and the sum of
-// squares around the mean, follow from both sums. Chunks are combined in order, by Chan, Golub and
-// LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances" (1979),
-// equation 2.1. 16-bit floats are widened to float32 in a small buffer, piece by piece, and the
-// results are float32.
+// The elements are divided into chunks (reduce/geometry.hpp), which fit in a cache. So a chunk is
+// read twice, from memory and then from the cache. The first time, its mean is computed, and
+// rounded to the type of the elements. This rounded mean is the shift. The second time, the
+// differences of the chunk's elements from the shift, and the squares of these differences, are
+// summed. The shift is close to the mean, so a large mean does not make these sums inaccurate. The
+// mean of the chunk, and the sum of squares around the mean, follow from both sums. Chunks are
+// combined in order, by T. Chan, G. Golub and R. LeVeque, "Updating formulae and a pairwise
+// algorithm for computing sample variances" (1979), equation 2.1. 16-bit floats are widened to
+// float32 in a small buffer, piece by piece, and the results are float32.
 #include "kernels/fallback/moments.hpp"
 
 #include <algorithm>
@@ -102,11 +103,12 @@ class MomentsKernel final : public Kernel {
     if (g.chunks == 1) store(result, moments, columns, args);
   }
 
-  // Call visit(elements, count, stride) for each segment of a task: a piece of a dense row if the
-  // last axis is reduced (by_rows), or a block of rows otherwise. If the input has 16-bit floats, a
-  // segment is widened to a buffer, piece by piece, and `visit` gets the pieces. `count` is the
-  // number of elements if by_rows, and the number of rows otherwise. `stride` is the number of
-  // elements from one row to the next.
+  // Call visit(elements, count, stride) for each segment of a task (reduce/geometry.hpp). If the
+  // last axis is reduced (by_rows), a segment is a piece of a dense row, and `count` is its number
+  // of elements. Otherwise, a segment is a block of rows, `count` is its number of rows, and
+  // `stride` is the number of elements from one row to the next. A segment of 16-bit floats is
+  // widened to a buffer. If it does not fit, it is widened part by part, and `visit` is called for
+  // each part.
   template <class Visit>
   void for_pieces(std::int64_t task, const KernelArgs& args, const Visit& visit) const {
     const Geometry& g = geometry_;

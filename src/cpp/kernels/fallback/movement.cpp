@@ -92,7 +92,9 @@ bool is_permutation(std::vector<std::int64_t> axes, std::size_t rank) {
   return axes.size() == rank;
 }
 
-// Return true if the part that slice and pad_slice select by starts and steps is inside the tensor.
+// Return true if all elements of `tensor` that the attributes `starts` and `steps` select are
+// inside `tensor`. `part` is the shape of the selection: the result of slice, or the input of
+// pad_slice.
 bool is_inside(const Shape& part, const Shape& tensor, const Attrs& attrs) {
   const auto& starts = attrs.integers("starts");
   const auto& steps = attrs.integers("steps");
@@ -107,8 +109,8 @@ bool is_inside(const Shape& part, const Shape& tensor, const Attrs& attrs) {
   return true;
 }
 
-// The elements that the attributes `starts` and `steps` select from a tensor: the index of the
-// first one, and the number of elements in memory from one to the next along each axis.
+// A selection from a dense tensor: the index of its first element, and the number of elements in
+// memory from one selected element to the next along each axis.
 struct Window {
   std::int64_t begin = 0;
   Shape strides;

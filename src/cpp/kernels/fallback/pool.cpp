@@ -77,8 +77,8 @@ struct PoolShape : Windows {
   }
 
   // Call handle(window, body) for each window of a plane, in order. `window` is the number of the
-  // window. `body` is a function that `handle` may call: body(read) calls read(position) for each
-  // position of the data that the window reads.
+  // window. `body` visits the window's data: if `handle` calls body(read), then `body` calls
+  // read(position) for each position of the data that the window reads.
   template <class Each>
   void for_windows(Each&& handle) const {
     std::int64_t window = 0;
@@ -277,9 +277,9 @@ class AvgPool final : public Kernel {
       for (std::int64_t i = 0; i < shape_.data_places(); ++i) x[i] = T(sums[i]);
   }
 
-  // Return the number of positions by which the sum of a window is divided. If includes_pad_ is
-  // false, it is the number of positions in the data. Otherwise, positions in the padding count
-  // too, but not those after the end of the padding, where the last window may end.
+  // Return the number of positions by which the sum of a window is divided: the window's positions
+  // in the data, plus its positions in the padding if includes_pad_ is true. In ceil mode, the last
+  // window may end after the padding. Positions after the padding never count.
   std::int64_t divisor(std::int64_t window) const {
     std::int64_t product = 1;
     for (std::size_t axis = 3; axis-- > 0; window /= shape_.counts[axis]) {

@@ -95,9 +95,10 @@ void StridedCopy::merge_axes(const Shape& shape, const Shape& source_strides,
 
 void StridedCopy::run(const void* source, void* target) const {
   if (outer_count_ == 0 || middle_.length == 0 || inner_.length == 0) return;
-  // The threads share the bands of all outer indices. In a transpose, a band is a piece of the
-  // middle axis. In another copy with only one outer index, a band is a piece of the inner axis.
-  // Otherwise, a band is the whole inner axis of one outer index.
+  // The threads share bands. For each index of the outer axes there are `bands` bands. In a
+  // transpose, a band is a piece of the middle axis, with the whole inner axis. In another copy, it
+  // is a piece of the inner axis if there is only one outer index, and the whole inner axis
+  // otherwise.
   const std::int64_t side = kLine / item_;
   const std::int64_t bands = is_transpose_       ? divide_up(middle_.length, side)
                              : outer_count_ == 1 ? divide_up(inner_.length, kGrainWork)

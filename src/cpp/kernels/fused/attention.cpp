@@ -84,8 +84,9 @@ struct Problem {
     return units * heads_per_group * queries * keys * (extent + width) / (causal ? 2 : 1);
   }
 
-  // Return the rows of one head's matrix, from `row` on. Matrices are numbered over all batch
-  // elements, and each batch element has num_heads of them.
+  // Return the rows of one head's matrix in `tensor`, from row `row` on. `matrix` is the number of
+  // the head over all batch elements, and each batch element has num_heads heads. The matrix has
+  // `length` rows of `elements` elements.
   template <class T>
   Dense<T> rows(T* tensor, std::int64_t matrix, std::int64_t num_heads, std::int64_t length,
                 std::int64_t row, std::int64_t elements) const {
@@ -103,8 +104,8 @@ struct Problem {
 };
 
 // Return the i-th element of 0, n - 1, 1, n - 2, ... In causal attention, the first block of
-// queries sees the fewest keys, and the last one the most. In this order, neighbouring pairs have
-// equal work.
+// queries sees the fewest keys, and the last one the most. In this order, elements 2k and 2k + 1
+// together have about the same work for every k.
 std::int64_t zigzag(std::int64_t i, std::int64_t n) { return i % 2 == 0 ? i / 2 : n - 1 - i / 2; }
 
 // The mask, which is added to the scores. It has strides along [..., heads, queries, keys]. The
@@ -152,8 +153,9 @@ class Mask {
     return false;
   }
 
-  // Store the mask of a block of queries and keys in `out`, with one row per key. `mask_rows` is
-  // scratch memory for the mask before it is transposed, with one row per query.
+  // Store the mask of a block of queries and keys in `out`, with one row per key, because blocks of
+  // scores have one row per key (attention.hpp). The input has one row per query, so its block is
+  // transposed. `mask_rows` is scratch memory for the block before it is transposed.
   template <class T>
   void block(const void* mask, std::int64_t head, std::int64_t query, std::int64_t queries,
              std::int64_t key, std::int64_t keys, const AttentionLoops<T>& loops, T* mask_rows,
@@ -208,7 +210,7 @@ class Attention {
 
  protected:
   // Return the number of scratch elements per thread that both kernels need: for the transposed
-  // queries, a block of scores and, with a mask, two blocks of the mask.
+  // queries, for a block of scores and, if there is a mask, for two blocks of the mask.
   std::int64_t shared_elements() const {
     return kQueries * (problem_.extent + kKeyBlock * (mask_ ? 3 : 1));
   }
@@ -220,9 +222,10 @@ class Attention {
     return {head / problem_.heads_per_group, head, first, count, columns};
   }
 
-  // query_rows() returns the rows of one head in a tensor with one row per query, from the first
-  // query of block `b` on. key_rows() returns the rows of the head `unit` in a tensor with one row
-  // per key, from row `key` on.
+  // query_rows() returns the rows of head b.head in `tensor`, which has one row per query, from the
+  // first query of block `b` on. key_rows() returns the rows of a head of keys and values in
+  // `tensor`, which has one row per key, from row `key` on. `unit` is the number of this head over
+  // all batch elements.
   template <class U>
   Dense<U> query_rows(U* tensor, const Block& b, std::int64_t width) const {
     return problem_.rows(tensor, b.head, problem_.heads, problem_.queries, b.first, width);
@@ -263,12 +266,11 @@ class Attention {
                     -std::numeric_limits<T>::infinity());
   }
 
-  // Divide the `keys` keys of a block, which begins at key `key`, into ranges of keys, and call
-  // body(row, rows, column) for each range. `row` is the first key of the range, counted from the
-  // first key of the block. `rows` is the number of keys in the range. `column` is the first query
-  // of block `b` that sees any key of the range. In causal attention, the first range has the keys
-  // that all queries see, and each further range has up to kDiagonalStep keys. Otherwise, one range
-  // has all keys.
+  // Divide `keys` keys, from key number `key` on, into ranges, and call body(row, rows, column) for
+  // each range. The range has `rows` keys, from key number key + row on. Query number `column` of
+  // block `b` is the first one that sees any key of the range. In causal attention, the first range
+  // has the keys before the first query of the block, which all queries of the block see. Each
+  // further range has up to kDiagonalStep keys. Without causal attention, one range has all keys.
   template <class Body>
   void for_key_rows(const Block& b, std::int64_t key, std::int64_t keys, Body&& body) const {
     const std::int64_t corner = problem_.causal ? std::min(b.first - key, keys) : keys;
@@ -278,9 +280,9 @@ class Attention {
   }
 
   // Divide the queries of block `b` into ranges, and call body(row, rows, depth) for each range.
-  // `row` is the first query of the range, counted from the first query of the block. `rows` is the
-  // number of queries in the range. `depth` is the number of keys of the block that any query of
-  // the range sees: in causal attention, the later keys are left out of the sums.
+  // The range has `rows` queries, from query number `row` of the block on. `depth` is the number of
+  // the keys from `key` on, at most `keys`, that any query of the range sees: in causal attention,
+  // the later keys are left out of the sums.
   template <class Body>
   void for_query_rows(const Block& b, std::int64_t key, std::int64_t keys, Body&& body) const {
     if (!problem_.causal || key + keys <= b.first) return body(std::int64_t{0}, b.count, keys);
@@ -290,10 +292,9 @@ class Attention {
     }
   }
 
-  // Store left @ right in `out`, a block with one row per key and one column per query. In causal
-  // attention, a range of keys (see for_key_rows) is not multiplied with the queries before the
-  // first one that sees it: these elements of `out` are not written. `left` has one row per key,
-  // and `right` has one column per query.
+  // Store left @ right in `out`, a block with one row per key and one column per query. `left` has
+  // one row per key, and `right` has one column per query. In causal attention, elements of `out`
+  // may be left unwritten if the query does not see the key (see for_key_rows).
   void multiply_to_scores(const Block& b, std::int64_t key, std::int64_t keys, Dense<const T> left,
                           const T* right, std::int64_t depth, T* out) const {
     for_key_rows(b, key, keys, [&](std::int64_t row, std::int64_t rows, std::int64_t column) {
@@ -430,9 +431,10 @@ class Backward final : public Kernel, Attention<T> {
  public:
   Backward(const KernelQuery& query, const Machine& machine) : Base(query, 7, machine) {
     // One pass over all pairs of blocks computes all adjoints with 5 matrix products per pair, but
-    // has only one task per unit (a head of keys and values of one batch element). Two passes, one
-    // over the queries and one over the keys, need 7 products per pair, but have more tasks for the
-    // threads.
+    // has only one task per unit (a head of keys and values of one batch element), so threads may
+    // be idle. Two passes, one over the queries and one over the keys, need 7 products per pair,
+    // but have more tasks. One pass is chosen if it needs at most as much time: `rounds` is the
+    // number of units that the busiest thread computes.
     const std::int64_t rounds = divide_up(problem_.units, pieces_);
     is_one_pass_ = rounds * pieces_ * 5 <= problem_.units * 7;
   }
@@ -489,8 +491,8 @@ class Backward final : public Kernel, Attention<T> {
     if (dv != nullptr) zeros(dv, problem_.width);
   }
 
-  // Process the blocks of queries from `block` to blocks_end - 1 of `heads` heads, from head number
-  // `head` on, with the keys from `key` to end - 1. The heads share these keys.
+  // Process the blocks of queries from `block` to blocks_end - 1 of each of `heads` heads, from
+  // head number `head` on, with the keys from `key` to end - 1. The heads share these keys.
   void process_blocks(const KernelArgs& args, const Adjoints& to, std::int64_t head,
                       std::int64_t heads, std::int64_t block, std::int64_t blocks_end,
                       std::int64_t key, std::int64_t end, T* scratch) const {
@@ -539,9 +541,9 @@ class Backward final : public Kernel, Attention<T> {
     }
   }
 
-  // For each query of a block, store its logsum, and its delta = dy . y - dlogsum, where y is the
-  // result of the query, and dy and dlogsum are the adjoints of y and of the logsum. loops_.slopes
-  // later subtracts the delta from the adjoints of the query's weights.
+  // For each query of a block, store its logsum, and its delta = dy . y - dlogsum. y is the result
+  // of the query, and dy and dlogsum are the adjoints of y and of the logsum. The loop `slopes`
+  // (attention.hpp) computes the adjoints of the scores from the deltas.
   void prepare(const KernelArgs& args, const Block& b, Dense<const T> adjoints, T* logsums,
                T* deltas) const {
     const std::int64_t row = b.head * problem_.queries + b.first, width = problem_.width;

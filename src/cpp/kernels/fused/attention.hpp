@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The loops of the attention kernels. attention.cpp defines the words. A block of scores is stored
-// transposed, with one row per key and one column per query. So the lanes of a vector belong to
-// different queries, and the maxima and sums of queries need no combination of lanes.
+// The loops of the attention kernels. attention.cpp explains queries, keys, scores, weights and
+// logsums. A block of scores is stored transposed, with one row per key and one column per query.
+// So the lanes of a vector belong to different queries, and the maxima and sums of queries need no
+// combination of lanes.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +32,7 @@ struct Extents {
 };
 
 // The loops for elements of T at one SIMD level. A block of scores has `keys` rows of kQueries
-// columns. Only the first `columns` columns are used, which are whole vectors.
+// columns. Only the first `columns` columns are used. `columns` is a multiple of `lanes`.
 template <class T>
 struct AttentionLoops {
   std::int64_t lanes;  // per vector
@@ -43,11 +44,13 @@ struct AttentionLoops {
   // For i < count, store the dot product of row i of a and row i of b in dots[i]. The further
   // elements, up to dots[kQueries - 1], become 0.
   void (*dot)(Dense<const T> a, Dense<const T> b, std::int64_t count, std::int64_t width, T* dots);
-  // Add a mask. A score becomes -inf if the mask is -inf, even if the score is NaN or infinite.
+  // Add a mask to the scores. If the mask is -inf, the score becomes -inf. The sum would be NaN if
+  // the score is NaN or +inf, and a hidden key must not affect the result.
   void (*add_mask)(const T* mask, std::int64_t keys, std::int64_t columns, T* scores);
-  // The online softmax (Milakov and Gimelshein 2018, arXiv:1805.02867, algorithm 3). Replace the
-  // scores by e^(score - maximum), and update the maxima and sums. `factors` becomes
-  // e^(old maximum - new maximum): the caller multiplies its earlier sums of values by it.
+  // The online softmax (Milakov and Gimelshein 2018, arXiv:1805.02867, algorithm 3). Update the
+  // maximum and the sum of each query with its scores, and replace the scores by e^(score -
+  // maximum). `factors` becomes e^(old maximum - new maximum): the caller multiplies its earlier
+  // sums of values by it.
   void (*exponentials)(T* scores, std::int64_t keys, std::int64_t columns, T* maxima, T* sums,
                        T* factors);
   // Replace the scores by the weights, e^(score - logsum).

@@ -2,9 +2,9 @@
 // The loops of attention.hpp.
 //
 // The matrix products read blocks that are in a cache, so nothing is packed. As in
-// gemm/tile.simd.cpp, a tile of the result stays in registers. Each step of the depth reads single
-// elements of the left factor, and whole vectors of the right factor. A panel is a range of
-// columns, as wide as one tile.
+// gemm/tile.simd.cpp, a tile of the result stays in registers. For each index of the summed axis,
+// the loop reads one element from each row of the left matrix, and whole vectors from a row of the
+// right matrix. A panel is a range of columns of the result, as wide as one tile.
 #include "kernels/fused/attention.hpp"
 
 #include "kernels/tiles/transpose.hpp"
@@ -77,8 +77,8 @@ struct Loops {
     }
   }
 
-  // Compute all rows of a panel of columns, in tiles of kTileRows rows. The remaining rows are
-  // computed in tiles of 4, 2 and 1 rows.
+  // Compute all rows of a panel of columns, in tiles of kTileRows rows, and the remaining rows in
+  // tiles of 4, 2 and 1 rows.
   template <int vectors, bool is_full>
   static void multiply_panel(Factor<T> a, Dense<const T> b, Dense<T> c, std::int64_t rows,
                              std::int64_t depth, bool add, std::int64_t used) {
@@ -169,7 +169,9 @@ struct Loops {
     }
   }
 
-  // Return the exponential, as vector_math.hpp computes it, but 0 if it would be subnormal.
+  // Return e^x. For float, this is the computation of vector_math.hpp, but the result is 0 for x <
+  // -87, so that no result is subnormal, and infinite for x > 88.5. For double, libm computes the
+  // result.
   NGD_INLINE Vector exponential_or_zero(Vector x) {
     if constexpr (std::is_same_v<T, float>) {
       using Bits = typename VectorOf<std::int32_t, kVectorBytes>::type;

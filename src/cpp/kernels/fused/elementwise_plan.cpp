@@ -9,8 +9,8 @@ namespace ngd::kernels::fused {
 
 namespace {
 
-// Work is the number of elements times the number of loops. With less work per thread, a second
-// thread costs more time than it saves.
+// The minimum of work per thread. Work is the number of elements times the number of loops. With
+// less work per thread, a second thread costs more time than it saves.
 constexpr std::int64_t kMinWorkPerThread = 1 << 16;
 
 }  // namespace

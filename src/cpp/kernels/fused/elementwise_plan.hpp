@@ -11,15 +11,18 @@
 // output, or a buffer of kTileBytes. Each loop computes one statement, or a pair of statements, for
 // a tile. It reads slots, and writes one.
 //
-// elementwise_reduce.cpp reduces the values of some statements. Their buffers are not reused, so
-// that the values of a tile exist until all loops are done. In this kernel, a row of the plan is
-// the merged last axes that are all reduced, or all kept. The reduction adds in blocks
-// (reduce/loops.hpp), and tiles must fit these blocks. If the last axes are reduced, a tile that is
-// a piece of a row is one block of kBlockBytes. If they are kept, a tile never has rows of two
-// blocks of kRowBlock rows.
+// elementwise_reduce.cpp also reduces the values of some statements: it adds the values of a tile
+// to accumulators when all loops of the tile are done. So the buffers of these values are not
+// reused for other values before that. In this kernel, the last axes that are all reduced, or all
+// kept, are merged, and a row of the plan is along them. The reduction adds in blocks
+// (reduce/loops.hpp), and tiles must fit these blocks. If the last axes are reduced, a block is
+// kBlockBytes of a row: a tile that is a piece of a row is one block (the last piece may be
+// shorter). If they are kept, a block is kRowBlock rows: all rows of a tile belong to the same
+// block.
 //
-// elementwise_product.cpp has inputs that are matrix products, which are not in memory. Its tiles
-// are the elements of a row whose products were just computed.
+// elementwise_product.cpp has inputs that are matrix products. The products are not in memory: the
+// kernel computes a block of each product, and then runs the body for the block. Each tile is a
+// piece of one row.
 #pragma once
 
 #include <cstddef>
@@ -43,7 +46,8 @@ struct TileLoop {
   int a, b, c, out;  // slots of the operands and the result; unused operands are `out`
 };
 
-// The way in which an input gets into its slot. To gather is to copy elements to a buffer.
+// The way in which the values of an input get into the input's slot, the memory in which a loop
+// reads a tile of them. To gather is to copy elements to a buffer.
 enum class Reading : std::uint8_t {
   InPlace,    // the slot is the input's memory, because the input has the strides of the output
   InRow,      // the slot is the input's memory: the inner axis is dense, and tiles are within rows
@@ -53,7 +57,7 @@ enum class Reading : std::uint8_t {
   Given,      // the caller of the walk passes the values of each tile, dense as in the output
 };
 
-// An input of the body.
+// The plan of the reading of one input of the body.
 struct InputPlan {
   Reading reading;
   int slot;
@@ -66,14 +70,14 @@ struct OutputPlan {
   std::size_t item;
 };
 
-// An immediate (a constant in the text) of the body. Its slot is filled with the value.
+// An immediate of the body: a constant that is a part of the body's text. Its slot is filled with
+// the value.
 struct Constant {
   int slot;
   std::size_t item;
   std::uint64_t bits;  // the first `item` bytes are the value
 };
 
-// The plan of one kernel.
 struct Plan {
   explicit Plan(const KernelQuery& query);  // throws Refusal
 

@@ -20,9 +20,9 @@ namespace ngd::kernels::fused {
 
 namespace {
 
-// For greater depths, oneDNN multiplies faster, which saves more time than the fusion. Also, the
-// scratch memory grows, because B is packed for the whole depth. passes/fusion/matmuls.py has the
-// same number.
+// The maximum depth of the products, the length of the summed axis. For greater depths, oneDNN
+// multiplies faster, which saves more time than the fusion. The scratch memory also grows with the
+// depth, because B is packed for the whole depth. passes/fusion/matmuls.py has the same number.
 constexpr std::int64_t kMaxDepth = 256;
 constexpr std::size_t kMaxProducts = 4;
 
@@ -31,9 +31,10 @@ const std::vector<std::int64_t>& products_of(const KernelQuery& query) {
 }
 std::size_t num_operands(const KernelQuery& query) { return 2 * products_of(query).size(); }
 
-// Fetch a cache line for writing: no other core then has the line. Without a compiler flag for
-// prefetchw, __builtin_prefetch fetches the line for reading only, so the function uses assembly.
-// This is safe on all x86-64 CPUs: those that do not support prefetchw ignore it.
+// Fetch a cache line for writing. This removes the line from the caches of the other cores, so a
+// later write does not wait for them. Without the compiler flag -mprfchw, __builtin_prefetch
+// fetches the line for reading only, so the function uses assembly. This is safe on all x86-64
+// CPUs: those that do not support prefetchw ignore it.
 void prefetch_for_write(const void* line) {
 #if defined(__x86_64__)
   asm volatile("prefetchw %0" : : "m"(*static_cast<const char*>(line)));
@@ -67,9 +68,9 @@ class BodySink {
   BodySink(const Plan& plan, std::int64_t width, const KernelArgs& args)
       : plan_(plan), width_(width), args_(args), walk_(plan, args) {}
 
-  // Prefetch the part of the body's other inputs that belongs to this tile of the products, while
-  // the tile is computed. An input that is also an output is fetched for writing, because the core
-  // of another rank may have the cache line.
+  // Prefetch the inputs of the body that are not products, while the products are computed for this
+  // tile: the elements at the tile's rows and columns. An input that is also an output is fetched
+  // for writing, because the core of another rank may have the cache line.
   void prefetch_tile(gemm::Range rows, gemm::Range columns) const {
     for (std::size_t i = 0; i < plan_.inputs.size(); ++i) {
       const InputPlan& input = plan_.inputs[i];
@@ -159,8 +160,8 @@ class ElementwiseProduct final : public Kernel {
   Plan plan_;
   gemm::StreamingGemm<T> gemm_;
   std::int64_t width_;  // of the products
-  // kernel_inputs_[i]: the number of the kernel's input that is input i of the body. It is 0, and
-  // not used, if input i of the body is a product.
+  // kernel_inputs_[i] is the number of the kernel's input that is input i of the body. If input i
+  // of the body is a product, kernel_inputs_[i] is 0 and not used.
   std::vector<std::size_t> kernel_inputs_;
 };
 

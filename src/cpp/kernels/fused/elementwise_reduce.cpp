@@ -58,8 +58,8 @@ class ElementwiseReduce final : public Kernel {
 
  private:
   // Return the number of the first reduction that has the same accumulators as reduction k; it may
-  // be k itself. For example, the sum and the mean of one statement differ only when they are
-  // stored.
+  // be k itself. For example, the sum and the mean of one statement share their accumulators: the
+  // mean is divided by the number of elements only when it is stored.
   std::size_t first_with_same_accumulators(std::size_t k) const {
     for (std::size_t l = 0; l < k; ++l)
       if (plan_.kept[l] == plan_.kept[k] && reducers_[l].loops.row == reducers_[k].loops.row)
@@ -155,13 +155,14 @@ class ElementwiseReduce final : public Kernel {
   std::size_t num_results_;
   std::vector<Reducer> reducers_;
   // first_[k] is first_with_same_accumulators(k). accumulated_ has each k with first_[k] == k: only
-  // these reductions have accumulators.
+  // these reductions have accumulators of their own.
   std::vector<std::size_t> first_, accumulated_;
 };
 
-// Return true if the tiles fit the blocks of kBlockBytes in which the reduction with geometry g
-// adds the elements of a row. If the last axis is reduced and a row has several tiles, each tile
-// must be one block. Otherwise, all tiles fit.
+// Return true if the plan's tiles fit the blocks in which a reduction of floats adds the elements
+// of a row: blocks of kBlockBytes (reduce/loops.hpp). `g` is the geometry of the reduction, and
+// `item` is the number of bytes per element. If the last axis is reduced and a row has several
+// tiles, each tile must be one block. Otherwise, all tiles fit.
 bool is_block(const Plan& plan, const Geometry& g, std::size_t item) {
   const std::int64_t block = reduce::kBlockBytes / static_cast<std::int64_t>(item);
   return !g.by_rows || plan.tiles_per_row == 1 || plan.tile_length == block;
