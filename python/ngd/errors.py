@@ -75,9 +75,10 @@ class NotFiniteError(Error, FloatingPointError):
 
 
 class OutOfRangeError(Error, IndexError, ValueError):
-    """The error for an index outside of its axis, in an argument of a step or computed by it.
+    """The error for an index that is outside of the axis that it selects from.
 
-    The message names the public call, the index and its position in the array of indices.
+    The index is a constant, an argument of a compiled step, or computed in the step. The message
+    names the public function, the index and its position in the array of indices.
     """
 
 
@@ -86,7 +87,10 @@ class NotMemberError(Error, ValueError):
 
 
 class InitError(Error, RuntimeError):
-    """The error for a group that cannot be created. The message has the facts and the fix."""
+    """The error for a group that cannot be created.
+
+    The message has the expected state, the state that was found, and a fix.
+    """
 
 
 class CollectiveError(Error, RuntimeError):
@@ -125,7 +129,10 @@ class VaryingVariableWarning(UserWarning):
 
 
 class UpdatesWarning(UserWarning):
-    """The warning for a step without the updates of its random numbers or running statistics."""
+    """The warning for a training step that was compiled without `state.updates` of nn.training.
+
+    Each call of such a step draws the same dropout masks, and running statistics do not change.
+    """
 
 
 class EqualModelsWarning(UserWarning):

@@ -175,7 +175,10 @@ def read_idx(path: str | os.PathLike[str]) -> Array:
 
 
 def read_array(call: str, path: str | os.PathLike[str]) -> Array:
-    """Return the array in a file of MNIST's format IDX. `call` is the public call, for errors."""
+    """Return the array in a file of MNIST's format IDX.
+
+    `call` is the name of the public function, such as "data.read_idx", for error messages.
+    """
     content = Path(path).read_bytes()
     if content[:2] == b"\x1f\x8b":
         try:

@@ -31,7 +31,8 @@ def count(*, examples: int = 0, steps: int = 0) -> None:
     examples : int, default 0
         The number of samples (images, sequences) that this rank has trained on since the last call.
     steps : int, default 0
-        The number of steps that ngd has not compiled, such as those of a framework over a bridge.
+        The number of training steps that ngd has not compiled, for example steps of PyTorch whose
+        gradients ngd reduces over the ranks.
 
     Raises
     ------

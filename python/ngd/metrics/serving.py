@@ -159,9 +159,10 @@ class Rank:
                 return generate_latest(Labelled(self.collector, labels))
 
     def end(self) -> None:
-        """Prevent further texts, because the C++ core is about to end and a text reads it.
+        """Prevent further reads of the metrics at the end of the process.
 
-        It takes the lock for texts and does not release it.
+        `text` reads the C++ core, which is about to end. This method takes the lock of `text` and
+        does not release it.
         """
         self.text_lock.acquire(timeout=DEADLINE_SECONDS)
 

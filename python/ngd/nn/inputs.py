@@ -41,9 +41,9 @@ def expect_last_axis(layer: object, x: Any, size: int, argument: str) -> None:
 
 
 def expect_last_axes(layer: object, x: Any, shape: tuple[int, ...]) -> None:
-    """Raise a ShapeError if the last axes of x do not have the given shape.
+    """Raise a ShapeError if the last axes of x do not have the shape `shape`.
 
-    This is the argument normalized_shape of the layer.
+    `shape` is the argument normalized_shape of the layer.
     """
     if x.shape[max(x.ndim - len(shape), 0) :] == shape:
         return

@@ -12,7 +12,7 @@ from .module import Module
 
 
 class Loss(Module):
-    """The base class of losses. A function of ngd.ops computes each loss from it and `options`."""
+    """The base class of losses. A subclass calls one function of ngd.ops with `options`."""
 
     options: dict[str, Any]
     """The keyword arguments that the function of ngd.ops gets."""

@@ -117,8 +117,8 @@ class MaxPool1d(MaxPool):
 
     Notes
     -----
-    Input: [N, C, L]. Output: [N, C, L], where each axis has
-    floor((n + 2 * padding - dilation * (kernel_size - 1) - 1) / stride) + 1 elements.
+    Input: [batch, channels, length]. Output: [batch, channels, length_out], with
+    length_out = floor((length + 2 * padding - dilation * (kernel_size - 1) - 1) / stride) + 1.
 
     Examples
     --------
@@ -148,8 +148,9 @@ class MaxPool2d(MaxPool):
 
     Notes
     -----
-    Input: [N, C, H, W]. Output: [N, C, H, W], where each axis has
-    floor((n + 2 * padding - dilation * (kernel_size - 1) - 1) / stride) + 1 elements.
+    Input: [batch, channels, height, width]. Output: [batch, channels, height_out, width_out]. If
+    height or width is n, the corresponding size of the output is
+    floor((n + 2 * padding - dilation * (kernel_size - 1) - 1) / stride) + 1.
 
     Examples
     --------
@@ -179,8 +180,9 @@ class MaxPool3d(MaxPool):
 
     Notes
     -----
-    Input: [N, C, D, H, W]. Output: [N, C, D, H, W], where each axis has
-    floor((n + 2 * padding - dilation * (kernel_size - 1) - 1) / stride) + 1 elements.
+    Input: [batch, channels, depth, height, width]. Output: [batch, channels, depth_out, height_out,
+    width_out]. If depth, height or width is n, the corresponding size of the output is
+    floor((n + 2 * padding - dilation * (kernel_size - 1) - 1) / stride) + 1.
 
     Examples
     --------
@@ -210,8 +212,8 @@ class AvgPool1d(AvgPool):
 
     Notes
     -----
-    Input: [N, C, L]. Output: [N, C, L], where each axis has
-    floor((n + 2 * padding - kernel_size) / stride) + 1 elements.
+    Input: [batch, channels, length]. Output: [batch, channels, length_out], with
+    length_out = floor((length + 2 * padding - kernel_size) / stride) + 1.
 
     Examples
     --------
@@ -241,8 +243,9 @@ class AvgPool2d(AvgPool):
 
     Notes
     -----
-    Input: [N, C, H, W]. Output: [N, C, H, W], where each axis has
-    floor((n + 2 * padding - kernel_size) / stride) + 1 elements.
+    Input: [batch, channels, height, width]. Output: [batch, channels, height_out, width_out]. If
+    height or width is n, the corresponding size of the output is
+    floor((n + 2 * padding - kernel_size) / stride) + 1.
 
     Examples
     --------
@@ -272,8 +275,9 @@ class AvgPool3d(AvgPool):
 
     Notes
     -----
-    Input: [N, C, D, H, W]. Output: [N, C, D, H, W], where each axis has
-    floor((n + 2 * padding - kernel_size) / stride) + 1 elements.
+    Input: [batch, channels, depth, height, width]. Output: [batch, channels, depth_out, height_out,
+    width_out]. If depth, height or width is n, the corresponding size of the output is
+    floor((n + 2 * padding - kernel_size) / stride) + 1.
 
     Examples
     --------
