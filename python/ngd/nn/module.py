@@ -288,7 +288,7 @@ class Module:
     def _layer(self, title: str) -> str:
         """Return the text for this module in errors and profiles, such as "enc.2: Linear(17, 8)".
 
-        It is the path and the title, or the title only if the path is empty.
+        The text is the path of the module and `title`, or only `title` if the path is empty.
         """
         return f"{self.path}: {title}" if self.path else title
 

@@ -41,8 +41,8 @@ class LayerNorm(Module):
 
     Notes
     -----
-    (x - mean) / sqrt(variance + eps) * weight + bias, with the variance divided by n. See Ba, Kiros
-    and Hinton, 2016 (arXiv:1607.06450), equation 4.
+    (x - mean) / sqrt(variance + eps) * weight + bias. The variance is the mean of (x - mean)^2. See
+    Ba, Kiros and Hinton, 2016 (arXiv:1607.06450), equation 4.
 
     Input: floats [..., *normalized_shape]. Output: the shape and dtype of the input.
 
@@ -270,7 +270,7 @@ class BatchNorm(Module):
     """
 
     axes: tuple[int, ...] | None = None
-    """The numbers of axes that the input may have, or None for two or more axes."""
+    """The allowed values of `x.ndim` for an input x. None allows every x.ndim >= 2."""
 
     weight: Any
     bias: Any
@@ -332,7 +332,10 @@ class BatchNorm(Module):
         return y
 
     def _over_ranks(self, x: Node) -> tuple[Node, Node, Node, Node]:
-        """Return the result, and the mean, variance and element count per channel over all ranks.
+        """Normalize x with statistics over all ranks; return (y, mean, variance, count).
+
+        y is x normalized. mean and variance have a number per channel, over the elements of all
+        ranks. count is the number of elements of a channel on all ranks.
 
         This needs two small all-reduces: one of sums and counts, and one of the sums of squared
         distances from the mean. A second pass over x loses less precision than a sum of squares. A
@@ -352,7 +355,11 @@ class BatchNorm(Module):
         return y, mean, variance, count
 
     def _track(self, state: Training, mean: Node, variance: Node) -> None:
-        """Set the next values of running_mean, running_var and num_batches_tracked."""
+        """Set the next values of running_mean, running_var and num_batches_tracked.
+
+        They are stored in `state.updates`. A call of the compiled step assigns them to the buffers
+        if `state.updates` was given to ngd.compile.
+        """
         batches = state.now(self.num_batches_tracked) + 1
         state.updates[self.num_batches_tracked] = batches
         for running, new in ((self.running_mean, mean), (self.running_var, variance)):
@@ -463,7 +470,7 @@ class InstanceNorm(Module):
     """
 
     axes: tuple[int, ...] | None = None
-    """The numbers of axes that the input may have, or None for three or more axes."""
+    """The allowed values of `x.ndim` for an input x. None allows every x.ndim >= 3."""
 
     weight: Any
     bias: Any

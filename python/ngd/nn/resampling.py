@@ -20,21 +20,22 @@ class Upsample(OpModule):
     Parameters
     ----------
     size : int or sequence of int, optional
-        The extents of the result, for all spatial axes or per axis.
+        The sizes of the spatial axes of the result, for all axes or per axis.
     scale_factor : float or sequence of float, optional
-        The factors of the extents, instead of a size. An extent n becomes floor(n * factor).
+        The factors of the sizes, instead of `size`. An axis of n elements gets floor(n * factor)
+        elements.
     mode : str, default "nearest"
         "nearest", "nearest-exact", "area", "linear" (one spatial axis), "bilinear" (two),
         "trilinear" (three) or "bicubic" (two).
     align_corners : bool, optional
-        If True, the centers of the corner elements of input and output coincide. The default None
-        is False: the corners themselves coincide.
+        If True, the centers of the corner elements of input and output coincide. If False, the
+        outer corners of these elements coincide. None, the default, means False.
 
     Raises
     ------
     ValueError
-        A call raises it if both or none of `size` and `scale_factor` are given, or the mode is
-        unknown.
+        Both or none of `size` and `scale_factor` are given, or the mode is unknown. The call of the
+        module raises this error. The constructor does not check its arguments.
 
     Examples
     --------

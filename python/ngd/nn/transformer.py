@@ -53,7 +53,7 @@ class TransformerLayer(Module):
             self.dropout3 = Dropout(dropout)
 
     def _attend(self, x: Node, mask: Any, causal: bool) -> Node:
-        """Return the self-attention of x, after dropout."""
+        """Return the self-attention of x, with dropout applied to the result."""
         output: Node = self.dropout1(self.self_attn(x, mask=mask, causal=causal))
         return output
 
@@ -209,7 +209,10 @@ class TransformerDecoderLayer(TransformerLayer):
         return x
 
     def _attend_to_memory(self, x: Node, memory: Node, mask: Any) -> Node:
-        """Return the attention of x to the result of the encoder (`memory`), after dropout."""
+        """Return the attention of x to `memory`, with dropout applied to the result.
+
+        `memory` is the result of the encoder.
+        """
         output: Node = self.dropout2(self.multihead_attn(x, memory, mask=mask))
         return output
 
