@@ -109,7 +109,7 @@ class MaxPool1d(MaxPool):
     stride : int or sequence of ints, optional
         The distance between windows. The default is kernel_size.
     padding : int or sequence, default 0
-        The number of elements that are added at both ends of each axis. They are never the maximum.
+        The number of elements added at both ends of each axis. Such an element is never the maximum.
     dilation : int or sequence of ints, default 1
         The distance between elements of a window.
     ceil_mode : bool, default False
@@ -140,7 +140,7 @@ class MaxPool2d(MaxPool):
     stride : int or sequence of ints, optional
         The distance between windows. The default is kernel_size.
     padding : int or sequence, default 0
-        The number of elements that are added at both ends of each axis. They are never the maximum.
+        The number of elements added at both ends of each axis. Such an element is never the maximum.
     dilation : int or sequence of ints, default 1
         The distance between elements of a window.
     ceil_mode : bool, default False
@@ -172,7 +172,7 @@ class MaxPool3d(MaxPool):
     stride : int or sequence of ints, optional
         The distance between windows. The default is kernel_size.
     padding : int or sequence, default 0
-        The number of elements that are added at both ends of each axis. They are never the maximum.
+        The number of elements added at both ends of each axis. Such an element is never the maximum.
     dilation : int or sequence of ints, default 1
         The distance between elements of a window.
     ceil_mode : bool, default False
@@ -299,8 +299,9 @@ class AdaptiveAvgPool1d(AdaptiveAvgPool):
 
     Notes
     -----
-    Input: [N, C, L]. Output: [N, C, output_size...]. Window i of `count` windows over n elements
-    is [floor(i * n / count), ceil((i + 1) * n / count)).
+    Input: [batch, channels, length]. Output: [batch, channels, output_size...]. Along an axis of n
+    elements with output size m, window i has the elements from floor(i * n / m) to
+    ceil((i + 1) * n / m) - 1.
 
     Examples
     --------
@@ -322,8 +323,9 @@ class AdaptiveAvgPool2d(AdaptiveAvgPool):
 
     Notes
     -----
-    Input: [N, C, H, W]. Output: [N, C, output_size...]. Window i of `count` windows over n elements
-    is [floor(i * n / count), ceil((i + 1) * n / count)).
+    Input: [batch, channels, height, width]. Output: [batch, channels, output_size...]. Along an
+    axis of n elements with output size m, window i has the elements from floor(i * n / m) to
+    ceil((i + 1) * n / m) - 1.
 
     Examples
     --------
@@ -345,8 +347,9 @@ class AdaptiveAvgPool3d(AdaptiveAvgPool):
 
     Notes
     -----
-    Input: [N, C, D, H, W]. Output: [N, C, output_size...]. Window i of `count` windows over n
-    elements is [floor(i * n / count), ceil((i + 1) * n / count)).
+    Input: [batch, channels, depth, height, width]. Output: [batch, channels, output_size...]. Along
+    an axis of n elements with output size m, window i has the elements from floor(i * n / m) to
+    ceil((i + 1) * n / m) - 1.
 
     Examples
     --------
@@ -368,8 +371,9 @@ class AdaptiveMaxPool1d(AdaptiveMaxPool):
 
     Notes
     -----
-    Input: [N, C, L]. Output: [N, C, output_size...]. Window i of `count` windows over n elements
-    is [floor(i * n / count), ceil((i + 1) * n / count)).
+    Input: [batch, channels, length]. Output: [batch, channels, output_size...]. Along an axis of n
+    elements with output size m, window i has the elements from floor(i * n / m) to
+    ceil((i + 1) * n / m) - 1.
 
     Examples
     --------
@@ -391,8 +395,9 @@ class AdaptiveMaxPool2d(AdaptiveMaxPool):
 
     Notes
     -----
-    Input: [N, C, H, W]. Output: [N, C, output_size...]. Window i of `count` windows over n elements
-    is [floor(i * n / count), ceil((i + 1) * n / count)).
+    Input: [batch, channels, height, width]. Output: [batch, channels, output_size...]. Along an
+    axis of n elements with output size m, window i has the elements from floor(i * n / m) to
+    ceil((i + 1) * n / m) - 1.
 
     Examples
     --------
@@ -414,8 +419,9 @@ class AdaptiveMaxPool3d(AdaptiveMaxPool):
 
     Notes
     -----
-    Input: [N, C, D, H, W]. Output: [N, C, output_size...]. Window i of `count` windows over n
-    elements is [floor(i * n / count), ceil((i + 1) * n / count)).
+    Input: [batch, channels, depth, height, width]. Output: [batch, channels, output_size...]. Along
+    an axis of n elements with output size m, window i has the elements from floor(i * n / m) to
+    ceil((i + 1) * n / m) - 1.
 
     Examples
     --------

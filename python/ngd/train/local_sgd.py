@@ -192,7 +192,7 @@ class DiLoCo:
         self._num_inner = 0
 
     def step(self) -> bool:
-        """Count an inner step, and make the outer step if it is due.
+        """Count an inner step, and make the outer step after `every` inner steps.
 
         Returns
         -------
@@ -202,8 +202,10 @@ class DiLoCo:
         Raises
         ------
         CollectiveError
-            A rank is lost, late or disagrees, and the job is not elastic. An elastic job logs the
-            failure, and the remaining ranks make the step.
+            A rank has ended, has not arrived within NGD_TIMEOUT seconds, or calls another
+            collective. In an elastic job without the argument `group`, the failure is logged, and
+            the remaining ranks try the step again. The error is then raised only if the ranks call
+            different collectives, or if 16 attempts have failed.
 
         Examples
         --------
@@ -371,10 +373,10 @@ class DiLoCo:
 
 
 class LocalSGD(DiLoCo):
-    """Local SGD: the weights of all ranks are averaged every H steps.
+    """Local SGD: the weights of all ranks are averaged after every `every` inner steps.
 
-    It is DiLoCo with the outer optimizer SGD(1.0). With H = 1 and plain SGD as the inner optimizer
-    it is data-parallel SGD. H is `every`.
+    It is DiLoCo with the outer optimizer SGD(1.0). With every=1 and plain SGD as the inner
+    optimizer it is data-parallel SGD.
 
     Parameters
     ----------
@@ -442,17 +444,18 @@ def is_state(tree: Any) -> bool:
 def state_values(state: LiveState) -> tuple[dict[str, Any], bool]:
     """Return the values of a LiveState by name, and its attribute `is_complete`.
 
-    The values include pending ones: they were loaded for variables that are not made yet.
+    The values include pending ones: values that were loaded for variables that do not exist yet.
+    `is_complete` is True if no variable that the state will have is missing from these values.
     """
     values = {name: v.numpy() for name, v in state.variables.items()}
     return values | state.pending, state.is_complete
 
 
 def broadcast_state(state: LiveState, root: int, ranks: Group) -> tuple[dict[str, Any], bool]:
-    """Return the values of a LiveState of rank `root` by name, and its `is_complete`. Collective.
+    """Return the `state_values` of rank `root` for a LiveState, on all ranks. Collective.
 
-    Its variables need not exist on the other ranks. So the names, dtypes and shapes are sent first,
-    as JSON, and then the values.
+    The variables of the state need not exist on the other ranks. So rank `root` first sends the
+    names, dtypes and shapes and `is_complete`, as JSON, and then the values.
     """
     values, is_complete = state_values(state)
     types = [[name, value.dtype.name, list(value.shape)] for name, value in values.items()]
