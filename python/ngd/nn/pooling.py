@@ -109,7 +109,8 @@ class MaxPool1d(MaxPool):
     stride : int or sequence of ints, optional
         The distance between windows. The default is kernel_size.
     padding : int or sequence, default 0
-        The number of elements added at both ends of each axis. Such an element is never the maximum.
+        The number of elements added at both ends of each axis. An added element is never the
+        maximum.
     dilation : int or sequence of ints, default 1
         The distance between elements of a window.
     ceil_mode : bool, default False
@@ -140,7 +141,8 @@ class MaxPool2d(MaxPool):
     stride : int or sequence of ints, optional
         The distance between windows. The default is kernel_size.
     padding : int or sequence, default 0
-        The number of elements added at both ends of each axis. Such an element is never the maximum.
+        The number of elements added at both ends of each axis. An added element is never the
+        maximum.
     dilation : int or sequence of ints, default 1
         The distance between elements of a window.
     ceil_mode : bool, default False
@@ -172,7 +174,8 @@ class MaxPool3d(MaxPool):
     stride : int or sequence of ints, optional
         The distance between windows. The default is kernel_size.
     padding : int or sequence, default 0
-        The number of elements added at both ends of each axis. Such an element is never the maximum.
+        The number of elements added at both ends of each axis. An added element is never the
+        maximum.
     dilation : int or sequence of ints, default 1
         The distance between elements of a window.
     ceil_mode : bool, default False
