@@ -330,8 +330,8 @@ def with_pending_values(
 def index_of_states(by_name: Mapping[str, Variable], states: Iterable[LiveState]) -> dict[str, Any]:
     """Return the entry of the index for each live state, by the name of the state.
 
-    An entry has the names of the state's values, and `is_complete`. This is False if the first step
-    has not run yet: it will create more variables.
+    An entry has the names of the state's values, and `is_complete`. `is_complete` is False before
+    the first step, which may create more variables of the state.
     """
     owners = {id(v.owner): v.owner for v in by_name.values() if v.owner is not None}
     owners |= {id(state): state for state in states}

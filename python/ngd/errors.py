@@ -125,7 +125,10 @@ class WorkerError(Error, RuntimeError):
 
 
 class VaryingVariableWarning(UserWarning):
-    """The warning for a variable, which it names, whose next value may differ between ranks."""
+    """The warning for a variable whose next value may differ between ranks.
+
+    The message names the variable.
+    """
 
 
 class UpdatesWarning(UserWarning):
@@ -140,19 +143,28 @@ class EqualModelsWarning(UserWarning):
 
 
 class PrecisionWarning(UserWarning):
-    """The warning for a 16-bit precision without kernels on this CPU. The step uses float32."""
+    """The warning for a 16-bit precision that this CPU has no kernels for.
+
+    The compiled step uses float32 instead.
+    """
 
 
 class PromotionWarning(UserWarning):
-    """The warning for a step that computes in float64 because float32 met another dtype."""
+    """The warning for a compiled step that computes in float64.
+
+    The reason is an op that combines float32 with another dtype.
+    """
 
 
 class FallbackWarning(UserWarning):
-    """The warning for a PyTorch model or graph that runs in eager PyTorch. It gives the reason."""
+    """The warning for a PyTorch model or graph that runs in eager PyTorch, with the reason."""
 
 
 class RetraceWarning(UserWarning):
-    """The warning for a function that is traced many times. It names the argument that changes."""
+    """The warning for a function that is traced many times.
+
+    The message names the argument that changes between calls.
+    """
 
 
 class EnvironmentVariableWarning(UserWarning):

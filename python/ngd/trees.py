@@ -130,7 +130,7 @@ class Structure:
     def _take(self, tree: Any, leaves: list[Any]) -> bool:
         """Append the leaves of a tree to `leaves`; return False if its structure differs.
 
-        Every call of a step with nested arguments runs this method.
+        Every call of a compiled step with nested arguments runs this method, so it must be fast.
         """
         if self.kind is None:
             leaves.append(tree)

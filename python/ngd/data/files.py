@@ -141,12 +141,13 @@ def read_idx(path: str | os.PathLike[str]) -> Array:
     Parameters
     ----------
     path : path
-        The file. It may be gzipped, under any name.
+        The file. A gzipped file is decompressed, under any name.
 
     Returns
     -------
     array
-        An array of the shape and dtype in the file's header. Its dtype is big-endian, as the file.
+        An array of the shape and dtype in the file's header. The dtype is big-endian, as in the
+        file.
 
     Raises
     ------

@@ -343,7 +343,7 @@ def _fixed_rank_and_size(
 ) -> tuple[int, int] | None:
     """Return the rank and the size that the arguments give: `rank` and `size`, or the mesh.
 
-    Return None if the arguments give none: then they are those of the world.
+    Return None if the arguments give neither: the rank and the size of the world are used then.
     """
     if mesh is not None:
         from ..comm import Mesh as MeshType

@@ -474,7 +474,7 @@ class PReLU(Module):
         Parameters
         ----------
         x : Node
-            Floats of any shape, or [N, num_parameters, ...].
+            Floats of any shape, or [batch, num_parameters, ...].
 
         Returns
         -------

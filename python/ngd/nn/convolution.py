@@ -67,7 +67,7 @@ class Convolution(Module):
         self.bias = Parameter(out_channels, bias_initializer or default) if bias else None
 
     def check(self, x: Node) -> None:
-        """Raise a ShapeError if x is not [N, in_channels, spatial...]."""
+        """Raise a ShapeError if x is not [batch, in_channels, spatial...]."""
         expect_axes(self, x, self.axes, self.in_channels)
         expect_channels(self, x, self.in_channels, "in_channels")
 
@@ -77,12 +77,12 @@ class Convolution(Module):
         Parameters
         ----------
         x : Node
-            Floats [N, in_channels, spatial...].
+            Floats [batch, in_channels, spatial...].
 
         Returns
         -------
         Node
-            [N, out_channels, spatial...].
+            [batch, out_channels, spatial...].
         """
         self.check(x)
         return ops.conv(
@@ -274,12 +274,12 @@ class TransposedConvolution(Convolution):
         Parameters
         ----------
         x : Node
-            Floats [N, in_channels, spatial...].
+            Floats [batch, in_channels, spatial...].
 
         Returns
         -------
         Node
-            [N, out_channels, spatial...].
+            [batch, out_channels, spatial...].
         """
         self.check(x)
         return ops.conv_transpose(

@@ -51,7 +51,7 @@ class Random:
     group : Group, optional
         The ranks that draw different numbers. The default is the group of the compiled step.
     name : str, default "random"
-        The prefix of the counter's name. Two sources in one step need two names.
+        The prefix of the counter's name. Two sources in one compiled step need two names.
 
     Attributes
     ----------

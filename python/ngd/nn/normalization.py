@@ -172,7 +172,7 @@ class GroupNorm(Module):
     group, over the channels of the group and all spatial positions. See Wu and He, 2018
     (arXiv:1803.08494), section 3.1.
 
-    Input: floats [N, num_channels, ...]. Output: the shape and dtype of the input.
+    Input: floats [batch, num_channels, ...]. Output: the shape and dtype of the input.
 
     Variables: `weight` and `bias`, both [num_channels].
 
@@ -205,7 +205,7 @@ class GroupNorm(Module):
         Parameters
         ----------
         x : Node
-            Floats [N, num_channels, ...].
+            Floats [batch, num_channels, ...].
 
         Returns
         -------
@@ -251,7 +251,7 @@ class BatchNorm(Module):
     `Training.updates`. The running variance averages the unbiased variance, which is n / (n - 1)
     times the variance of the n elements of a channel.
 
-    Input: floats [N, num_features, ...]. Output: the shape and dtype of the input.
+    Input: floats [batch, num_features, ...]. Output: the shape and dtype of the input.
 
     Variables: `weight` and `bias`; buffers `running_mean` and `running_var`, all [num_features];
     and the buffer `num_batches_tracked`, an int64 scalar.
@@ -306,7 +306,7 @@ class BatchNorm(Module):
         Parameters
         ----------
         x : Node
-            Floats [N, num_features, ...].
+            Floats [batch, num_features, ...].
 
         Returns
         -------
@@ -376,12 +376,12 @@ class BatchNorm(Module):
 
 
 class BatchNorm1d(BatchNorm):
-    """Batch normalization of [N, C] or [N, C, L].
+    """Batch normalization of [batch, channels] or [batch, channels, length].
 
     Parameters
     ----------
     num_features : int
-        The number of channels C.
+        The number of channels.
     eps, momentum, affine, track_running_stats, synchronized, group
         See `BatchNorm`.
 
@@ -397,12 +397,12 @@ class BatchNorm1d(BatchNorm):
 
 
 class BatchNorm2d(BatchNorm):
-    """Batch normalization of [N, C, H, W].
+    """Batch normalization of [batch, channels, height, width].
 
     Parameters
     ----------
     num_features : int
-        The number of channels C.
+        The number of channels.
     eps, momentum, affine, track_running_stats, synchronized, group
         See `BatchNorm`.
 
@@ -420,12 +420,12 @@ class BatchNorm2d(BatchNorm):
 
 
 class BatchNorm3d(BatchNorm):
-    """Batch normalization of [N, C, D, H, W].
+    """Batch normalization of [batch, channels, depth, height, width].
 
     Parameters
     ----------
     num_features : int
-        The number of channels C.
+        The number of channels.
     eps, momentum, affine, track_running_stats, synchronized, group
         See `BatchNorm`.
 
@@ -443,12 +443,12 @@ class BatchNorm3d(BatchNorm):
 class InstanceNorm(Module):
     """Normalization of each channel of each sample, for one or more spatial axes.
 
-    Input: floats [N, C, ...]. Output: the shape and dtype of the input.
+    Input: floats [batch, channels, ...]. Output: the shape and dtype of the input.
 
     Parameters
     ----------
     num_features : int
-        The number of channels, C.
+        The number of channels.
     eps : float, default 1e-5
         Added to the variance.
     affine : bool, default False
@@ -486,7 +486,7 @@ class InstanceNorm(Module):
         Parameters
         ----------
         x : Node
-            Floats [N, num_features, spatial...].
+            Floats [batch, num_features, spatial...].
 
         Returns
         -------
@@ -508,7 +508,7 @@ class InstanceNorm(Module):
 class InstanceNorm1d(InstanceNorm):
     """Normalization of each channel of each sample of sequences.
 
-    Input: floats [N, C, L]. Output: the shape and dtype of the input.
+    Input: floats [batch, channels, length]. Output: the shape and dtype of the input.
 
     Parameters
     ----------
@@ -528,7 +528,7 @@ class InstanceNorm1d(InstanceNorm):
 class InstanceNorm2d(InstanceNorm):
     """Normalization of each channel of each sample of images.
 
-    Input: floats [N, C, H, W]. Output: the shape and dtype of the input.
+    Input: floats [batch, channels, height, width]. Output: the shape and dtype of the input.
 
     Parameters
     ----------
@@ -548,7 +548,7 @@ class InstanceNorm2d(InstanceNorm):
 class InstanceNorm3d(InstanceNorm):
     """Normalization of each channel of each sample of volumes.
 
-    Input: floats [N, C, D, H, W]. Output: the shape and dtype of the input.
+    Input: floats [batch, channels, depth, height, width]. Output: the shape and dtype of the input.
 
     Parameters
     ----------

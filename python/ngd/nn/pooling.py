@@ -26,12 +26,12 @@ class Pool(OpModule):
         Parameters
         ----------
         x : Node
-            [N, C, spatial...].
+            [batch, channels, spatial...].
 
         Returns
         -------
         Node
-            [N, C, spatial...], the dtype of x.
+            [batch, channels, spatial...], the dtype of x.
         """
         expect_axes(self, x, self.axes)
         return super().forward(x)

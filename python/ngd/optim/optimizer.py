@@ -176,7 +176,7 @@ class State:
         return ops.cast(value, self.dtype)
 
     def now(self, name: str, initial: float = 0.0) -> Variable:
-        """Return a variable of the state. It has the shape of the parameter.
+        """Return a variable of the state. The variable has the shape of the parameter.
 
         Parameters
         ----------
@@ -221,7 +221,7 @@ class Optimizer:
         are part of `state`.
     name : str, optional
         The prefix of the names of the state. The default is the name of the class in lower case.
-        Two optimizers in one step need different names.
+        Two optimizers in one compiled step need different names.
 
     Examples
     --------
@@ -496,7 +496,7 @@ class Optimizer:
         gradients : mapping of Variable to Node
             The gradients of the loss without a scale. Only `minimize` uses `loss_scale`.
         where : Node of bool, optional
-            A scalar. If it is false, the step changes no parameter and no optimizer state.
+            A scalar. If it is false, the update changes no parameter and no optimizer state.
 
         Returns
         -------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The variables that a step updates from the result of each collective, for reports."""
+"""The variables that a compiled step updates from each collective's result, for reports."""
 
 from __future__ import annotations
 

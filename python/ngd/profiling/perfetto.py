@@ -56,7 +56,7 @@ Label: TypeAlias = tuple[str, str, str, int]
 def timeline(
     path: str | os.PathLike[str], *, most_events: int = MOST_EVENTS
 ) -> Iterator[Recording]:  # long because each argument is described
-    """Record when each instruction of the steps in a block runs, and write a file for Perfetto.
+    """Record when each instruction of compiled steps runs in a block; write a file for Perfetto.
 
     The file shows a rank as a process, and an instruction or a whole step as a slice. Pending
     collectives are below them, from the start of the collective to the end of the wait. All times

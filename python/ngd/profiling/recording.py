@@ -64,7 +64,7 @@ _leaves_out_first_runs = False
 _first_records: WeakKeyDictionary[Any, Record] = WeakKeyDictionary()
 """The times of the first run of each step, if the newest recording leaves first runs out."""
 _steps: Final[WeakSet[Any]] = WeakSet()
-"""All existing steps of the process that have a plan (a list of instructions)."""
+"""All existing compiled steps of the process that have a plan (a list of instructions)."""
 _recorded_steps: WeakSet[Any] = WeakSet()
 """The steps that existed when the newest recording began, or were compiled during it.
 

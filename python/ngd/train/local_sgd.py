@@ -276,8 +276,9 @@ class DiLoCo:
     def _ranks(self) -> Group:
         """Return the group that makes the next outer step.
 
-        It is the group of the constructor, or else the world. If new members of an elastic job
-        wait, this rank leaves the world and joins a new one with them.
+        The result is the argument `group` of the constructor if it was given, and the world
+        otherwise. If new ranks of an elastic job wait, this rank leaves the world and joins a new
+        world with them.
         """
         if self._group is not None:
             return self._group
@@ -334,8 +335,9 @@ class DiLoCo:
     def _compile(self, ranks: Group) -> Any:
         """Return the compiled outer step for some ranks.
 
-        It takes the weight of this rank in the mean. If the parameters are arrays, it also takes
-        them and returns their new values. If they are variables, it updates them.
+        The inputs of the outer step are the weight of this rank in the mean, and the parameters if
+        they are arrays. Arrays get their new values from the results. Parameters that are variables
+        are updated by the outer step.
         """
         weight = placeholder("weight", ())
         current = self._leaves
