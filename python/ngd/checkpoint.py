@@ -172,8 +172,10 @@ def load(
     Raises
     ------
     ValueError
-        A variable or generator is not in the file, or has another shape or dtype; or a step has run
-        and the file has values for which the live state has no variable. Nothing has changed.
+        A variable is not in the file, or has another shape or dtype there. A generator is not in
+        the file. `variables` has a copy of a live state whose variables do not all exist yet. Or a
+        step has updated a live state, and the file has a value that fits none of its variables. In
+        each case no value has changed.
     FileNotFoundError
         There is no checkpoint.
 
@@ -268,8 +270,9 @@ def exists(folder: str | os.PathLike[str]) -> bool:
 def collect_variables(where: str, **arguments: Any) -> tuple[dict[str, Variable], list[LiveState]]:
     """Return the variables in the arguments by name, and the live states in the arguments.
 
-    Each keyword is an argument of the public function `where`: a structure of variables and live
-    states (such as `optimizer.state`), or None. Error messages show these names.
+    `where` is the name of the public function, "save" or "load", for error messages. Each keyword
+    is the name of an argument of that function. Its value is a structure (nested dicts, lists,
+    tuples or dataclasses) of variables and live states such as `optimizer.state`, or None.
     """
     by_name: dict[str, Variable] = {}
     states: dict[int, LiveState] = {}
@@ -327,8 +330,8 @@ def with_pending_values(
 def index_of_states(by_name: Mapping[str, Variable], states: Iterable[LiveState]) -> dict[str, Any]:
     """Return the entry of the index for each live state, by the name of the state.
 
-    An entry has the names of the state's values, and `is_complete`. This is False if the first step
-    has not run yet: it will create more variables.
+    An entry has the names of the state's values, and `is_complete`. `is_complete` is False before
+    the first step, which may create more variables of the state.
     """
     owners = {id(v.owner): v.owner for v in by_name.values() if v.owner is not None}
     owners |= {id(state): state for state in states}
@@ -350,10 +353,10 @@ def names_in(saved_states: Mapping[str, Any], state: str) -> list[str]:
 def expect_states(
     by_name: Mapping[str, Variable], states: Iterable[LiveState], saved_states: Mapping[str, Any]
 ) -> None:
-    """Raise ValueError if the caller gave a copy of a state, and the file has more of its values.
+    """Raise ValueError for a copy of a live state if the file has values that the copy lacks.
 
-    A copy, such as a dict of the variables, cannot keep the values whose variables do not exist
-    yet. A live state keeps them as pending values.
+    A copy, such as a dict of the state's variables, cannot store values for variables that do not
+    exist yet. A live state stores such values as pending values.
     """
     state_ids = {id(state) for state in states}
     copied = {id(v.owner): v.owner for v in by_name.values() if id(v.owner) not in state_ids}

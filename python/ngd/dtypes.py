@@ -81,7 +81,7 @@ class Type:
     """The size of a dense tensor of this type, in bytes."""
 
     def __new__(cls, dtype: DType, shape: Shape) -> Type:
-        """Return the type from the table, or create it."""
+        """Return the existing type of this dtype and shape (in `_types`), or create it."""
         instance = _types.get((dtype, shape))
         if instance is None:
             instance, set_once = object.__new__(cls), object.__setattr__
@@ -121,7 +121,7 @@ FAMILIES: Final = (("numbers", NUMBERS), ("integers", INTEGERS), ("floats", FLOA
 
 
 def describe_dtypes(allowed: Sequence[DType]) -> str:
-    """Return the text of dtypes for a message. A complete group is one word, such as "integers"."""
+    """Describe dtypes for an error message. A complete group is one word, such as "integers"."""
     if set(allowed) == set(ALL):
         return "any dtype"
     remaining, group_names = list(allowed), list[str]()
@@ -137,7 +137,7 @@ def describe_dtypes(allowed: Sequence[DType]) -> str:
 def as_dtype(value: Any, where: str) -> np.dtype[Any]:
     """Return `value` as a dtype of ngd, or raise DTypeError.
 
-    `where` is the public call, for the message.
+    `where` is the name of the public function, for the error message.
     """
     dtype: np.dtype[Any] | None
     try:
@@ -161,8 +161,8 @@ def as_dtype(value: Any, where: str) -> np.dtype[Any]:
 def as_int(value: Any, where: str, name: str, bits: int = 32) -> int:
     """Return an integer argument as an int; raise ValueError if it does not fit into `bits` bits.
 
-    Raise TypeError if it is not an integer. `where` and `name` are the public call and the
-    argument, for the message. The C++ core takes most integers with 32 bits.
+    Raise TypeError if it is not an integer. `where` and `name` are the names of the public function
+    and of its argument, for the error message. The C++ core takes most integers with 32 bits.
     """
     try:
         number = operator.index(value)

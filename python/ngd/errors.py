@@ -75,9 +75,10 @@ class NotFiniteError(Error, FloatingPointError):
 
 
 class OutOfRangeError(Error, IndexError, ValueError):
-    """The error for an index outside of its axis, in an argument of a step or computed by it.
+    """The error for an index that is outside of the axis that it selects from.
 
-    The message names the public call, the index and its position in the array of indices.
+    The index is a constant, an argument of a compiled step, or computed in the step. The message
+    names the public function, the index and its position in the array of indices.
     """
 
 
@@ -86,7 +87,10 @@ class NotMemberError(Error, ValueError):
 
 
 class InitError(Error, RuntimeError):
-    """The error for a group that cannot be created. The message has the facts and the fix."""
+    """The error for a group that cannot be created.
+
+    The message has the expected state, the state that was found, and a fix.
+    """
 
 
 class CollectiveError(Error, RuntimeError):
@@ -121,11 +125,17 @@ class WorkerError(Error, RuntimeError):
 
 
 class VaryingVariableWarning(UserWarning):
-    """The warning for a variable, which it names, whose next value may differ between ranks."""
+    """The warning for a variable whose next value may differ between ranks.
+
+    The message names the variable.
+    """
 
 
 class UpdatesWarning(UserWarning):
-    """The warning for a step without the updates of its random numbers or running statistics."""
+    """The warning for a training step that was compiled without `state.updates` of nn.training.
+
+    Each call of such a step draws the same dropout masks, and running statistics do not change.
+    """
 
 
 class EqualModelsWarning(UserWarning):
@@ -133,19 +143,28 @@ class EqualModelsWarning(UserWarning):
 
 
 class PrecisionWarning(UserWarning):
-    """The warning for a 16-bit precision without kernels on this CPU. The step uses float32."""
+    """The warning for a 16-bit precision that this CPU has no kernels for.
+
+    The compiled step uses float32 instead.
+    """
 
 
 class PromotionWarning(UserWarning):
-    """The warning for a step that computes in float64 because float32 met another dtype."""
+    """The warning for a compiled step that computes in float64.
+
+    The reason is an op that combines float32 with another dtype.
+    """
 
 
 class FallbackWarning(UserWarning):
-    """The warning for a PyTorch model or graph that runs in eager PyTorch. It gives the reason."""
+    """The warning for a PyTorch model or graph that runs in eager PyTorch, with the reason."""
 
 
 class RetraceWarning(UserWarning):
-    """The warning for a function that is traced many times. It names the argument that changes."""
+    """The warning for a function that is traced many times.
+
+    The message names the argument that changes between calls.
+    """
 
 
 class EnvironmentVariableWarning(UserWarning):

@@ -46,8 +46,9 @@ class JsonFormatter(logging.Formatter):
     """A formatter of Python's logging that writes each record as one line of JSON.
 
     The fields are time (ISO 8601, UTC), level, logger, message, rank, size, job and host. If the
-    record has an exception, the field exception has the traceback. The job is a short hash of the
-    job key. Metrics have the same value in the label ngd_job.
+    record has an exception, the field exception has the traceback. The field job identifies the
+    job. It is a hash, 8 hexadecimal digits, of the key that all ranks of a job get from the
+    launcher. Metrics have the same value in the label ngd_job.
 
     Parameters
     ----------

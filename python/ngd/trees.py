@@ -130,7 +130,7 @@ class Structure:
     def _take(self, tree: Any, leaves: list[Any]) -> bool:
         """Append the leaves of a tree to `leaves`; return False if its structure differs.
 
-        Every call of a step with nested arguments runs this method.
+        Every call of a compiled step with nested arguments runs this method, so it must be fast.
         """
         if self.kind is None:
             leaves.append(tree)
@@ -191,7 +191,11 @@ def split(tree: Any) -> tuple[type | None, dict[Any, Any]]:
 
 
 def describe_container(kind: type | None, values: Mapping[Any, Any], tree: Any) -> str:
-    """Return the text of the outermost container of a tree, or of a leaf, for a message."""
+    """Describe the outermost container of a tree, or a leaf, for an error message.
+
+    A container is described by its type and its keys or its number of parts, as in "a dict of x, y"
+    and "a list of 2 parts".
+    """
     if kind is None:
         return tree if isinstance(tree, str) else repr(tree)
     if kind in (list, tuple):

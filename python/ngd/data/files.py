@@ -141,12 +141,13 @@ def read_idx(path: str | os.PathLike[str]) -> Array:
     Parameters
     ----------
     path : path
-        The file. It may be gzipped, under any name.
+        The file. A gzipped file is decompressed, under any name.
 
     Returns
     -------
     array
-        An array of the shape and dtype in the file's header. Its dtype is big-endian, as the file.
+        An array of the shape and dtype in the file's header. The dtype is big-endian, as in the
+        file.
 
     Raises
     ------
@@ -175,7 +176,10 @@ def read_idx(path: str | os.PathLike[str]) -> Array:
 
 
 def read_array(call: str, path: str | os.PathLike[str]) -> Array:
-    """Return the array in a file of MNIST's format IDX. `call` is the public call, for errors."""
+    """Return the array in a file of MNIST's format IDX.
+
+    `call` is the name of the public function, such as "data.read_idx", for error messages.
+    """
     content = Path(path).read_bytes()
     if content[:2] == b"\x1f\x8b":
         try:

@@ -2,7 +2,7 @@
 """Transforms of images, the first column of a batch.
 
 Images are uint8 arrays of shape [height, width] or [height, width, channels], in a list or in one
-array. Normalize stacks them to one float32 array [N, channels, height, width].
+array. Normalize stacks them to one float32 array [batch, channels, height, width].
 
 A transform is called with the columns and one NumPy generator per sample. It draws the random
 numbers of a sample from the generator of that sample.
@@ -289,8 +289,8 @@ class RandomFlip(ImageTransform):
 class Normalize:
     """A transform that normalizes images by mean and standard deviation, and stacks them.
 
-    The result is (x - mean) / std as float32 [N, channels, height, width]. uint8 pixels are divided
-    by 255 first, so that x is in [0, 1].
+    The result is (x - mean) / std as float32 [batch, channels, height, width]. uint8 pixels are
+    divided by 255 first, so that x is in [0, 1].
 
     Parameters
     ----------
@@ -335,7 +335,7 @@ class Normalize:
         Returns
         -------
         tuple
-            The columns, with a float32 array [N, channels, height, width] as the first one.
+            The columns, with a float32 array [batch, channels, height, width] as the first one.
         """
         images = stack("data.Normalize", columns[0])
         if images.ndim == 3:
@@ -366,7 +366,8 @@ def apply(transforms: Transforms, columns: Columns, random: Generators) -> Colum
 class Mixup:
     """A transform that mixes each image and its label with those of a random other sample.
 
-    Images are the first column and labels the second one. Labels become float32 [N, num_classes].
+    Images are the first column and labels the second one. Labels become float32 [batch,
+    num_classes].
 
     Parameters
     ----------
@@ -427,7 +428,7 @@ class Mixup:
         Returns
         -------
         tuple
-            Images, and float32 labels [N, num_classes].
+            Images, and float32 labels [batch, num_classes].
         """
         count = len(self.source)
         images, labels = self._transformed(columns, random)

@@ -30,9 +30,10 @@ from .sampler import IndexArray, Sampler, Shard
 PROGRAM: Final = Path(__file__).with_name("worker.py")
 """The path of the program that a worker process runs."""
 MAX_PREFETCH: Final = 64
-"""The maximum prefetch_factor: batches that a worker may prepare in advance.
+"""The maximum prefetch_factor: the number of batches that a worker may prepare in advance.
 
-A socket holds about 270 messages before its sender waits.
+A batch is one message in the socket between worker and loader. The socket holds about 270 messages,
+so with at most 64 of them the sender never waits.
 """
 POLL_SECONDS: Final = 1.0
 """The interval in seconds at which a loader that waits for a worker checks if it has ended."""
@@ -364,7 +365,10 @@ class Worker:
             worker_link.close()
 
     def send(self, file: int) -> None:
-        """Send a message, given by the descriptor of its file. The caller closes the file."""
+        """Send a message, which is a file in memory, by sending its file descriptor.
+
+        The caller closes the file.
+        """
         try:
             messages.send(self.link, file)
         except ConnectionError:

@@ -19,7 +19,7 @@ IndexArray = NDArray[np.int64]
 
 
 def current_rank_and_size() -> tuple[int, int]:
-    """Return the rank and the size of the world, or the launcher's if it is not joined yet."""
+    """Return the rank and the size of the world. Before `ngd.init`, the launcher gives them."""
     from ..comm.world import rank, world_size  # not at the top: workers do not load the core
 
     return rank(), world_size()
@@ -60,8 +60,8 @@ class Sampler:
     """The order of the samples in batches, the shard of each rank, and the current position.
 
     A batch depends on the seed and the number of the batch, and not on the number of ranks. The
-    ranks get shards of nearly equal size. So any number of ranks takes the same steps, if the loss
-    of each rank is weighted by its number of samples.
+    ranks get shards of nearly equal size. If the loss of each rank is weighted by its number of
+    samples, the mean over the ranks is the mean over the batch, for any number of ranks.
 
     Iteration returns the rest of the epoch. A batch counts as done when it is returned. `state()`
     is the position after it, for a checkpoint.
@@ -98,7 +98,8 @@ class Sampler:
     steps : int
         The number of batches of an epoch, which is also `len(sampler)`.
     done : int
-        The number of batches that were returned, in all epochs. You may assign a new position.
+        The number of batches that were returned, in all epochs. If you assign a number, the next
+        iteration begins with the batch of this number.
 
     Raises
     ------
@@ -342,7 +343,7 @@ def _fixed_rank_and_size(
 ) -> tuple[int, int] | None:
     """Return the rank and the size that the arguments give: `rank` and `size`, or the mesh.
 
-    Return None if the arguments give none: then they are those of the world.
+    Return None if the arguments give neither: the rank and the size of the world are used then.
     """
     if mesh is not None:
         from ..comm import Mesh as MeshType

@@ -195,7 +195,7 @@ class Tokens:
         The number of tokens from the start of a window to the start of the next one. The default is
         `length`: the windows do not overlap.
     dtype : dtype, default uint16
-        The dtype of the file. It is not used for an array.
+        The dtype of the tokens in a file. If the source is an array, this argument has no effect.
 
     Raises
     ------

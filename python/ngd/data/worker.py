@@ -3,7 +3,8 @@
 
 The loader starts the worker as a new process. A fork would copy locks of OpenMP and of the C++ core
 that a thread holds, and no thread of the fork would release them. The worker does not load the
-core: its package `ngd` is empty, until a source or a transform uses a name of the package.
+core at its start: its module `ngd` is a placeholder. The first use of a name of the package, in a
+source or a transform, runs the code of the package.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any, Final
 
 PACKAGE: Final = Path(__file__).parents[1]
 CHECKS_PER_SECOND: Final = 4
-"""The number of checks per second if the loader's process still runs."""
+"""The number of times per second that a worker checks whether the loader's process still runs."""
 
 
 def watch(parent: int) -> None:
@@ -65,8 +66,9 @@ def install_empty_package() -> None:
 def import_main(name: str | None, file: str | None) -> None:
     """Import the user's program as module `__mp_main__`.
 
-    Pickles of the loader refer to definitions of the program. `name` is its module name, or `file`
-    its file.
+    Pickles of the loader refer to classes and functions of the program. `name` is its module name
+    if the program was started by `python -m`, and None otherwise. Without `name`, `file` is the
+    path of the program. If both are None, as in an interactive session, `__mp_main__` is empty.
     """
     main = types.ModuleType("__mp_main__")
     sys.modules["__main__"] = sys.modules["__mp_main__"] = main
@@ -94,7 +96,7 @@ def serve(link: socket.socket, main: tuple[str | None, str | None]) -> None:
     from ngd.data import messages
 
     class Unpickler(pickle.Unpickler):
-        """An unpickler that imports the user's program when a pickle names a definition of it."""
+        """An unpickler that imports the user's program for a class or function of the program."""
 
         def find_class(self, module: str, name: str) -> Any:
             if module == "__main__" and "__mp_main__" not in sys.modules:

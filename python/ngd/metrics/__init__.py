@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The metrics of a job for Prometheus: NGD_METRICS (docs/metrics.md).
 
-`counting` records the time of steps. `families` turns these records and the cost of collectives
-into metrics with names and labels. `serving` serves the metrics of all ranks of a host on one port.
-The last two modules are imported only if NGD_METRICS is set. Users call `count` and `address`. The
-other names are internal.
+`counting` records the time of compiled steps. `families` turns these records and the cost of
+collectives into metrics with names and labels. `serving` serves the metrics of all ranks of a host
+on one port. The last two modules are imported only if NGD_METRICS is set. Users call `count` and
+`address`. The other names are internal.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def count(*, examples: int = 0, steps: int = 0) -> None:
     examples : int, default 0
         The number of samples (images, sequences) that this rank has trained on since the last call.
     steps : int, default 0
-        The number of steps that ngd has not compiled, such as those of a framework over a bridge.
+        The number of training steps that ngd has not compiled, for example steps of PyTorch whose
+        gradients ngd reduces over the ranks.
 
     Raises
     ------

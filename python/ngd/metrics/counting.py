@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counters of a rank: the time of compiled steps, and the samples and steps that users count.
 
-A step costs a few additions. The counters are read only when Prometheus scrapes the rank.
+A run of a step costs a few additions. The counters are read only when Prometheus scrapes the rank.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ They are from 100 us to 50 s.
 class Tally:
     """The number of runs of a compiled step, and their time.
 
-    `add` needs no lock: its thread holds the variables of the step, or is the only thread that
-    calls the step.
+    `add` takes no lock. It is called right after a run, and two threads do not run a step on the
+    CPU at the same time: the second call raises BusyError.
 
     Parameters
     ----------

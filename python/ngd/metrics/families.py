@@ -51,7 +51,7 @@ class Total:
         """For each rank of the group, the number of calls at which this rank arrived last."""
 
     def add(self, row: CallStats) -> None:
-        """Add the cost in one group of this name."""
+        """Add the cost of the calls in one group. All groups of a Total have the same name."""
         self.calls += row.calls
         self.bytes += row.bytes
         self.seconds += row.seconds

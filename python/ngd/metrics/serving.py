@@ -41,7 +41,7 @@ logger = logging.getLogger("ngd")
 DEADLINE_SECONDS: Final = 2.0
 """The maximum time in seconds that a scrape waits for the other ranks of the host.
 
-It omits ranks that answer later.
+The result of the scrape omits ranks that answer later.
 """
 RETRY_SECONDS: Final = 5.0
 """The time between two attempts of the leader to bind a port that is in use, in seconds."""
@@ -97,7 +97,8 @@ class Rank:
     def begin(self) -> None:
         """Start the thread that serves or answers.
 
-        If this rank is the leader, it has tried to bind the port when this returns.
+        If this rank is the leader, the leader tries once to bind the port before this method
+        returns.
         """
         if isinstance(self.leader, Leader):
             self.leader.listen()
@@ -159,9 +160,10 @@ class Rank:
                 return generate_latest(Labelled(self.collector, labels))
 
     def end(self) -> None:
-        """Prevent further texts, because the C++ core is about to end and a text reads it.
+        """Prevent further reads of the metrics at the end of the process.
 
-        It takes the lock for texts and does not release it.
+        `text` reads the C++ core, which is about to end. This method takes the lock of `text` and
+        does not release it.
         """
         self.text_lock.acquire(timeout=DEADLINE_SECONDS)
 

@@ -14,13 +14,13 @@ from .parameter import Parameter
 
 
 class Activation(OpModule):
-    """The base class of activations. One function of ngd.ops computes each of them."""
+    """The base class of activations. Each subclass is computed by one function of ngd.ops."""
 
     def __init__(self) -> None:
         self.options = {}
 
     def forward(self, x: Node) -> Node:
-        """Return the function of x.
+        """Return the activation of x, element by element.
 
         Parameters
         ----------
@@ -213,7 +213,7 @@ class ELU(Activation):
     Parameters
     ----------
     alpha : float, default 1.0
-        The negative of the limit at minus infinity.
+        The activation tends to -alpha as x tends to minus infinity.
 
     Notes
     -----
@@ -474,7 +474,7 @@ class PReLU(Module):
         Parameters
         ----------
         x : Node
-            Floats of any shape, or [N, num_parameters, ...].
+            Floats of any shape, or [batch, num_parameters, ...].
 
         Returns
         -------
@@ -512,7 +512,8 @@ class Identity(Module):
 class Flatten(Module):
     """A module that joins the axes from start_dim to the last one into one axis.
 
-    Input: [batch, ...]. Output: [batch, n] for the default start_dim.
+    Input: [batch, ...]. Output: [batch, n] for the default start_dim, where n is the number of
+    elements of one sample.
 
     Parameters
     ----------
@@ -540,7 +541,7 @@ class Flatten(Module):
         Returns
         -------
         Node
-            [batch, n], the dtype of x.
+            The axes before start_dim and then the joined axis. The dtype of x.
         """
         leading = x.shape[: self.start_dim]
         return ops.reshape(x, (*leading, math.prod(x.shape[len(leading) :])))

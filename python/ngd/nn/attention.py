@@ -31,8 +31,8 @@ class MultiHeadAttention(Module):
     softmax(q @ k^T / sqrt(d)) @ v per head, with d = embed_dim / num_heads. See Vaswani et al.,
     2017 (arXiv:1706.03762), section 3.2.2.
 
-    Input: query [batch, L, embed_dim], key and value [batch, S, embed_dim].
-    Output: [batch, L, embed_dim].
+    Input: query [batch, length, embed_dim], key and value [batch, key_length, embed_dim].
+    Output: [batch, length, embed_dim].
 
     The variables have the names, shapes and first values of torch.nn.MultiheadAttention. They are
     `in_proj_weight`, `in_proj_bias`, `out_proj.weight` and `out_proj.bias`.
@@ -75,22 +75,22 @@ class MultiHeadAttention(Module):
         Parameters
         ----------
         query : Node
-            [batch, L, embed_dim].
+            [batch, length, embed_dim].
         key : Node, optional
-            [batch, S, embed_dim]. The default is the query.
+            [batch, key_length, embed_dim]. The default is the query.
         value : Node, optional
-            [batch, S, embed_dim]. The default is the key.
+            [batch, key_length, embed_dim]. The default is the key.
         mask : array_like, optional
-            Broadcasts to [batch, num_heads, L, S]. Bools are True at positions that take part.
-            Floats are added to q @ k^T / sqrt(d). Integers raise DTypeError: convert them by
-            `mask != 0`.
+            Broadcasts to [batch, num_heads, length, key_length]. Bools are True at positions that
+            take part. Floats are added to q @ k^T / sqrt(d). Integers raise DTypeError: convert
+            them by `mask != 0`.
         causal : bool, default False
             Position i of the query attends to positions up to i only.
 
         Returns
         -------
         Node
-            [batch, L, embed_dim].
+            [batch, length, embed_dim].
         """
         q, k, v = (self._split_heads(x) for x in self._project(query, key, value))
         heads = ops.transpose(ops.attention(q, k, v, mask, causal), (0, 2, 1, 3))
@@ -117,7 +117,10 @@ class MultiHeadAttention(Module):
         return [affine(x, w, b) for x, w, b in projections]
 
     def _split_heads(self, x: Node) -> Node:
-        """Reshape [batch, L, embed_dim] to [batch, num_heads, L, embed_dim / num_heads]."""
+        """Split the last axis of [batch, length, embed_dim] into heads.
+
+        The result is [batch, num_heads, length, embed_dim / num_heads].
+        """
         heads = ops.reshape(x, (*x.shape[:2], self.num_heads, self.embed_dim // self.num_heads))
         return ops.transpose(heads, (0, 2, 1, 3))
 

@@ -18,7 +18,8 @@ MOST_LETTERS: Final = 200
 def naming_errors(init: Any) -> Any:
     """Return a constructor like `init`, whose errors name the class and the arguments.
 
-    It replaces errors that a wrong argument raises in the body of `init`.
+    If a wrong argument makes the body of `init` raise an error that does not name the class, the
+    new constructor raises a TypeError or ValueError that names the class and shows the arguments.
     """
 
     @functools.wraps(init)

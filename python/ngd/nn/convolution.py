@@ -67,7 +67,7 @@ class Convolution(Module):
         self.bias = Parameter(out_channels, bias_initializer or default) if bias else None
 
     def check(self, x: Node) -> None:
-        """Raise a ShapeError if x is not [N, in_channels, spatial...]."""
+        """Raise a ShapeError if x is not [batch, in_channels, spatial...]."""
         expect_axes(self, x, self.axes, self.in_channels)
         expect_channels(self, x, self.in_channels, "in_channels")
 
@@ -77,12 +77,12 @@ class Convolution(Module):
         Parameters
         ----------
         x : Node
-            Floats [N, in_channels, spatial...].
+            Floats [batch, in_channels, spatial...].
 
         Returns
         -------
         Node
-            [N, out_channels, spatial...].
+            [batch, out_channels, spatial...].
         """
         self.check(x)
         return ops.conv(
@@ -112,7 +112,8 @@ class Conv1d(Convolution):
         The distance between windows.
     padding : int, sequence, or "same", default 0
         Zeros that are added at both ends of each axis. A pair (before, after) per axis pads the
-        ends differently. "same" gives ceil(n / stride) windows, for any stride.
+        ends differently. "same" gives ceil(n / stride) windows along an axis of n elements, for any
+        stride.
     dilation : int or sequence of ints, default 1
         The distance between elements of the kernel.
     groups : int, default 1
@@ -125,8 +126,8 @@ class Conv1d(Convolution):
 
     Notes
     -----
-    Input: [N, in_channels, L], floats. Output: [N, out_channels, L], where each axis has
-    floor((n + 2 * padding - dilation * (kernel_size - 1) - 1) / stride) + 1 elements.
+    Input: [batch, in_channels, length], floats. Output: [batch, out_channels, length_out], with
+    length_out = floor((length + 2 * padding - dilation * (kernel_size - 1) - 1) / stride) + 1.
 
     Variables: `weight` [out_channels, in_channels / groups, kernel...] and `bias` [out_channels].
 
@@ -156,7 +157,8 @@ class Conv2d(Convolution):
         The distance between windows.
     padding : int, sequence, or "same", default 0
         Zeros that are added at both ends of each axis. A pair (before, after) per axis pads the
-        ends differently. "same" gives ceil(n / stride) windows, for any stride.
+        ends differently. "same" gives ceil(n / stride) windows along an axis of n elements, for any
+        stride.
     dilation : int or sequence of ints, default 1
         The distance between elements of the kernel.
     groups : int, default 1
@@ -169,8 +171,9 @@ class Conv2d(Convolution):
 
     Notes
     -----
-    Input: [N, in_channels, H, W], floats. Output: [N, out_channels, H, W], where each axis has
-    floor((n + 2 * padding - dilation * (kernel_size - 1) - 1) / stride) + 1 elements.
+    Input: [batch, in_channels, height, width], floats. Output: [batch, out_channels, height_out,
+    width_out]. If height or width is n, the corresponding size of the output is
+    floor((n + 2 * padding - dilation * (kernel_size - 1) - 1) / stride) + 1.
 
     Variables: `weight` [out_channels, in_channels / groups, kernel...] and `bias` [out_channels].
 
@@ -200,7 +203,8 @@ class Conv3d(Convolution):
         The distance between windows.
     padding : int, sequence, or "same", default 0
         Zeros that are added at both ends of each axis. A pair (before, after) per axis pads the
-        ends differently. "same" gives ceil(n / stride) windows, for any stride.
+        ends differently. "same" gives ceil(n / stride) windows along an axis of n elements, for any
+        stride.
     dilation : int or sequence of ints, default 1
         The distance between elements of the kernel.
     groups : int, default 1
@@ -213,8 +217,9 @@ class Conv3d(Convolution):
 
     Notes
     -----
-    Input: [N, in_channels, D, H, W], floats. Output: [N, out_channels, D, H, W], where each axis
-    has floor((n + 2 * padding - dilation * (kernel_size - 1) - 1) / stride) + 1 elements.
+    Input: [batch, in_channels, depth, height, width], floats. Output: [batch, out_channels,
+    depth_out, height_out, width_out]. If depth, height or width is n, the corresponding size of the
+    output is floor((n + 2 * padding - dilation * (kernel_size - 1) - 1) / stride) + 1.
 
     Variables: `weight` [out_channels, in_channels / groups, kernel...] and `bias` [out_channels].
 
@@ -269,12 +274,12 @@ class TransposedConvolution(Convolution):
         Parameters
         ----------
         x : Node
-            Floats [N, in_channels, spatial...].
+            Floats [batch, in_channels, spatial...].
 
         Returns
         -------
         Node
-            [N, out_channels, spatial...].
+            [batch, out_channels, spatial...].
         """
         self.check(x)
         return ops.conv_transpose(
@@ -317,8 +322,9 @@ class ConvTranspose1d(TransposedConvolution):
 
     Notes
     -----
-    Input: [N, in_channels, L], floats. Output: [N, out_channels, L], where each axis has
-    (n - 1) * stride - 2 * padding + dilation * (kernel_size - 1) + output_padding + 1 elements.
+    Input: [batch, in_channels, length], floats. Output: [batch, out_channels, length_out], with
+    length_out = (length - 1) * stride - 2 * padding + dilation * (kernel_size - 1)
+    + output_padding + 1.
 
     Variables: `weight` [in_channels, out_channels / groups, kernel...] and `bias` [out_channels].
 
@@ -361,8 +367,9 @@ class ConvTranspose2d(TransposedConvolution):
 
     Notes
     -----
-    Input: [N, in_channels, H, W], floats. Output: [N, out_channels, H, W], where each axis has
-    (n - 1) * stride - 2 * padding + dilation * (kernel_size - 1) + output_padding + 1 elements.
+    Input: [batch, in_channels, height, width], floats. Output: [batch, out_channels, height_out,
+    width_out]. If height or width is n, the corresponding size of the output is
+    (n - 1) * stride - 2 * padding + dilation * (kernel_size - 1) + output_padding + 1.
 
     Variables: `weight` [in_channels, out_channels / groups, kernel...] and `bias` [out_channels].
 
@@ -405,8 +412,9 @@ class ConvTranspose3d(TransposedConvolution):
 
     Notes
     -----
-    Input: [N, in_channels, D, H, W], floats. Output: [N, out_channels, D, H, W], where each axis
-    has (n - 1) * stride - 2 * padding + dilation * (kernel_size - 1) + output_padding + 1 elements.
+    Input: [batch, in_channels, depth, height, width], floats. Output: [batch, out_channels,
+    depth_out, height_out, width_out]. If depth, height or width is n, the corresponding size of the
+    output is (n - 1) * stride - 2 * padding + dilation * (kernel_size - 1) + output_padding + 1.
 
     Variables: `weight` [in_channels, out_channels / groups, kernel...] and `bias` [out_channels].
 

@@ -41,9 +41,9 @@ def expect_last_axis(layer: object, x: Any, size: int, argument: str) -> None:
 
 
 def expect_last_axes(layer: object, x: Any, shape: tuple[int, ...]) -> None:
-    """Raise a ShapeError if the last axes of x do not have the given shape.
+    """Raise a ShapeError if the last axes of x do not have the shape `shape`.
 
-    This is the argument normalized_shape of the layer.
+    `shape` is the argument normalized_shape of the layer.
     """
     if x.shape[max(x.ndim - len(shape), 0) :] == shape:
         return
@@ -56,7 +56,7 @@ def expect_last_axes(layer: object, x: Any, shape: tuple[int, ...]) -> None:
 
 
 def expect_axes(layer: object, x: Any, axes: int, channels: int | str = "C") -> None:
-    """Raise a ShapeError if x is not [N, channels, spatial...] with `axes` spatial axes."""
+    """Raise a ShapeError if x is not [batch, channels, spatial...] with `axes` spatial axes."""
     if x.ndim != axes + 2:
         fix = "Reshape it, or use the layer for this number of axes."
         if x.ndim == axes + 1:
@@ -84,7 +84,7 @@ def expect_number_of_axes(layer: object, x: Any, numbers: Sequence[int]) -> None
 def expect_sequence(layer: object, x: Any, size: int, *, batch_first: bool) -> None:
     """Raise a ShapeError if x is not a batch of sequences of vectors of the given size.
 
-    It is [batch, length, size] with batch_first, else [length, batch, size].
+    x must be [batch, length, size] with batch_first, and [length, batch, size] otherwise.
     """
     form = f"[batch, length, {size}]" if batch_first else f"[length, batch, {size}]"
     if x.ndim != 3:

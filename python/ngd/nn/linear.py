@@ -248,7 +248,7 @@ class Dropout(Module):
 
 
 class ChannelDropout(Dropout):
-    """The base class of dropout of whole channels of [N, C, ...]."""
+    """The base class of dropout of whole channels of [batch, channels, ...]."""
 
     axes: ClassVar[int]
     """The number of spatial axes of the input: 1, 2 or 3."""
@@ -259,7 +259,7 @@ class ChannelDropout(Dropout):
         Parameters
         ----------
         x : Node
-            Floats [N, C, spatial...].
+            Floats [batch, channels, spatial...].
 
         Returns
         -------
@@ -281,7 +281,7 @@ class Dropout1d(ChannelDropout):
     In training each channel of a sample becomes zeros with probability p, and x / (1 - p)
     otherwise. In evaluation the output is the input.
 
-    Input: floats [N, C, L]. Output: the shape and dtype of the input.
+    Input: floats [batch, channels, length]. Output: the shape and dtype of the input.
 
     Parameters
     ----------
@@ -305,7 +305,7 @@ class Dropout1d(ChannelDropout):
 class Dropout2d(ChannelDropout):
     """A layer that sets random channels of images to zero in training. See `Dropout1d`.
 
-    Input: floats [N, C, H, W]. Output: the shape and dtype of the input.
+    Input: floats [batch, channels, height, width]. Output: the shape and dtype of the input.
 
     Parameters
     ----------
@@ -325,7 +325,7 @@ class Dropout2d(ChannelDropout):
 class Dropout3d(ChannelDropout):
     """A layer that sets random channels of volumes to zero in training. See `Dropout1d`.
 
-    Input: floats [N, C, D, H, W]. Output: the shape and dtype of the input.
+    Input: floats [batch, channels, depth, height, width]. Output: the shape and dtype of the input.
 
     Parameters
     ----------
@@ -345,8 +345,8 @@ class Dropout3d(ChannelDropout):
 class EmbeddingBag(Module):
     """The mean or the sum of the rows of a table that each bag of indices selects.
 
-    Input: integers [bags, n], or [n] with offsets. Output: [bags, embedding_dim], in the dtype of
-    the table.
+    Input: integers [bags, n] for bags of n indices each, or [n] with offsets for n indices of all
+    bags together. Output: [bags, embedding_dim], in the dtype of the table.
 
     Parameters
     ----------
@@ -396,11 +396,12 @@ class EmbeddingBag(Module):
         Parameters
         ----------
         numbers : Node
-            Integers [bags, n], or [n] with offsets, each in [0, num_embeddings).
+            The indices, each in [0, num_embeddings): integers [bags, n] for bags of n indices each,
+            or [n] with offsets for n indices of all bags together.
         offsets : array_like, optional
             [bags]: the position in `numbers` at which each bag starts, in ascending order from 0.
         per_sample_weights : array_like, optional
-            A factor of each row, of the shape of `numbers`. It needs the mode "sum".
+            A factor of each row, of the shape of `numbers`, only with mode "sum".
 
         Returns
         -------

@@ -12,7 +12,7 @@ from .module import Module
 
 
 class Loss(Module):
-    """The base class of losses. A function of ngd.ops computes each loss from it and `options`."""
+    """The base class of losses. A subclass calls one function of ngd.ops with `options`."""
 
     options: dict[str, Any]
     """The keyword arguments that the function of ngd.ops gets."""
@@ -26,13 +26,14 @@ class Loss(Module):
 class CrossEntropyLoss(Loss):
     """The cross entropy of logits and classes; see ops.cross_entropy.
 
-    Input: logits [N, C, ...], and labels [N, ...] or probabilities of the logits' shape.
-    Output: a scalar, or [N, ...] with `reduction="none"`.
+    Input: logits [batch, classes, ...], and labels [batch, ...] or probabilities of the logits'
+    shape.
+    Output: a scalar, or [batch, ...] with `reduction="none"`.
 
     Parameters
     ----------
     weight : array_like, optional
-        [C]: the factor of each class.
+        [classes]: the factor of each class.
     ignore_index : int, default -100
         A label that is left out of the loss.
     label_smoothing : float, default 0
@@ -73,10 +74,10 @@ class CrossEntropyLoss(Loss):
         Parameters
         ----------
         logits : Node
-            [C], [N, C] or [N, C, d1, ...].
+            [classes], [batch, classes] or [batch, classes, d1, ...].
         labels : array_like
-            Integers in [0, C), of the shape of the logits without C. Or floats of the shape of the
-            logits: the probabilities of the classes.
+            Integers in [0, classes), of the shape of the logits without the axis of classes. Or
+            floats of the shape of the logits: the probabilities of the classes.
 
         Returns
         -------
@@ -89,13 +90,13 @@ class CrossEntropyLoss(Loss):
 class NLLLoss(Loss):
     """The negative log-likelihood of log-probabilities; see ops.nll_loss.
 
-    Input: log-probabilities [N, C, ...] and labels [N, ...].
-    Output: a scalar, or [N, ...] with `reduction="none"`.
+    Input: log-probabilities [batch, classes, ...] and labels [batch, ...].
+    Output: a scalar, or [batch, ...] with `reduction="none"`.
 
     Parameters
     ----------
     weight : array_like, optional
-        [C]: the factor of each class.
+        [classes]: the factor of each class.
     ignore_index : int, default -100
         A label that is left out of the loss.
     reduction : str, default "mean"
@@ -125,9 +126,9 @@ class NLLLoss(Loss):
         Parameters
         ----------
         log_probabilities : Node
-            [C], [N, C] or [N, C, d1, ...], the result of ops.log_softmax.
+            [classes], [batch, classes] or [batch, classes, d1, ...], the result of ops.log_softmax.
         labels : array_like
-            Integers in [0, C), of that shape without C.
+            Integers in [0, classes), of that shape without the axis of classes.
 
         Returns
         -------
@@ -366,8 +367,9 @@ class BCEWithLogitsLoss(PairLoss):
 class CTCLoss(Loss):
     """The CTC loss of log-probabilities; see ops.ctc_loss.
 
-    Input: log-probabilities [T, N, C], targets [N, S], and the lengths of both, each [N].
-    Output: a scalar, or [N] with `reduction="none"`.
+    Input: log-probabilities [time, batch, classes], targets [batch, max_labels], and the lengths
+    of both, each [batch].
+    Output: a scalar, or [batch] with `reduction="none"`.
 
     Parameters
     ----------
@@ -402,18 +404,19 @@ class CTCLoss(Loss):
         Parameters
         ----------
         log_probabilities : Node
-            [T, N, C]: the result of ops.log_softmax for T steps of N sequences.
+            [time, batch, classes]: the result of ops.log_softmax for a batch of sequences.
         targets : array_like
-            [N, S]: labels in [0, C). Labels after the end of a target are not read.
+            [batch, max_labels]: labels in [0, classes). Labels after the end of a target are not
+            read.
         input_lengths : array_like
-            [N]: the number of steps of each sequence.
+            [batch]: the number of time steps of each sequence.
         target_lengths : array_like
-            [N]: the number of labels of each target.
+            [batch]: the number of labels of each target.
 
         Returns
         -------
         Node
-            A scalar, or [N] with `reduction="none"`.
+            A scalar, or [batch] with `reduction="none"`.
         """
         return ops.ctc_loss(
             log_probabilities, targets, input_lengths, target_lengths, **self.options
@@ -425,8 +428,8 @@ class TripletMarginLoss(Loss):
 
     See ops.triplet_margin_loss. d is the distance between two vectors.
 
-    Input: an anchor, a positive and a negative example, each [N, D]. Output: a scalar, or [N] with
-    `reduction="none"`.
+    Input: an anchor, a positive and a negative example, each [batch, features]. Output: a scalar,
+    or [batch] with `reduction="none"`.
 
     Parameters
     ----------
@@ -476,7 +479,7 @@ class TripletMarginLoss(Loss):
         Parameters
         ----------
         anchor : Node
-            Floats [N, D], or [D].
+            Floats [batch, features], or [features].
         positive : array_like
             Examples of the class of the anchor, of the same shape.
         negative : array_like

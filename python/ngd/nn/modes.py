@@ -29,9 +29,10 @@ With per_rank, the rank times this number is added to the user's seed, so no two
 seed.
 """
 DRAWS: Final = 2**40
-"""The distance between the offsets of two successive draws of one step.
+"""The distance between the offsets of two successive random draws in a step.
 
-The step count is added to the offset, so it must be less than this number.
+The offset of draw i of a step is i * DRAWS plus the number of steps so far. So the offsets of two
+draws differ as long as the number of steps is less than DRAWS.
 """
 MAX_DRAWS: Final = 2**63 // DRAWS
 """The maximum number of draws per step. With more draws, offsets would exceed int64."""
@@ -50,7 +51,7 @@ class Random:
     group : Group, optional
         The ranks that draw different numbers. The default is the group of the compiled step.
     name : str, default "random"
-        The prefix of the counter's name. Two sources in one step need two names.
+        The prefix of the counter's name. Two sources in one compiled step need two names.
 
     Attributes
     ----------
@@ -61,10 +62,10 @@ class Random:
 
     Notes
     -----
-    A draw is a function of the seed, the number of the draw in its step, the number of steps, and
-    the rank. The generator is Philox, see `ops.random_uniform`. Each iteration of `ops.scan` is a
-    draw of its own. A training that resumes from a checkpoint draws the numbers that an
-    uninterrupted training would draw.
+    A draw is a function of the seed, the rank, the number of steps so far, and the number of the
+    draw in its step. The generator is Philox, see `ops.random_uniform`. Each iteration of
+    `ops.scan` is a draw of its own. A training that resumes from a checkpoint draws the numbers
+    that an uninterrupted training would draw.
 
     Examples
     --------
@@ -90,8 +91,9 @@ class Random:
 class Updates(dict[Variable, Node]):
     """The next values of buffers and counters, for ngd.compile: a node by variable.
 
-    The call of a module marks its results with the updates that were set in the call (`expect`).
-    ngd.compile then warns if a step computes the results without these updates.
+    When the call of a module has set updates, the module calls `expect`, which records these
+    updates on the nodes that the call returns. ngd.compile warns if a step computes such a node
+    and does not have the updates.
     """
 
     def __init__(self, changes: bool) -> None:
@@ -177,7 +179,7 @@ class Training:
         Parameters
         ----------
         who : str
-            The caller, such as "nn.Dropout", for messages.
+            The name of the caller, such as "nn.Dropout", for error messages.
 
         Returns
         -------
@@ -239,7 +241,7 @@ def training(random: Random | None = None, *, updates: bool = True) -> Iterator[
     ----------
     random : Random, optional
         The source of random numbers. It is needed if a module draws random numbers. Several steps
-        may share one source, and the calls of all of them count.
+        may share one source. Each call of any of these steps then adds 1 to its counter.
     updates : bool, default True
         If False, `state.updates` stays empty. A step then draws the same numbers in each call, for
         example to compare losses with one dropout mask.

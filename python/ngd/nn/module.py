@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules: functions of nodes that have variables and contain other modules.
+"""Modules: objects that compute nodes from nodes. They have variables and contain other modules.
 
-A module declares its variables in its constructor. It makes a variable when the variable is first
-used, because the path of the module in the model is known then. This path and the name of the
-attribute are the name of the variable. The first value depends only on a seed and on this name, so
-it is equal on all ranks.
+A module declares its variables in its constructor. A variable is made when it is first used,
+because only then the path of the module in the model is known. The name of the variable is this
+path and the name of the attribute. The first value of the variable depends only on a seed and on
+the name, so the first value is equal on all ranks.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ INSTEAD: Final = {
 REGISTERS: Final = ("_parameters", "_modules", "_parent")
 """The names of the attributes in which a module stores its structure.
 
-They are its declarations, its submodules, and its parent with the attribute that it has there.
+They have the declarations of its variables, its submodules, and its parent together with the name
+of the parent's attribute that has this module.
 """
 
 
@@ -90,9 +91,11 @@ class Module:
     _modules: dict[str, Module]
     _parent: tuple[Module, str] | None
     _scope: Scope
-    """The scope of the names of this model's variables.
+    """The identity and the name of this module as a model, for the names of its variables.
 
-    It is used if this module is not a part of another module.
+    Each variable stores the scope of its outermost module. If a step has two models, their
+    variables may have equal names, and the scopes distinguish them. The scope of a submodule is not
+    used.
     """
 
     def __init_subclass__(cls) -> None:
@@ -285,7 +288,7 @@ class Module:
     def _layer(self, title: str) -> str:
         """Return the text for this module in errors and profiles, such as "enc.2: Linear(17, 8)".
 
-        It is the path and the title, or the title only if the path is empty.
+        The text is the path of the module and `title`, or only `title` if the path is empty.
         """
         return f"{self.path}: {title}" if self.path else title
 
@@ -329,9 +332,9 @@ class Module:
         return declaration
 
     def declared(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
-        """Yield all declarations with their dotted names, in PyTorch's order.
+        """Yield the declarations of all variables with dotted names, in PyTorch's order.
 
-        A shared declaration is yielded once per name.
+        A declaration is an nn.Parameter or nn.Buffer. A shared one is yielded once per name.
 
         Parameters
         ----------
@@ -343,7 +346,7 @@ class Module:
         yield from self._walk(prefix)
 
     def _walk(self, prefix: str) -> Iterator[tuple[str, Parameter]]:
-        """Yield all declarations as `declared` does, but do not check plain containers."""
+        """Yield the same as `declared`, without its check of lists and dicts for hidden modules."""
         for trained in (True, False):
             for key, parameter in self._parameters.items():
                 if parameter.trained is trained:

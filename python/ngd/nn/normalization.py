@@ -41,8 +41,8 @@ class LayerNorm(Module):
 
     Notes
     -----
-    (x - mean) / sqrt(variance + eps) * weight + bias, with the variance divided by n. See Ba, Kiros
-    and Hinton, 2016 (arXiv:1607.06450), equation 4.
+    (x - mean) / sqrt(variance + eps) * weight + bias. The variance is the mean of (x - mean)^2. See
+    Ba, Kiros and Hinton, 2016 (arXiv:1607.06450), equation 4.
 
     Input: floats [..., *normalized_shape]. Output: the shape and dtype of the input.
 
@@ -172,7 +172,7 @@ class GroupNorm(Module):
     group, over the channels of the group and all spatial positions. See Wu and He, 2018
     (arXiv:1803.08494), section 3.1.
 
-    Input: floats [N, num_channels, ...]. Output: the shape and dtype of the input.
+    Input: floats [batch, num_channels, ...]. Output: the shape and dtype of the input.
 
     Variables: `weight` and `bias`, both [num_channels].
 
@@ -205,7 +205,7 @@ class GroupNorm(Module):
         Parameters
         ----------
         x : Node
-            Floats [N, num_channels, ...].
+            Floats [batch, num_channels, ...].
 
         Returns
         -------
@@ -251,7 +251,7 @@ class BatchNorm(Module):
     `Training.updates`. The running variance averages the unbiased variance, which is n / (n - 1)
     times the variance of the n elements of a channel.
 
-    Input: floats [N, num_features, ...]. Output: the shape and dtype of the input.
+    Input: floats [batch, num_features, ...]. Output: the shape and dtype of the input.
 
     Variables: `weight` and `bias`; buffers `running_mean` and `running_var`, all [num_features];
     and the buffer `num_batches_tracked`, an int64 scalar.
@@ -270,7 +270,7 @@ class BatchNorm(Module):
     """
 
     axes: tuple[int, ...] | None = None
-    """The numbers of axes that the input may have, or None for two or more axes."""
+    """The allowed values of `x.ndim` for an input x. None allows every x.ndim >= 2."""
 
     weight: Any
     bias: Any
@@ -306,7 +306,7 @@ class BatchNorm(Module):
         Parameters
         ----------
         x : Node
-            Floats [N, num_features, ...].
+            Floats [batch, num_features, ...].
 
         Returns
         -------
@@ -332,7 +332,10 @@ class BatchNorm(Module):
         return y
 
     def _over_ranks(self, x: Node) -> tuple[Node, Node, Node, Node]:
-        """Return the result, and the mean, variance and element count per channel over all ranks.
+        """Normalize x with statistics over all ranks; return (y, mean, variance, count).
+
+        y is x normalized. mean and variance have a number per channel, over the elements of all
+        ranks. count is the number of elements of a channel on all ranks.
 
         This needs two small all-reduces: one of sums and counts, and one of the sums of squared
         distances from the mean. A second pass over x loses less precision than a sum of squares. A
@@ -352,7 +355,11 @@ class BatchNorm(Module):
         return y, mean, variance, count
 
     def _track(self, state: Training, mean: Node, variance: Node) -> None:
-        """Set the next values of running_mean, running_var and num_batches_tracked."""
+        """Set the next values of running_mean, running_var and num_batches_tracked.
+
+        They are stored in `state.updates`. A call of the compiled step assigns them to the buffers
+        if `state.updates` was given to ngd.compile.
+        """
         batches = state.now(self.num_batches_tracked) + 1
         state.updates[self.num_batches_tracked] = batches
         for running, new in ((self.running_mean, mean), (self.running_var, variance)):
@@ -369,12 +376,12 @@ class BatchNorm(Module):
 
 
 class BatchNorm1d(BatchNorm):
-    """Batch normalization of [N, C] or [N, C, L].
+    """Batch normalization of [batch, channels] or [batch, channels, length].
 
     Parameters
     ----------
     num_features : int
-        The number of channels C.
+        The number of channels.
     eps, momentum, affine, track_running_stats, synchronized, group
         See `BatchNorm`.
 
@@ -390,12 +397,12 @@ class BatchNorm1d(BatchNorm):
 
 
 class BatchNorm2d(BatchNorm):
-    """Batch normalization of [N, C, H, W].
+    """Batch normalization of [batch, channels, height, width].
 
     Parameters
     ----------
     num_features : int
-        The number of channels C.
+        The number of channels.
     eps, momentum, affine, track_running_stats, synchronized, group
         See `BatchNorm`.
 
@@ -413,12 +420,12 @@ class BatchNorm2d(BatchNorm):
 
 
 class BatchNorm3d(BatchNorm):
-    """Batch normalization of [N, C, D, H, W].
+    """Batch normalization of [batch, channels, depth, height, width].
 
     Parameters
     ----------
     num_features : int
-        The number of channels C.
+        The number of channels.
     eps, momentum, affine, track_running_stats, synchronized, group
         See `BatchNorm`.
 
@@ -436,12 +443,12 @@ class BatchNorm3d(BatchNorm):
 class InstanceNorm(Module):
     """Normalization of each channel of each sample, for one or more spatial axes.
 
-    Input: floats [N, C, ...]. Output: the shape and dtype of the input.
+    Input: floats [batch, channels, ...]. Output: the shape and dtype of the input.
 
     Parameters
     ----------
     num_features : int
-        The number of channels, C.
+        The number of channels.
     eps : float, default 1e-5
         Added to the variance.
     affine : bool, default False
@@ -463,7 +470,7 @@ class InstanceNorm(Module):
     """
 
     axes: tuple[int, ...] | None = None
-    """The numbers of axes that the input may have, or None for three or more axes."""
+    """The allowed values of `x.ndim` for an input x. None allows every x.ndim >= 3."""
 
     weight: Any
     bias: Any
@@ -479,7 +486,7 @@ class InstanceNorm(Module):
         Parameters
         ----------
         x : Node
-            Floats [N, num_features, spatial...].
+            Floats [batch, num_features, spatial...].
 
         Returns
         -------
@@ -501,7 +508,7 @@ class InstanceNorm(Module):
 class InstanceNorm1d(InstanceNorm):
     """Normalization of each channel of each sample of sequences.
 
-    Input: floats [N, C, L]. Output: the shape and dtype of the input.
+    Input: floats [batch, channels, length]. Output: the shape and dtype of the input.
 
     Parameters
     ----------
@@ -521,7 +528,7 @@ class InstanceNorm1d(InstanceNorm):
 class InstanceNorm2d(InstanceNorm):
     """Normalization of each channel of each sample of images.
 
-    Input: floats [N, C, H, W]. Output: the shape and dtype of the input.
+    Input: floats [batch, channels, height, width]. Output: the shape and dtype of the input.
 
     Parameters
     ----------
@@ -541,7 +548,7 @@ class InstanceNorm2d(InstanceNorm):
 class InstanceNorm3d(InstanceNorm):
     """Normalization of each channel of each sample of volumes.
 
-    Input: floats [N, C, D, H, W]. Output: the shape and dtype of the input.
+    Input: floats [batch, channels, depth, height, width]. Output: the shape and dtype of the input.
 
     Parameters
     ----------

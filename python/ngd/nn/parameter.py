@@ -31,7 +31,10 @@ class Owner(Protocol):
         """The dotted path of the module from the outermost module."""
 
     def _layer(self, title: str) -> str:
-        """Return the text for the module in errors, from its path and a title."""
+        """Return the text for the module in errors: its path and `title`, "enc.2: Linear".
+
+        `title` is the name of the class, or the class with its arguments.
+        """
 
     def _outermost(self) -> Owner:
         """Return the model that the module is a part of."""
@@ -55,7 +58,7 @@ class Parameter:
     Notes
     -----
     A Parameter may be an attribute of several modules, which then share the variable. The name of
-    the variable comes from the first module.
+    the variable is the path of the attribute to which the Parameter was assigned first.
 
     Examples
     --------
@@ -84,9 +87,9 @@ class Parameter:
         self._owner: tuple[Owner, str] | None = None
         self._variable: Variable | None = None
         self._copied: Any = None
-        """The first value of the variable, for example the value of the original of a copy.
+        """The first value of the variable, or None if the initializer makes the first value.
 
-        None means that the initializer makes the first value.
+        In a copied or unpickled Parameter, it is the value that the original variable had.
         """
 
     @property
@@ -172,7 +175,8 @@ class Parameter:
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for a copy or pickle: the value of the variable, but not its module.
 
-        The module that has the copy sets itself by `place`.
+        When a module is copied or unpickled, it registers itself with its copied parameters by
+        `register`.
         """
         state = {**self.__dict__, "_owner": None, "_variable": None}
         if self._variable is not None:

@@ -235,9 +235,10 @@ class WeightNorm(Module):
         return weight
 
     def weight(self) -> Parameter:
-        """Return the declaration of the weight before weight normalization.
+        """Return the declaration of the direction, `original1`.
 
-        It has the weight's shape, dtype and first value.
+        It declared the weight before nn.weight_norm was called. So its shape, dtype and initializer
+        are those of the weight, and nn.remove_parametrizations uses them for the plain parameter.
         """
         return self._parameters["original1"]
 
@@ -295,7 +296,8 @@ class SpectralNorm(Module):
     def forward(self) -> Node:
         """Return the weight divided by the estimate of its largest singular value.
 
-        In training, also set the next values of the singular vectors.
+        In training, also store the next values of the singular vectors in `Training.updates`. A
+        step that has these updates assigns the values.
         """
         weight = self.original
         if weight.ndim == 1:
@@ -309,9 +311,9 @@ class SpectralNorm(Module):
         return divided
 
     def weight(self) -> Parameter:
-        """Return the declaration of the weight before the division.
+        """Return the declaration of the weight before the division, `original`.
 
-        It has the weight's shape, dtype and first value.
+        nn.remove_parametrizations uses its shape, dtype and initializer for the plain parameter.
         """
         return self._parameters["original"]
 
@@ -341,7 +343,9 @@ class SingularVectors(Module):
         self._u, self._v = (SingularVector(weight, eps, dim, side) for side in (0, 1))
 
     def forward(self, matrix: Node, iterations: int) -> tuple[Node, Node]:
-        """Return u and v. In training, improve them by power iterations, and set the next values.
+        """Return u and v. In training, improve u and v by power iterations.
+
+        In training, the results are also the next values of u and v in `Training.updates`.
 
         Parameters
         ----------
@@ -384,9 +388,9 @@ class SingularVector(Buffer):
             self._copied = self.estimate(weight.variable.numpy(), seed=0)
 
     def estimate(self, value: Any, seed: int) -> Any:
-        """Return an estimate of the singular vector of a weight with this value.
+        """Return an estimate of the singular vector of a weight whose value is `value`.
 
-        Power iterations compute it from a random vector, which depends on the seed only.
+        Power iterations compute the estimate from a random vector, which depends on the seed only.
         """
         rows = self.weight.shape[self.dim]
         matrix = np.moveaxis(np.asarray(value, np.float64), self.dim, 0).reshape(rows, -1)
@@ -400,7 +404,7 @@ class SingularVector(Buffer):
         return (u, v)[self.side]
 
     def draw(self, seed: int) -> Any:
-        """Return the first value for a seed: an estimate for the first value of the weight."""
+        """Return the estimate of the singular vector of the weight's first value for a seed."""
         return self.estimate(self.weight.draw(seed), seed).astype(self.dtype)
 
 
@@ -437,7 +441,11 @@ def declared_weight(where: str, module: Any, name: Any) -> Parameter:
 
 
 def expect_axis(where: str, dim: int, weight: Parameter, least: int) -> None:
-    """Raise ValueError unless dim is an axis of the weight, or a number in [least, 0)."""
+    """Raise ValueError unless least <= dim < number of axes of the weight.
+
+    `least` is 0 if negative numbers are not allowed. It is minus the number of axes if negative
+    numbers count axes from the end.
+    """
     if not least <= dim < len(weight.shape):
         raise ValueError(
             f"{where}: expected a dim in [{least}, {len(weight.shape)}) for a weight of shape "

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Search of modules and variables in plain containers, such as a list in an attribute.
+"""Search for modules and variables in plain containers, such as a list in an attribute.
 
-A module does not register what such a container has, so a module refuses it.
+A module registers only modules and declarations that are attributes themselves. It raises TypeError
+for a plain container with modules or variables that are not registered elsewhere.
 """
 
 from __future__ import annotations
@@ -46,8 +47,9 @@ def find_in(key: str, container: Any, kinds: tuple[type, ...]) -> Iterator[Conta
 def plain_container_error(owner: str, item: ContainedValue, module: str | None) -> TypeError:
     """Return the error for a module or variable in a plain container.
 
-    `owner` is the class of the module that has the container. `module` is the title of the value if
-    it is a module, and None otherwise.
+    `owner` is the name of the class of the module that has the container. If the value in the
+    container is a module, `module` is its class with arguments, such as "Linear(3, 4, bias=True)".
+    Otherwise `module` is None.
     """
     key = item.path.partition("[")[0]
     kind = item.container.__name__

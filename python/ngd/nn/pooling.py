@@ -26,12 +26,12 @@ class Pool(OpModule):
         Parameters
         ----------
         x : Node
-            [N, C, spatial...].
+            [batch, channels, spatial...].
 
         Returns
         -------
         Node
-            [N, C, spatial...], the dtype of x.
+            [batch, channels, spatial...], the dtype of x.
         """
         expect_axes(self, x, self.axes)
         return super().forward(x)
@@ -109,7 +109,8 @@ class MaxPool1d(MaxPool):
     stride : int or sequence of ints, optional
         The distance between windows. The default is kernel_size.
     padding : int or sequence, default 0
-        The number of elements that are added at both ends of each axis. They are never the maximum.
+        The number of elements added at both ends of each axis. An added element is never the
+        maximum.
     dilation : int or sequence of ints, default 1
         The distance between elements of a window.
     ceil_mode : bool, default False
@@ -117,8 +118,8 @@ class MaxPool1d(MaxPool):
 
     Notes
     -----
-    Input: [N, C, L]. Output: [N, C, L], where each axis has
-    floor((n + 2 * padding - dilation * (kernel_size - 1) - 1) / stride) + 1 elements.
+    Input: [batch, channels, length]. Output: [batch, channels, length_out], with
+    length_out = floor((length + 2 * padding - dilation * (kernel_size - 1) - 1) / stride) + 1.
 
     Examples
     --------
@@ -140,7 +141,8 @@ class MaxPool2d(MaxPool):
     stride : int or sequence of ints, optional
         The distance between windows. The default is kernel_size.
     padding : int or sequence, default 0
-        The number of elements that are added at both ends of each axis. They are never the maximum.
+        The number of elements added at both ends of each axis. An added element is never the
+        maximum.
     dilation : int or sequence of ints, default 1
         The distance between elements of a window.
     ceil_mode : bool, default False
@@ -148,8 +150,9 @@ class MaxPool2d(MaxPool):
 
     Notes
     -----
-    Input: [N, C, H, W]. Output: [N, C, H, W], where each axis has
-    floor((n + 2 * padding - dilation * (kernel_size - 1) - 1) / stride) + 1 elements.
+    Input: [batch, channels, height, width]. Output: [batch, channels, height_out, width_out]. If
+    height or width is n, the corresponding size of the output is
+    floor((n + 2 * padding - dilation * (kernel_size - 1) - 1) / stride) + 1.
 
     Examples
     --------
@@ -171,7 +174,8 @@ class MaxPool3d(MaxPool):
     stride : int or sequence of ints, optional
         The distance between windows. The default is kernel_size.
     padding : int or sequence, default 0
-        The number of elements that are added at both ends of each axis. They are never the maximum.
+        The number of elements added at both ends of each axis. An added element is never the
+        maximum.
     dilation : int or sequence of ints, default 1
         The distance between elements of a window.
     ceil_mode : bool, default False
@@ -179,8 +183,9 @@ class MaxPool3d(MaxPool):
 
     Notes
     -----
-    Input: [N, C, D, H, W]. Output: [N, C, D, H, W], where each axis has
-    floor((n + 2 * padding - dilation * (kernel_size - 1) - 1) / stride) + 1 elements.
+    Input: [batch, channels, depth, height, width]. Output: [batch, channels, depth_out, height_out,
+    width_out]. If depth, height or width is n, the corresponding size of the output is
+    floor((n + 2 * padding - dilation * (kernel_size - 1) - 1) / stride) + 1.
 
     Examples
     --------
@@ -210,8 +215,8 @@ class AvgPool1d(AvgPool):
 
     Notes
     -----
-    Input: [N, C, L]. Output: [N, C, L], where each axis has
-    floor((n + 2 * padding - kernel_size) / stride) + 1 elements.
+    Input: [batch, channels, length]. Output: [batch, channels, length_out], with
+    length_out = floor((length + 2 * padding - kernel_size) / stride) + 1.
 
     Examples
     --------
@@ -241,8 +246,9 @@ class AvgPool2d(AvgPool):
 
     Notes
     -----
-    Input: [N, C, H, W]. Output: [N, C, H, W], where each axis has
-    floor((n + 2 * padding - kernel_size) / stride) + 1 elements.
+    Input: [batch, channels, height, width]. Output: [batch, channels, height_out, width_out]. If
+    height or width is n, the corresponding size of the output is
+    floor((n + 2 * padding - kernel_size) / stride) + 1.
 
     Examples
     --------
@@ -272,8 +278,9 @@ class AvgPool3d(AvgPool):
 
     Notes
     -----
-    Input: [N, C, D, H, W]. Output: [N, C, D, H, W], where each axis has
-    floor((n + 2 * padding - kernel_size) / stride) + 1 elements.
+    Input: [batch, channels, depth, height, width]. Output: [batch, channels, depth_out, height_out,
+    width_out]. If depth, height or width is n, the corresponding size of the output is
+    floor((n + 2 * padding - kernel_size) / stride) + 1.
 
     Examples
     --------
@@ -295,8 +302,9 @@ class AdaptiveAvgPool1d(AdaptiveAvgPool):
 
     Notes
     -----
-    Input: [N, C, L]. Output: [N, C, output_size...]. Window i of `count` windows over n elements
-    is [floor(i * n / count), ceil((i + 1) * n / count)).
+    Input: [batch, channels, length]. Output: [batch, channels, output_size...]. Along an axis of n
+    elements with output size m, window i has the elements from floor(i * n / m) to
+    ceil((i + 1) * n / m) - 1.
 
     Examples
     --------
@@ -318,8 +326,9 @@ class AdaptiveAvgPool2d(AdaptiveAvgPool):
 
     Notes
     -----
-    Input: [N, C, H, W]. Output: [N, C, output_size...]. Window i of `count` windows over n elements
-    is [floor(i * n / count), ceil((i + 1) * n / count)).
+    Input: [batch, channels, height, width]. Output: [batch, channels, output_size...]. Along an
+    axis of n elements with output size m, window i has the elements from floor(i * n / m) to
+    ceil((i + 1) * n / m) - 1.
 
     Examples
     --------
@@ -341,8 +350,9 @@ class AdaptiveAvgPool3d(AdaptiveAvgPool):
 
     Notes
     -----
-    Input: [N, C, D, H, W]. Output: [N, C, output_size...]. Window i of `count` windows over n
-    elements is [floor(i * n / count), ceil((i + 1) * n / count)).
+    Input: [batch, channels, depth, height, width]. Output: [batch, channels, output_size...]. Along
+    an axis of n elements with output size m, window i has the elements from floor(i * n / m) to
+    ceil((i + 1) * n / m) - 1.
 
     Examples
     --------
@@ -364,8 +374,9 @@ class AdaptiveMaxPool1d(AdaptiveMaxPool):
 
     Notes
     -----
-    Input: [N, C, L]. Output: [N, C, output_size...]. Window i of `count` windows over n elements
-    is [floor(i * n / count), ceil((i + 1) * n / count)).
+    Input: [batch, channels, length]. Output: [batch, channels, output_size...]. Along an axis of n
+    elements with output size m, window i has the elements from floor(i * n / m) to
+    ceil((i + 1) * n / m) - 1.
 
     Examples
     --------
@@ -387,8 +398,9 @@ class AdaptiveMaxPool2d(AdaptiveMaxPool):
 
     Notes
     -----
-    Input: [N, C, H, W]. Output: [N, C, output_size...]. Window i of `count` windows over n elements
-    is [floor(i * n / count), ceil((i + 1) * n / count)).
+    Input: [batch, channels, height, width]. Output: [batch, channels, output_size...]. Along an
+    axis of n elements with output size m, window i has the elements from floor(i * n / m) to
+    ceil((i + 1) * n / m) - 1.
 
     Examples
     --------
@@ -410,8 +422,9 @@ class AdaptiveMaxPool3d(AdaptiveMaxPool):
 
     Notes
     -----
-    Input: [N, C, D, H, W]. Output: [N, C, output_size...]. Window i of `count` windows over n
-    elements is [floor(i * n / count), ceil((i + 1) * n / count)).
+    Input: [batch, channels, depth, height, width]. Output: [batch, channels, output_size...]. Along
+    an axis of n elements with output size m, window i has the elements from floor(i * n / m) to
+    ceil((i + 1) * n / m) - 1.
 
     Examples
     --------

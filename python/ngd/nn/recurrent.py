@@ -123,8 +123,9 @@ class LSTM(Recurrent):
     With the gates i, f and o and the candidate g, c <- f * c + i * g and h <- o * tanh(c). See
     Hochreiter and Schmidhuber, 1997 (Neural Computation 9).
 
-    Input: [L, batch, input_size], or [batch, L, input_size] with batch_first. Output: the same with
-    directions * hidden_size on the last axis. `directions` is 2 if bidirectional, and 1 otherwise.
+    Input: [length, batch, input_size], or [batch, length, input_size] with batch_first. Output: the
+    same with directions * hidden_size on the last axis. `directions` is 2 if bidirectional, and 1
+    otherwise.
 
     The variables have PyTorch's names and layouts, such as `weight_ih_l0` [4 * hidden_size,
     input_size]. Their first values are uniform in [-a, a), with a = 1 / sqrt(hidden_size).
@@ -148,7 +149,7 @@ class LSTM(Recurrent):
         Parameters
         ----------
         x : Node
-            [L, batch, input_size], or [batch, L, input_size] with batch_first.
+            [length, batch, input_size], or [batch, length, input_size] with batch_first.
         first : tuple of two Nodes, optional
             The initial h and c, each [layers * directions, batch, hidden_size]. The default is
             zeros.
@@ -156,7 +157,7 @@ class LSTM(Recurrent):
         Returns
         -------
         output : Node
-            [L, batch, directions * hidden_size], or [batch, L, ...] with batch_first.
+            [length, batch, directions * hidden_size], or [batch, length, ...] with batch_first.
         last : tuple of two Nodes
             The last h and c, each [layers * directions, batch, hidden_size].
         """
@@ -192,8 +193,9 @@ class GRU(Recurrent):
     multiplies the result of the matmul with weight_hh, as in PyTorch. See Cho et al., 2014
     (arXiv:1406.1078).
 
-    Input: [L, batch, input_size], or [batch, L, input_size] with batch_first. Output: the same with
-    directions * hidden_size on the last axis. `directions` is 2 if bidirectional, and 1 otherwise.
+    Input: [length, batch, input_size], or [batch, length, input_size] with batch_first. Output: the
+    same with directions * hidden_size on the last axis. `directions` is 2 if bidirectional, and 1
+    otherwise.
 
     The variables have PyTorch's names and layouts, such as `weight_ih_l0` [3 * hidden_size,
     input_size]. Their first values are uniform in [-a, a), with a = 1 / sqrt(hidden_size).
@@ -215,14 +217,14 @@ class GRU(Recurrent):
         Parameters
         ----------
         x : Node
-            [L, batch, input_size], or [batch, L, input_size] with batch_first.
+            [length, batch, input_size], or [batch, length, input_size] with batch_first.
         first : Node, optional
             The initial h, [layers * directions, batch, hidden_size]. The default is zeros.
 
         Returns
         -------
         output : Node
-            [L, batch, directions * hidden_size], or [batch, L, ...] with batch_first.
+            [length, batch, directions * hidden_size], or [batch, length, ...] with batch_first.
         last : Node
             The last h, [layers * directions, batch, hidden_size].
         """

@@ -15,26 +15,28 @@ PerAxis: TypeAlias = int | Sequence[int]
 class Upsample(OpModule):
     """A module that resizes the spatial axes of images; see ops.interpolate.
 
-    Input: [N, C, spatial...]. Output: [N, C, size...], in the dtype of the input.
+    Input: [batch, channels, spatial...]. Output: [batch, channels, size...], in the dtype of the
+    input.
 
     Parameters
     ----------
     size : int or sequence of int, optional
-        The extents of the result, for all spatial axes or per axis.
+        The sizes of the spatial axes of the result, for all axes or per axis.
     scale_factor : float or sequence of float, optional
-        The factors of the extents, instead of a size. An extent n becomes floor(n * factor).
+        The factors of the sizes, instead of `size`. An axis of n elements gets floor(n * factor)
+        elements.
     mode : str, default "nearest"
         "nearest", "nearest-exact", "area", "linear" (one spatial axis), "bilinear" (two),
         "trilinear" (three) or "bicubic" (two).
     align_corners : bool, optional
-        If True, the centers of the corner elements of input and output coincide. The default None
-        is False: the corners themselves coincide.
+        If True, the centers of the corner elements of input and output coincide. If False, the
+        outer corners of these elements coincide. None, the default, means False.
 
     Raises
     ------
     ValueError
-        A call raises it if both or none of `size` and `scale_factor` are given, or the mode is
-        unknown.
+        Both or none of `size` and `scale_factor` are given, or the mode is unknown. The call of the
+        module raises this error. The constructor does not check its arguments.
 
     Examples
     --------
@@ -63,7 +65,7 @@ class Upsample(OpModule):
 class PixelShuffle(OpModule):
     """A module that moves channels into tiles of r x r pixels; see ops.pixel_shuffle.
 
-    Input: [..., C * r * r, H, W]. Output: [..., C, H * r, W * r].
+    Input: [..., channels * r * r, height, width]. Output: [..., channels, height * r, width * r].
 
     Parameters
     ----------
@@ -90,7 +92,7 @@ class PixelShuffle(OpModule):
 class PixelUnshuffle(OpModule):
     """A module that moves tiles of r x r pixels into channels; see ops.pixel_unshuffle.
 
-    Input: [..., C, H * r, W * r]. Output: [..., C * r * r, H, W].
+    Input: [..., channels, height * r, width * r]. Output: [..., channels * r * r, height, width].
 
     Parameters
     ----------
@@ -125,8 +127,8 @@ def window_options(
 class Unfold(OpModule):
     """A module that returns the sliding windows of images as columns (im2col); see ops.unfold.
 
-    Input: [N, C, H, W]. Output: [N, C * elements, windows], where `elements` is the number of
-    elements of a window and `windows` the number of windows.
+    Input: [batch, channels, height, width]. Output: [batch, channels * elements, windows], where
+    `elements` is the number of elements of a window and `windows` the number of windows.
 
     Parameters
     ----------
@@ -161,7 +163,8 @@ class Unfold(OpModule):
 class Fold(OpModule):
     """A module that sums windows into images (col2im), the adjoint of Unfold; see ops.fold.
 
-    Input: [N, C * elements, windows], as the output of Unfold. Output: [N, C, *output_size].
+    Input: [batch, channels * elements, windows], as the output of Unfold. Output: [batch, channels,
+    *output_size].
 
     Parameters
     ----------

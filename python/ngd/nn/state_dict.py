@@ -12,7 +12,7 @@ from .parameter import Parameter
 
 
 class Keys(NamedTuple):
-    """The keys that only one of a state dict and a model has.
+    """The keys in which a state dict and a model differ.
 
     Attributes
     ----------
@@ -51,8 +51,8 @@ def load(
 ) -> Keys:
     """Assign the values of a state dict to the declarations; return missing and unexpected keys.
 
-    All checks come first: if this raises an error, no value has changed. `where` is the public
-    call, for messages.
+    All checks come first: if this raises an error, no value has changed. `where` is the name of the
+    public method, such as "Linear.load_state_dict", for error messages.
     """
     keys = compare_keys(declared, state)
     present = {key: p for key, p in declared.items() if key in state}
@@ -82,7 +82,7 @@ def compare_keys(declared: Mapping[str, Parameter], state: Mapping[str, Any]) ->
 def different_shapes(
     present: Mapping[str, Parameter], state: Mapping[str, Any], where: str
 ) -> list[str]:
-    """Return a text for the message per value whose shape is not that of its declaration."""
+    """Return a part of an error message for each value whose shape differs from its declaration."""
     shapes = {key: shape_of(state[key], f"{where}: {key}") for key in present}
     return [
         f"{key}: expected shape {p.shape}; got {shapes[key]}"

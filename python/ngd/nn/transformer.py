@@ -53,7 +53,7 @@ class TransformerLayer(Module):
             self.dropout3 = Dropout(dropout)
 
     def _attend(self, x: Node, mask: Any, causal: bool) -> Node:
-        """Return the self-attention of x, after dropout."""
+        """Return the self-attention of x, with dropout applied to the result."""
         output: Node = self.dropout1(self.self_attn(x, mask=mask, causal=causal))
         return output
 
@@ -90,7 +90,8 @@ class TransformerEncoderLayer(TransformerLayer):
 
     Notes
     -----
-    Input and output: [batch, L, d_model]. See Vaswani et al., 2017 (arXiv:1706.03762), section 3.1.
+    Input and output: [batch, length, d_model]. See Vaswani et al., 2017 (arXiv:1706.03762), section
+    3.1.
 
     The variables have the names, shapes and first values of torch.nn.TransformerEncoderLayer with
     `batch_first=True`. Attention weights have no dropout.
@@ -109,16 +110,16 @@ class TransformerEncoderLayer(TransformerLayer):
         Parameters
         ----------
         x : Node
-            [batch, L, d_model].
+            [batch, length, d_model].
         mask : array_like, optional
-            Broadcasts to [batch, nhead, L, L]; see MultiHeadAttention.
+            Broadcasts to [batch, nhead, length, length]; see MultiHeadAttention.
         causal : bool, default False
             Each position attends to itself and to positions before it.
 
         Returns
         -------
         Node
-            [batch, L, d_model].
+            [batch, length, d_model].
         """
         if self.norm_first:
             x = x + self._attend(self.norm1(x), mask, causal)
@@ -153,8 +154,8 @@ class TransformerDecoderLayer(TransformerLayer):
 
     Notes
     -----
-    Input and output: [batch, L, d_model]. Memory: [batch, S, d_model]. See Vaswani et al., 2017
-    (arXiv:1706.03762), section 3.1.
+    Input and output: [batch, length, d_model]. Memory: [batch, memory_length, d_model]. See Vaswani
+    et al., 2017 (arXiv:1706.03762), section 3.1.
 
     The variables have the names, shapes and first values of torch.nn.TransformerDecoderLayer with
     `batch_first=True`. Attention weights have no dropout.
@@ -183,20 +184,20 @@ class TransformerDecoderLayer(TransformerLayer):
         Parameters
         ----------
         x : Node
-            [batch, L, d_model].
+            [batch, length, d_model].
         memory : Node
-            [batch, S, d_model], the result of an encoder.
+            [batch, memory_length, d_model], the result of an encoder.
         mask : array_like, optional
-            Broadcasts to [batch, nhead, L, L]; see MultiHeadAttention.
+            Broadcasts to [batch, nhead, length, length]; see MultiHeadAttention.
         memory_mask : array_like, optional
-            Broadcasts to [batch, nhead, L, S].
+            Broadcasts to [batch, nhead, length, memory_length].
         causal : bool, default False
             Each position attends to itself and to positions of x before it.
 
         Returns
         -------
         Node
-            [batch, L, d_model].
+            [batch, length, d_model].
         """
         if self.norm_first:
             x = x + self._attend(self.norm1(x), mask, causal)
@@ -209,7 +210,10 @@ class TransformerDecoderLayer(TransformerLayer):
         return x
 
     def _attend_to_memory(self, x: Node, memory: Node, mask: Any) -> Node:
-        """Return the attention of x to the result of the encoder (`memory`), after dropout."""
+        """Return the attention of x to `memory`, with dropout applied to the result.
+
+        `memory` is the result of the encoder.
+        """
         output: Node = self.dropout2(self.multihead_attn(x, memory, mask=mask))
         return output
 
@@ -242,9 +246,9 @@ class TransformerEncoder(Module):
 
     Notes
     -----
-    Input and output: [batch, L, d_model]. The variables are those of torch.nn.TransformerEncoder:
-    `layers.0.linear1.weight` and so on. PyTorch takes a layer and copies it. This module takes a
-    function, so that each layer has its own first values.
+    Input and output: [batch, length, d_model]. The variables are those of
+    torch.nn.TransformerEncoder: `layers.0.linear1.weight` and so on. PyTorch takes a layer and
+    copies it. This module takes a function, so that each layer has its own first values.
 
     Examples
     --------
@@ -266,14 +270,14 @@ class TransformerEncoder(Module):
         Parameters
         ----------
         x : Node
-            [batch, L, d_model].
+            [batch, length, d_model].
         mask, causal
             See `TransformerEncoderLayer.forward`. All layers get the same mask.
 
         Returns
         -------
         Node
-            [batch, L, d_model].
+            [batch, length, d_model].
         """
         for layer in self.layers:
             x = layer(x, mask=mask, causal=causal)
@@ -295,9 +299,10 @@ class TransformerDecoder(Module):
 
     Notes
     -----
-    Input and output: [batch, L, d_model]. Memory: [batch, S, d_model]. The variables are those of
-    torch.nn.TransformerDecoder: `layers.0.linear1.weight` and so on. PyTorch takes a layer and
-    copies it. This module takes a function, so that each layer has its own first values.
+    Input and output: [batch, length, d_model]. Memory: [batch, memory_length, d_model]. The
+    variables are those of torch.nn.TransformerDecoder: `layers.0.linear1.weight` and so on. PyTorch
+    takes a layer and copies it. This module takes a function, so that each layer has its own first
+    values.
 
     Examples
     --------
@@ -327,16 +332,16 @@ class TransformerDecoder(Module):
         Parameters
         ----------
         x : Node
-            [batch, L, d_model].
+            [batch, length, d_model].
         memory : Node
-            [batch, S, d_model], the result of an encoder.
+            [batch, memory_length, d_model], the result of an encoder.
         mask, memory_mask, causal
             See `TransformerDecoderLayer.forward`. All layers get the same masks.
 
         Returns
         -------
         Node
-            [batch, L, d_model].
+            [batch, length, d_model].
         """
         for layer in self.layers:
             x = layer(x, memory, mask=mask, memory_mask=memory_mask, causal=causal)

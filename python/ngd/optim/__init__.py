@@ -8,8 +8,9 @@
         loss = ops.mean(ops.softmax_cross_entropy(model(x), y))
         return loss, optimizer.minimize(loss, model.parameters())
 
-An optimizer makes nodes of the graph. The learning rate is a variable, or a schedule of the number
-of updates, so one compiled step is enough for a whole training.
+An optimizer makes nodes of the graph. With `updates=True`, the function returns a pair: its result,
+and the next values of variables. The learning rate is a variable, or a schedule (a function of the
+number of updates so far). So one compiled step is enough for a whole training.
 """
 
 from .._util.signature_errors import check_public_names as _check_public_names

@@ -52,8 +52,8 @@ class ExponentialMovingAverage:
         self.state = LiveState(name)
         """The averages and the step counter by name, for checkpoints.
 
-        The first call of `updates` makes the variables of the averages. Values that are loaded
-        before that are kept until then.
+        The first call of `updates` makes the variables of the averages. If a checkpoint is loaded
+        earlier, the state keeps the loaded values, and the new variables get them in that call.
         """
         self._step = self.state.variable(f"{name}.step", lambda: 0)
 
@@ -66,7 +66,8 @@ class ExponentialMovingAverage:
             The updates of the variables, for example from `optimizer.minimize`. Their values are
             averaged.
         of : structure of Variable, optional
-            The variables to average. The default is all variables in `next`.
+            The variables to average, in nested dicts, lists, tuples or dataclasses. The default is
+            all variables in `next`.
 
         Returns
         -------

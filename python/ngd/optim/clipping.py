@@ -18,12 +18,12 @@ def norm(x: Node) -> Node:
 
 
 def global_norm(gradients: Any) -> Node:
-    """Return the Euclidean norm of all elements of a structure of nodes.
+    """Return the Euclidean norm of all elements of several nodes together.
 
     Parameters
     ----------
     gradients : structure of Node
-        Floats of any shape.
+        Nodes in nested dicts, lists, tuples or dataclasses. Each node has floats of any shape.
 
     Returns
     -------
@@ -52,8 +52,8 @@ def clip_by_global_norm(gradients: Any, max_norm: Any) -> tuple[Any, Node]:
     Parameters
     ----------
     gradients : structure of Node
-        The gradients, of any shape. They must be equal on all ranks, as after all_reduce, so that
-        all ranks scale by the same factor.
+        The gradients, of any shape, in nested dicts, lists, tuples or dataclasses. They must be
+        equal on all ranks, as after all_reduce, so that all ranks scale by the same factor.
     max_norm : float or Node
         The maximum norm, > 0.
 

@@ -29,8 +29,10 @@ class LARS(Optimizer):
     trust_coefficient : float, default 0.001
         The factor of the ratio |w| / |g| in the learning rate of a variable.
     adapt : bool, default True
-        Scale the step by the ratio of norms. Biases and the weights of normalizations usually get
-        ParameterGroup(is_vector, weight_decay=0.0, adapt=False).
+        Scale the learning rate of a variable by the ratio of norms. Biases and the weights of
+        normalizations are usually excluded by groups=[ParameterGroup(optim.is_vector,
+        weight_decay=0.0, adapt=False)]. `optim.is_vector` is True for variables with at most one
+        axis.
     groups, clip_norm, loss_scale, name
         See Optimizer.
 
@@ -102,10 +104,12 @@ class LAMB(Optimizer):
     eps : float, default 1e-6
         The number that is added to the root of the second moment.
     weight_decay : float, default 0
-        The factor of the weight decay: weight_decay * w is added to the step.
+        The factor of the weight decay: weight_decay * w is added to r (see Notes).
     adapt : bool, default True
-        Scale the step by the ratio of norms. Biases and the weights of normalizations usually get
-        ParameterGroup(is_vector, weight_decay=0.0, adapt=False).
+        Scale the learning rate of a variable by the ratio of norms. Biases and the weights of
+        normalizations are usually excluded by groups=[ParameterGroup(optim.is_vector,
+        weight_decay=0.0, adapt=False)]. `optim.is_vector` is True for variables with at most one
+        axis.
     groups, clip_norm, loss_scale, name
         See Optimizer.
 

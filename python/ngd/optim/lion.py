@@ -21,7 +21,7 @@ class Lion(Optimizer):
     lr : float, Node or schedule, default 1e-4
         The learning rate. Lion usually needs 1/10 to 1/3 of the learning rate of AdamW.
     betas : pair of float, default (0.9, 0.99)
-        The decay of the momentum in the step, and the decay of the momentum that is stored.
+        The decay of the momentum that updates w, and the decay of the momentum that is stored.
     weight_decay : float, default 0
         The factor of the weight decay: lr * weight_decay * w is subtracted from w in each step.
     groups, clip_norm, loss_scale, name

@@ -33,13 +33,13 @@ def all_finite(gradients: Any, group: Any = None) -> Node:
 
 
 class LossScale:
-    """A dynamic loss scale, for steps in float16.
+    """A dynamic loss scale, for training in float16.
 
     Small gradients become 0 in float16. So the loss is multiplied by a scale before it is
     differentiated, and the gradients are divided by the scale after their reduction over the ranks.
-    If an element of a gradient is infinite or NaN, the gradients have overflowed: the step changes
-    no parameter and no optimizer state, and the scale is halved. After `growth_interval` updates
-    without an overflow, the scale is doubled. It stays between 1 and 2^127.
+    If an element of a gradient is infinite or NaN, the gradients have overflowed: the update
+    changes no parameter and no optimizer state, and the scale is halved. After `growth_interval`
+    updates without an overflow, the scale is doubled. The scale stays between 1 and 2^127.
 
     An overflow on one rank makes the reduced gradient infinite or NaN on all ranks. So all ranks
     skip the same updates and have the same scale.

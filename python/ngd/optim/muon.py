@@ -19,9 +19,9 @@ ADJUSTMENTS: Final = {
     "original": lambda rows, columns: max(1.0, rows / columns) ** 0.5,
     "match_rms_adamw": lambda rows, columns: 0.2 * max(rows, columns) ** 0.5,
 }
-"""The factor of the learning rate, from the rows and columns of a matrix.
+"""The function that computes the factor of the learning rate, for each value of adjust_lr_fn.
 
-The keys are the values of the option adjust_lr_fn (Jordan, 2024; Liu et al., 2025).
+Its arguments are the numbers of rows and columns of a matrix (Jordan, 2024; Liu et al., 2025).
 """
 
 

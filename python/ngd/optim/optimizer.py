@@ -117,9 +117,11 @@ def decay_weight(w: Node, state: State) -> Node:
 
 
 class State:
-    """The options, the scalars and the state for one variable in one step, for `Optimizer.rule`.
+    """The argument `state` of `Optimizer.rule`: the data of one variable in one update.
 
-    `apply` of an optimizer makes one per variable. An option is `state["name"]`.
+    A State has the learning rate, the number of the update, and the optimizer state of the variable
+    (`now` and `keep`). `state["momentum"]` is the value of the option "momentum".
+    `Optimizer.apply` makes one State per variable.
 
     Attributes
     ----------
@@ -174,7 +176,7 @@ class State:
         return ops.cast(value, self.dtype)
 
     def now(self, name: str, initial: float = 0.0) -> Variable:
-        """Return a variable of the state. It has the shape of the parameter.
+        """Return a variable of the state. The variable has the shape of the parameter.
 
         Parameters
         ----------
@@ -187,7 +189,7 @@ class State:
         return self._optimizer.state_variable(key, self._variable.shape, self.dtype, initial)
 
     def keep(self, name: str, value: Node) -> Node:
-        """Set the next value of a variable of the state, and return it.
+        """Set the next value of a variable of the state, and return this next value.
 
         Parameters
         ----------
@@ -219,7 +221,7 @@ class Optimizer:
         are part of `state`.
     name : str, optional
         The prefix of the names of the state. The default is the name of the class in lower case.
-        Two optimizers in one step need different names.
+        Two optimizers in one compiled step need different names.
 
     Examples
     --------
@@ -262,14 +264,17 @@ class Optimizer:
         self.state = LiveState(self.name, *([loss_scale.state] if loss_scale else []))
         """The optimizer state by name, for checkpoints.
 
-        The first call of `minimize` or `apply` makes the variables that belong to parameters.
-        Values that are loaded before that are kept until then.
+        The first call of `minimize` or `apply` makes the variables that belong to parameters. If a
+        checkpoint is loaded earlier, the state keeps the loaded values, and the new variables get
+        them in that call.
         """
         self._accumulators: dict[Variable, Variable] = {}
         self._names = UniqueNames()
         self._has_weights: bool | None = None
-        """True if micro-batches have weights, False if they have none, None before the first
-        one."""
+        """True if the calls for micro-batches have the argument `weight`, False if they do not.
+
+        None before the first call of `accumulate`, or of `minimize` with micro_batches > 1.
+        """
         self.step = self.state_variable("step", (), np.dtype(np.int64))
         """The number of updates so far."""
         self.lr: Node | Callable[[Node], Node]
@@ -306,8 +311,9 @@ class Optimizer:
     def with_own_state(self, name: str) -> Optimizer:
         """Return an optimizer with the same rule, options and learning rate, and its own state.
 
-        The copy does not clip, because the norm of some parameters is not the global norm. It does
-        not scale the loss.
+        The copy is for a part of the parameters, as in a key-value store, which has one optimizer
+        per key. The copy does not clip gradients, because it cannot compute the norm of the
+        gradients of all parameters. The copy does not scale the loss.
 
         Parameters
         ----------
@@ -334,7 +340,7 @@ class Optimizer:
         Parameters
         ----------
         key : str
-            The name of the variable after the name of the optimizer.
+            The part of the variable's name that follows the optimizer's name, such as "lr".
         shape : tuple of ints
             The shape of the variable.
         dtype : dtype
@@ -361,7 +367,7 @@ class Optimizer:
         loss : Node
             A floating scalar: the loss of this rank.
         parameters : structure of Variable
-            The variables to train.
+            The variables to train, in nested dicts, lists, tuples or dataclasses.
         weight : scalar, optional
             The weight of this rank's loss in the mean, for example its number of samples. By
             default all ranks have the same weight. A rank with weight 0 does not count, even if its
@@ -406,7 +412,7 @@ class Optimizer:
         loss : Node
             A floating scalar: the loss of this rank for this micro-batch.
         parameters : structure of Variable
-            The variables to train.
+            The variables to train, in nested dicts, lists, tuples or dataclasses.
         weight, group
             The weight and the ranks of this micro-batch. See `minimize`.
 
@@ -436,12 +442,14 @@ class Optimizer:
     def _gradients(
         self, where: str, loss: Node, parameters: Any, weight: Any, group: Any
     ) -> list[Node]:
-        """Return the gradients of this rank's term of the mean over the ranks, for all parameters.
+        """Return the gradients of this rank's loss, with weight and loss scale, per parameter.
 
-        The term is weight * loss / sum of all weights, times the loss scale. Without a weight it is
-        the loss times the loss scale. The weight is applied to the loss and not to the gradient: if
-        the loss depends on a collective, as with synchronized batch normalization, the gradient has
-        contributions of the losses of other ranks.
+        With a weight, they are the gradients of loss * loss_scale * weight / total, where total is
+        the sum of the weights of all ranks. Their sum over the ranks is the gradient of the
+        weighted mean. Without a weight, they are the gradients of loss * loss_scale. The weight is
+        applied to the loss and not to the gradient: if the loss depends on a collective, as with
+        synchronized batch normalization, the gradient has contributions of the losses of other
+        ranks.
         """
         call = f"{self.name}: {where}"
 
@@ -488,7 +496,7 @@ class Optimizer:
         gradients : mapping of Variable to Node
             The gradients of the loss without a scale. Only `minimize` uses `loss_scale`.
         where : Node of bool, optional
-            A scalar. If it is false, the step changes no parameter and no optimizer state.
+            A scalar. If it is false, the update changes no parameter and no optimizer state.
 
         Returns
         -------

@@ -163,8 +163,9 @@ def count(where: str, name: str, value: Any) -> int:
 Check: TypeAlias = Callable[[str, str, Any], Any]
 """A function that checks the value of an option.
 
-Its arguments are the public call and the name of the option, for messages, and the value. It
-returns the value, possibly converted to a Python number, or raises an error.
+Its arguments are the name of the public function, the name of the option, and the value. The names
+are for error messages. The check returns the value, possibly converted to a Python number, or
+raises an error.
 """
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Learning rate schedules: functions from the number of updates so far to the learning rate.
 
-The number and the rate are nodes of the graph. The step computes them in float64. Schedules can be
-combined: `warm_up(cosine(0.1, steps=1000), 50)`.
+The number and the rate are nodes of the graph. The compiled step computes them in float64.
+Schedules can be combined: `warm_up(cosine(0.1, steps=1000), 50)`.
 """
 
 from __future__ import annotations
@@ -162,8 +162,8 @@ def warm_up(schedule: Schedule | float, steps: int, start_lr: float = 0.0) -> Sc
     Parameters
     ----------
     schedule : schedule or float
-        The schedule after the warm-up, or a constant learning rate. Its steps count from the end of
-        the warm-up.
+        The schedule after the warm-up, or a constant learning rate. The schedule gets the number of
+        updates since the end of the warm-up.
     steps : int
         The number of steps of the warm-up.
     start_lr : float, default 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Profiling: the time and the cost of each instruction of a step, and timelines for Perfetto."""
+"""Profiling: the time and the cost of each instruction of a compiled step, and timelines."""
 
 from .perfetto import timeline
 from .recording import Recording, profile

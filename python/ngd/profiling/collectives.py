@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The variables that a step updates from the result of each collective, for reports."""
+"""The variables that a compiled step updates from each collective's result, for reports."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ def variables_of(plan: Plan) -> dict[int, tuple[str, ...]]:
     """Return the names of the variables that are updated from each collective.
 
     The keys of the dict are the numbers of the instructions that start a collective or wait for it,
-    and the values are the names. A variable
-    is updated from a collective if an instruction reads its result and writes the variable, or if
-    the result is written into the variable itself. Optimizer state is named only if no other
-    variable is updated.
+    and the values are the names. A variable is updated from a collective if an instruction reads
+    the result of the collective and writes the variable, or if the result is written into the
+    variable itself. Optimizer state is named only if no other variable is updated.
     """
     readers = updating_reads(plan)
     names: dict[int, tuple[str, ...]] = {}
@@ -36,10 +35,11 @@ def variables_of(plan: Plan) -> dict[int, tuple[str, ...]]:
 
 
 def updating_reads(plan: Plan) -> defaultdict[int, list[tuple[int, Storage, list[int]]]]:
-    """Return what the instructions that write variables read, by id() of the storage that is read.
+    """Return, for each storage, the reads of this storage by instructions that write variables.
 
-    A storage is the memory of a value. Each entry is a list of tuples: the number of the
-    instruction, the storage, and the positions of the variables that the instruction writes.
+    A storage is the memory of a value. The key is id() of the storage, or of the larger storage
+    that this one is a part of. Each read is a tuple: the number of the instruction, the storage,
+    and the positions in `plan.variables` of the variables that the instruction writes.
     """
     reads: defaultdict[int, list[tuple[int, Storage, list[int]]]] = defaultdict(list)
     for number, step in enumerate(plan.steps):
@@ -50,7 +50,7 @@ def updating_reads(plan: Plan) -> defaultdict[int, list[tuple[int, Storage, list
 
 
 def names_of(plan: Plan, positions: list[int]) -> tuple[str, ...]:
-    """Return the names of the variables at these positions of the plan.
+    """Return the names of the variables at `positions` in the list `plan.variables`.
 
     Optimizer state is left out, unless all of the variables are optimizer state.
     """

@@ -66,10 +66,12 @@ def cells(row: Row) -> tuple[str, ...]:
 
 
 def detail(row: Row) -> str:
-    """Return the text of the last column.
+    """Return the text of the last column of the table: the details of an instruction.
 
-    For a wait, it has the types, the variables, the overlap, and the ranks that arrived last. For
-    an instruction of several ops, it has the ops and their lines. Otherwise it has the types.
+    For a wait for a collective, the text has the types of the results, the variables that are
+    updated from them, the overlap, and how often each rank arrived last. For an instruction of
+    several ops, the text has the ops and their lines of code. Otherwise it has the types of the
+    operands and results, and the layout if it is not row-major.
     """
     if row.action == "wait":
         types = ", ".join(type.short for type in row.results if type.bytes)

@@ -56,7 +56,7 @@ Label: TypeAlias = tuple[str, str, str, int]
 def timeline(
     path: str | os.PathLike[str], *, most_events: int = MOST_EVENTS
 ) -> Iterator[Recording]:  # long because each argument is described
-    """Record when each instruction of the steps in a block runs, and write a file for Perfetto.
+    """Record when each instruction of compiled steps runs in a block; write a file for Perfetto.
 
     The file shows a rank as a process, and an instruction or a whole step as a slice. Pending
     collectives are below them, from the start of the collective to the end of the wait. All times
@@ -64,9 +64,9 @@ def timeline(
     `Executable.report()` has times too.
 
     All ranks of a job enter and leave the block. At its end, rank 0 gathers the events and writes
-    the file. If an exception leaves the block, or if there is no world at its end, each rank writes
-    its own events to a separate file with its rank in the name, such as `trace.rank1.json`. These
-    files use the clock of their rank.
+    the file. Each rank writes its own events to a separate file, such as `trace.rank1.json`, in two
+    cases: an exception leaves the block, or at its end the rank is not in the world, because
+    ngd.init was not called or the world is closed. These files use the clock of their rank.
 
     Parameters
     ----------
@@ -203,8 +203,10 @@ def save(path: Path, parts: Iterable[bytes]) -> None:
 def part(rank: int, events: Iterable[Event], offset: int, begin: int) -> bytes:
     """Return the events of this process as JSON objects, separated by commas, for the file.
 
-    The file has the microseconds from `begin` to the time of an event plus `offset`. All times of
-    events, `begin` and `offset` are in ns.
+    The time of an event in the file is (time + offset - begin) / 1000, in microseconds. The three
+    terms are in ns. `offset` converts the clock of this rank to the clock of rank 0. `begin` is the
+    time of the first event of all ranks, in the clock of rank 0. In a separate file of one rank,
+    `offset` is 0 and `begin` is the first event of that rank.
     """
     dropped = _core.dropped_events()
     name = f"rank {rank} on {os.uname().nodename}" + (
@@ -283,9 +285,10 @@ class EventConverter:
 def details_of(labels: dict[int, list[Label]]) -> dict[int, list[dict[str, str]]]:
     """Return the type and the variables of each collective, by program and instruction.
 
-    The recorded events do not refer to a plan. So the plan of a program is found by its labels: it
-    has the same ones. If several plans with these labels differ in a collective, for example in its
-    shape, this collective gets no details.
+    The recorded events do not refer to a plan (the list of instructions that a program was made
+    from). So the plan of a program is found by comparing labels: the instructions of the plan have
+    the labels of the program. If several plans with these labels differ in a collective, for
+    example in its shape, this collective gets no details.
     """
     details_of_labels: dict[tuple[Label, ...], list[dict[str, str]]] = {}
     remaining = list(plans())

@@ -64,9 +64,12 @@ _leaves_out_first_runs = False
 _first_records: WeakKeyDictionary[Any, Record] = WeakKeyDictionary()
 """The times of the first run of each step, if the newest recording leaves first runs out."""
 _steps: Final[WeakSet[Any]] = WeakSet()
-"""All existing steps of the process that have a plan (a list of instructions)."""
+"""All existing compiled steps of the process that have a plan (a list of instructions)."""
 _recorded_steps: WeakSet[Any] = WeakSet()
-"""The steps that may have run in the newest recording; empty if that has no events."""
+"""The steps that existed when the newest recording began, or were compiled during it.
+
+Only these can have run in the recording. Empty if the recording stores no events (ngd.profile).
+"""
 
 
 @contextmanager
@@ -151,10 +154,11 @@ def first_record(step: Any) -> Record | None:
 
 
 def plans() -> list[Plan]:
-    """Return the plans of the existing steps that may have run in the newest recording with events.
+    """Return the plans of the steps that can have run in the newest recording (`_recorded_steps`).
 
-    This module keeps only weak references to steps. A plan refers to the groups of its collectives,
-    and so to their memory, which must be released when the step is deleted.
+    Deleted steps are not included, because this module keeps only weak references to steps. A plan
+    refers to the groups of its collectives, and so to their memory, which must be released when the
+    step is deleted.
     """
     return [step.plan for step in _recorded_steps]
 
@@ -174,7 +178,7 @@ def add_bridge_call(name: str, site: str, begin: int) -> None:
 
 
 def bridge_calls() -> list[BridgeCall]:
-    """Return the collectives that `note` has added to the newest recording."""
+    """Return the collectives that `add_bridge_call` has added to the newest recording."""
     return _bridge_calls
 
 
@@ -184,7 +188,10 @@ def last_arrival_counts(call: Call) -> dict[int, int]:
 
 
 def count_last_arrivals() -> Counter[tuple[Call, int]]:
-    """Return how often each rank has arrived last at each collective, since the start."""
+    """Return how often each rank has arrived last at each collective.
+
+    The counts are those of all existing groups since each group was created.
+    """
     counts: Counter[tuple[Call, int]] = Counter()
     for row in comm_stats():
         for rank, times in enumerate(row.last):

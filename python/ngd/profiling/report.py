@@ -213,9 +213,10 @@ def format_runs(report: Report) -> str:
 
 
 def first_run(report: Report) -> str:
-    """Return the part of the summary about the first run, or an empty text.
+    """Return the part of the summary about the first run of the step.
 
-    It says if the times include the first run, if that run was timed separately.
+    If the first run was timed separately, the text gives its time, or the fact that it is the only
+    run and the times include it. Otherwise the text is empty.
     """
     if not report.has_first_run:
         return f" without the first run of {pages.micros(report.first_run_seconds)} us"

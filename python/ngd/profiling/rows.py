@@ -75,7 +75,7 @@ class Row:
     attrs : mapping
         The attributes of the kernel or of the collective.
     layout : str
-        The layout of the elements.
+        The order of the axes in memory: "row-major" or "channels last".
     cost : Cost
         The FLOP and bytes of one call.
     calls : int
@@ -94,7 +94,7 @@ class Row:
     last : mapping from int to int
         For a wait: how often each rank arrived last. The counts are sums over all collectives of
         this op and call site in the block, including first runs, because the runtime counts per
-        call site. Several rows of one line have the same counts.
+        call site. So rows of the same op and call site have the same counts.
     variables : tuple of str
         For a start or wait: the names of the variables that an instruction updates from the
         result, such as a parameter for its gradient.

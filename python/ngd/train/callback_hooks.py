@@ -8,7 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 CALLBACKS: Final = "callbacks"
-"""The key in the position of a checkpoint under which the callbacks' states are saved."""
+"""The key of the callbacks' states in the position of a checkpoint.
+
+The position is the dict that the trainer saves with the variables. It also has the epoch and the
+step of the next batch.
+"""
 HOOKS: Final = ("on_step", "on_epoch")
 """The names of the methods of a callback that the trainer calls."""
 
@@ -71,8 +75,8 @@ def callback_states(callbacks: Sequence[Any]) -> dict[str, Any]:
 def load_callbacks(callbacks: Sequence[Any], position: Any) -> None:
     """Pass the saved states to the callbacks.
 
-    `position` is the position of a checkpoint. Callbacks without a saved state are left as they
-    are.
+    `position` is the dict that the trainer saved with the variables of a checkpoint. Its entry
+    CALLBACKS has the states. A callback without a saved state is not changed.
     """
     states = position.get(CALLBACKS, {}) if isinstance(position, Mapping) else {}
     for name, callback in stateful(callbacks):

@@ -15,7 +15,7 @@ MODES: Final = ("min", "max")
 
 
 class Callback:
-    """The base class of callbacks of a Trainer. Override one method or both.
+    """The base class of callbacks of a Trainer. Override `on_step`, `on_epoch` or both.
 
     A callback need not derive from this class. All ranks call the callbacks of their trainer after
     the same steps, so a callback may use collectives. The results may differ between ranks: if one
@@ -23,7 +23,9 @@ class Callback:
 
     If a callback has the methods `state()` and `load_state(state)`, a checkpoint keeps its state.
     `state()` returns a value that JSON can hold. The checkpoint has the state of rank 0, and
-    `load_state` gets it on every rank when the training resumes. The key is the name of the class.
+    `load_state` gets it on every rank when the training resumes. The key of the state in the
+    checkpoint is the name of the class and a number that counts the callbacks of this class, such
+    as "EarlyStopping.0".
 
     Examples
     --------

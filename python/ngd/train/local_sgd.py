@@ -192,7 +192,7 @@ class DiLoCo:
         self._num_inner = 0
 
     def step(self) -> bool:
-        """Count an inner step, and make the outer step if it is due.
+        """Count an inner step, and make the outer step after `every` inner steps.
 
         Returns
         -------
@@ -202,8 +202,10 @@ class DiLoCo:
         Raises
         ------
         CollectiveError
-            A rank is lost, late or disagrees, and the job is not elastic. An elastic job logs the
-            failure, and the remaining ranks make the step.
+            A rank has ended, has not arrived within NGD_TIMEOUT seconds, or calls another
+            collective. In an elastic job without the argument `group`, the failure is logged, and
+            the remaining ranks try the step again. The error is then raised only if the ranks call
+            different collectives, or if 16 attempts have failed.
 
         Examples
         --------
@@ -274,8 +276,9 @@ class DiLoCo:
     def _ranks(self) -> Group:
         """Return the group that makes the next outer step.
 
-        It is the group of the constructor, or else the world. If new members of an elastic job
-        wait, this rank leaves the world and joins a new one with them.
+        The result is the argument `group` of the constructor if it was given, and the world
+        otherwise. If new ranks of an elastic job wait, this rank leaves the world and joins a new
+        world with them.
         """
         if self._group is not None:
             return self._group
@@ -332,8 +335,9 @@ class DiLoCo:
     def _compile(self, ranks: Group) -> Any:
         """Return the compiled outer step for some ranks.
 
-        It takes the weight of this rank in the mean. If the parameters are arrays, it also takes
-        them and returns their new values. If they are variables, it updates them.
+        The inputs of the outer step are the weight of this rank in the mean, and the parameters if
+        they are arrays. Arrays get their new values from the results. Parameters that are variables
+        are updated by the outer step.
         """
         weight = placeholder("weight", ())
         current = self._leaves
@@ -371,10 +375,10 @@ class DiLoCo:
 
 
 class LocalSGD(DiLoCo):
-    """Local SGD: the weights of all ranks are averaged every H steps.
+    """Local SGD: the weights of all ranks are averaged after every `every` inner steps.
 
-    It is DiLoCo with the outer optimizer SGD(1.0). With H = 1 and plain SGD as the inner optimizer
-    it is data-parallel SGD. H is `every`.
+    It is DiLoCo with the outer optimizer SGD(1.0). With every=1 and plain SGD as the inner
+    optimizer it is data-parallel SGD.
 
     Parameters
     ----------
@@ -442,17 +446,18 @@ def is_state(tree: Any) -> bool:
 def state_values(state: LiveState) -> tuple[dict[str, Any], bool]:
     """Return the values of a LiveState by name, and its attribute `is_complete`.
 
-    The values include pending ones: they were loaded for variables that are not made yet.
+    The values include pending ones: values that were loaded for variables that do not exist yet.
+    `is_complete` is True if no variable that the state will have is missing from these values.
     """
     values = {name: v.numpy() for name, v in state.variables.items()}
     return values | state.pending, state.is_complete
 
 
 def broadcast_state(state: LiveState, root: int, ranks: Group) -> tuple[dict[str, Any], bool]:
-    """Return the values of a LiveState of rank `root` by name, and its `is_complete`. Collective.
+    """Return the `state_values` of rank `root` for a LiveState, on all ranks. Collective.
 
-    Its variables need not exist on the other ranks. So the names, dtypes and shapes are sent first,
-    as JSON, and then the values.
+    The variables of the state need not exist on the other ranks. So rank `root` first sends the
+    names, dtypes and shapes and `is_complete`, as JSON, and then the values.
     """
     values, is_complete = state_values(state)
     types = [[name, value.dtype.name, list(value.shape)] for name, value in values.items()]

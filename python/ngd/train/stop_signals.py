@@ -71,7 +71,7 @@ class StopSignals:
         self._handlers.close()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        """Store the number of a signal. This is the handler of the signals."""
+        """Store the number of a received signal. This method is the handler of the signals."""
         self.noted = number
 
     def asked(self) -> signal.Signals | None:
@@ -80,8 +80,8 @@ class StopSignals:
         Returns
         -------
         signal.Signals or None
-            The signal with the highest number, equal on all ranks. If the context has no signals,
-            it is None, and the ranks do not communicate.
+            The signal with the highest number, equal on all ranks. None if no rank received one. If
+            the context has no signals, the result is None, and the ranks do not communicate.
 
         Examples
         --------

@@ -125,8 +125,9 @@ def _check_schedule(epochs: int, every: int | None, save: Any, needs_save: bool)
 class Trainer:
     """A training loop: steps, evaluation, checkpoints, logs and callbacks.
 
-    Any number of ranks takes the same steps, if the step weights the loss of each rank by its
-    number of samples. All ranks construct the trainer and call its methods.
+    If the step weights the loss of each rank by its number of samples, the mean loss over the ranks
+    is the mean over the batch, for any number of ranks. All ranks construct the trainer and call
+    its methods.
 
     Parameters
     ----------
@@ -306,7 +307,9 @@ class Trainer:
             The loss, or a variable to be saved, is NaN or infinite. The last checkpoint is kept.
             With NGD_CHECK_FINITE=1 the step names the op with the first such value.
         ValueError
-            A batch has fewer samples than there are ranks, or a restored value has no variable.
+            A batch has fewer samples than there are ranks. Or after the first step, the values and
+            variables of a live state do not match: the loaded checkpoint has a value for which no
+            variable was made, or it lacks the value of a variable.
         TypeError
             The step did not return a loss, or a callback did not return True, False or None.
 
@@ -413,14 +416,16 @@ class Trainer:
     def save(self) -> None:
         """Replace the checkpoint in the folder `save`. All ranks must call it.
 
-        Without a folder it does nothing. If it raises, the previous checkpoint is kept.
+        If the trainer has no folder, the call does nothing. If the call raises an error, the
+        previous checkpoint is kept.
 
         Raises
         ------
         NotFiniteError
-            A variable that was finite at the start is NaN or infinite.
+            A variable is NaN or infinite, but was not when the trainer was constructed.
         ValueError
-            A restored value has no variable after the first step.
+            A step has run, and the loaded checkpoint has a value for which no variable was made, or
+            lacks the value of a variable of a live state.
 
         Examples
         --------
