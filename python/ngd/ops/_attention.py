@@ -188,8 +188,8 @@ def _masked_scores_array(
 ) -> tuple[Array, Array]:
     """Return the results of `_masked_scores`, computed in NumPy.
 
-    k has one head per query head: heads that several query heads share are repeated. `mask` is a
-    sequence of one array, or empty without a mask.
+    k has one head per query head: if several query heads share a key head, the caller has repeated
+    it by `_repeat_heads`. `mask` is a sequence of one array, or is empty if there is no mask.
     """
     scores = (q * q.dtype.type(scale)) @ np.swapaxes(k, -1, -2)
     allowed = np.ones(scores.shape, bool)

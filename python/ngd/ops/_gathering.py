@@ -111,7 +111,8 @@ class ScatterAdd(Op):
     Parameters
     ----------
     updates
-        Numbers. Their axes from `axis` on begin with the shape of the indices.
+        Numbers of the shape before + indices.shape + behind, where `before` has `axis` sizes. The
+        result has the shape before + (size,) + behind.
     indices
         Integers. Negative indices count from the end. Updates with equal indices are added up.
     axis

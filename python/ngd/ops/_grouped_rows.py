@@ -47,7 +47,10 @@ class GroupedOp(Op):
         return Cost.touching(2 * rows * terms, (*operands, *results))
 
     weight: int
-    """The index of the weights in the list (*operands, result)."""
+    """The index of the weights in the list (*operands, result).
+
+    In the op that computes the gradient of the weights, this array is the result.
+    """
 
 
 class GroupedMatMul(GroupedOp):

@@ -107,7 +107,10 @@ def array_of(wanted: Type, memory: memoryview) -> Array:
 
 
 def invoke(number: int, inputs: list[memoryview], outputs: list[memoryview | None]) -> None:
-    """Call the host function with this number on buffers of a compiled program."""
+    """Call the host function FUNCTIONS[number] on buffers of a compiled program.
+
+    A host function is a Python function in a graph, see `HostFunction`.
+    """
     FUNCTIONS[number].fill(inputs, outputs)
 
 

@@ -94,7 +94,9 @@ def nll_loss(
 def smooth_l1_loss(
     prediction: Value, target: Value, beta: float = 1.0, reduction: str = "mean"
 ) -> Node:
-    """Return d ** 2 / (2 * beta) where d = abs(prediction - target) < beta, else d - beta / 2.
+    """Return the smooth L1 loss of d = abs(prediction - target).
+
+    It is d ** 2 / (2 * beta) where d < beta, and d - beta / 2 elsewhere.
 
     Parameters
     ----------

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Normalization ops. 16-bit floats are computed in float32 and rounded once.
 
-layer_norm, group_norm and batch_norm subtract the mean and divide by the standard deviation, each
-over its own axes. All three use the op `standardize`. The three ops are
-composed of other ops. A device may have one kernel for `standardize`.
+The functions layer_norm, group_norm and batch_norm subtract the mean and divide by the standard
+deviation, each over its own axes. All three use the op `standardize`. It can be expanded into other
+ops, but a device may have one kernel for it.
 """
 
 from __future__ import annotations
@@ -144,8 +144,9 @@ class Standardize(Op):
 
     Notes
     -----
-    The variance is divided by the number of elements (ddof=0 in NumPy). The first mean
-    is rounded, so the mean of the differences x - mean is subtracted too.
+    The variance is divided by the number of elements (ddof=0 in NumPy). The computed mean has a
+    rounding error, so the mean of the differences x - mean is not exactly 0. It is computed too,
+    and is added to the mean.
 
     Examples
     --------
