@@ -75,7 +75,7 @@ class GroupedMatMul(GroupedOp):
     ShapeError
         The shapes do not fit.
     OutOfRangeError
-        An offset is less than the one before, or exceeds the rows, when the step runs.
+        An offset is less than the one before, or exceeds the rows, when the compiled step runs.
 
     Examples
     --------

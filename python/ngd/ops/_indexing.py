@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lookups and slices whose indices the step computes: embedding and similar ops."""
+"""Lookups and slices whose indices may be nodes of the graph: embedding and similar ops."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def embedding(indices: Value, weight: Value, padding_idx: int | None = None) -> 
     ShapeError
         The table does not have two axes, or `padding_idx` is not a row.
     OutOfRangeError
-        An index is outside of [0, rows), when the step runs. It is also an IndexError and a
-        ValueError.
+        An index is outside of [0, rows), when the compiled step runs. The error is also an
+        IndexError and a ValueError.
 
     Examples
     --------
@@ -120,7 +120,7 @@ def embedding_bag(
     ShapeError
         The shapes do not fit.
     OutOfRangeError
-        An index is outside of [0, rows), when the step runs.
+        An index is outside of [0, rows), when the compiled step runs.
     ValueError
         The mode is unknown.
 

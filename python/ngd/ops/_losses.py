@@ -63,7 +63,7 @@ def nll_loss(
     Raises
     ------
     OutOfRangeError
-        A label is outside of [0, C), when the step runs.
+        A label is outside of [0, C), when the compiled step runs.
     ShapeError
         The shapes do not fit.
 
