@@ -4,8 +4,8 @@
 A convolution y = conv(x, w) is linear in the data x and in the weights w. Its adjoints are two ops
 of their own, conv_data_grad(dy, w) and conv_weight_grad(x, dy), each linear in both operands too.
 The gradients of each of the three ops are the other two. Data is [N, C, spatial...], and weights
-are [O, C / groups, kernel...], with 1 to 3 spatial axes. 16-bit floats are accumulated in float32
-and rounded once.
+are [O, C / groups, kernel...], with 1 to 3 spatial axes: N samples, C channels of the data, and O
+channels of y. 16-bit floats are accumulated in float32 and rounded once.
 """
 
 from __future__ import annotations
@@ -157,11 +157,11 @@ class Conv(ConvolutionOp):
     Parameters
     ----------
     x
-        Floats [N, C, spatial...], with 1 to 3 spatial axes.
+        Floats [N, C, spatial...]: N samples of C channels, with 1 to 3 spatial axes.
     weight
-        [O, C / groups, kernel...].
+        [O, C / groups, kernel...], for O channels of the result.
     bias
-        [O], or None.
+        [O]: a summand for each channel of the result, or None.
     stride
         The distance between windows: an int for all spatial axes, or one per axis.
     padding
@@ -447,11 +447,11 @@ def conv_transpose(
     Parameters
     ----------
     x
-        Floats [N, C, spatial...], with 1 to 3 spatial axes.
+        Floats [N, C, spatial...]: N samples of C channels, with 1 to 3 spatial axes.
     weight
-        [C, O / groups, kernel...].
+        [C, O / groups, kernel...], for O channels of the result.
     bias
-        [O], or None.
+        [O]: a summand for each channel of the result, or None.
     stride
         The stride of the convolution whose adjoint this is: an int for all spatial axes, or one
         per axis.
@@ -470,7 +470,8 @@ def conv_transpose(
     -------
     Node
         [N, O, ...]. The extent of a spatial axis is (n - 1) * stride - before - after + (k - 1) *
-        dilation + 1 + output_padding, where k is the extent of the kernel.
+        dilation + 1 + output_padding. n is the extent of the axis of x, (before, after) its
+        padding, and k the extent of the kernel.
 
     Raises
     ------

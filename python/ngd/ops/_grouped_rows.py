@@ -59,9 +59,9 @@ class GroupedMatMul(GroupedOp):
     Parameters
     ----------
     x
-        Rows [rows, k], sorted by group.
+        Rows [rows, k], sorted by group: the rows of a group follow each other.
     w
-        A matrix per group, [groups, k, n].
+        A matrix [k, n] per group: [groups, k, n].
     offsets
         Integers [groups]: the end of each group in the rows, which is a cumulative count.
 

@@ -116,8 +116,10 @@ def print(x: Any, name: str = "", *, rank: int | None = None, first_only: bool =
         `x`. Use this node in place of `x`. If you do not use it, x is printed only if the compiled
         step computes x anyway, and never in the body of ops.scan or in a branch of ops.cond.
 
-    Notes ----- Python runs in each call of the compiled step, as with call_host. Remove prints
-    before you measure.
+    Notes
+    -----
+    Python runs in each call of the compiled step, as with call_host. Remove prints before you
+    measure.
 
     Examples
     --------

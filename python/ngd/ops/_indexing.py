@@ -32,7 +32,7 @@ def embedding(indices: Value, weight: Value, padding_idx: int | None = None) -> 
         Integers of any shape, in [0, rows). Negative indices do not count from the end. They do in
         `ops.take` and in `weight[indices]`, as in NumPy.
     weight
-        The table [rows, E].
+        The table [rows, E]: one vector of size E per row.
     padding_idx
         The index of a row that gets no gradient, or None. It may count from the end.
 
@@ -97,9 +97,9 @@ def embedding_bag(
     Parameters
     ----------
     indices
-        Integers [bags, n]; or [n], with offsets.
+        Integers: [bags, n], n indices per bag; or, with offsets, [n], the indices of all bags.
     weight
-        The table [rows, E].
+        The table [rows, E]: one vector of size E per row.
     offsets
         [bags]: the position in the indices at which each bag begins. The positions ascend, and the
         first one is 0.
@@ -113,7 +113,7 @@ def embedding_bag(
     Returns
     -------
     Node
-        [bags, E].
+        [bags, E]: one vector per bag.
 
     Raises
     ------

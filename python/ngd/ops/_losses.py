@@ -50,7 +50,7 @@ def nll_loss(
     Parameters
     ----------
     log_probabilities
-        [C], [N, C] or [N, C, d1, ...]: the result of ops.log_softmax.
+        [C], [N, C] or [N, C, d1, ...] for C classes: the result of ops.log_softmax.
     labels
         Integers in [0, C), in the shape of log_probabilities without C.
     weight
@@ -245,7 +245,7 @@ def triplet_margin_loss(
     Parameters
     ----------
     anchor, positive, negative
-        Floats [N, D], or [D].
+        Floats [N, D]: N samples of D features; or [D], one sample.
     margin
         The loss is 0 if the negative is farther than the positive by at least this margin.
     p

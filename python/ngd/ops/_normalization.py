@@ -427,7 +427,7 @@ def group_norm(
     Parameters
     ----------
     x : node or array
-        [N, C, ...].
+        [N, C, ...]: N samples of C channels.
     num_groups : int
         The number of groups, which divides C.
     weight, bias : node or array, optional
@@ -474,7 +474,7 @@ def instance_norm(
     Parameters
     ----------
     x : node or array
-        [N, C, ...].
+        [N, C, ...]: N samples of C channels.
     weight, bias : node or array, optional
         [C]: a factor and a summand for each channel.
     eps : float, default 1e-05
@@ -508,7 +508,7 @@ def batch_norm(
     Parameters
     ----------
     x : node or array
-        [N, C, ...].
+        [N, C, ...]: N samples of C channels.
     weight, bias : node or array, optional
         [C]: a factor and a summand for each channel.
     eps : float, default 1e-05
@@ -563,7 +563,7 @@ def batch_norm_inference(
     Parameters
     ----------
     x : node or array
-        [N, C, ...].
+        [N, C, ...]: N samples of C channels.
     mean, variance : node or array
         [C]: the statistics of each channel.
     weight, bias : node or array, optional

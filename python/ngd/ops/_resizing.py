@@ -336,7 +336,8 @@ def _channels(where_: str, x: Value, factor: int) -> Node:
 def pixel_shuffle(x: Value, upscale_factor: int) -> Node:
     """Move channels to space, as torch.nn.functional.pixel_shuffle.
 
-    [..., C * r * r, H, W] becomes [..., C, H * r, W * r].
+    [..., C * r * r, H, W] becomes [..., C, H * r, W * r], where C is the number of channels of the
+    result, H the height and W the width of x.
 
     Parameters
     ----------
@@ -385,7 +386,7 @@ def pixel_unshuffle(x: Value, downscale_factor: int) -> Node:
     Parameters
     ----------
     x : node or array
-        [..., C, H * r, W * r].
+        [..., C, H * r, W * r]: C channels of the height H * r and the width W * r.
     downscale_factor : int
         The factor r.
 
