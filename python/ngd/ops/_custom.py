@@ -63,10 +63,9 @@ class Rule(Protocol):
         """Return the adjoints of the operands of a with_gradient node, which are nodes or None.
 
         A with_gradient node takes as its operands the `results` that the ops of the user's function
-        compute, then the `operands` of the user's function. Return one adjoint per entry of
-        `results`, then one per entry of `operands`; None means that no gradient flows there. `dy`
-        has the adjoint of each result of the node, or None if the loss does not depend on this
-        result.
+        compute, then the `operands` of the user's function. Return None per entry of `results`,
+        then the adjoint of each entry of `operands`, or None if it gets no gradient. `dy` has the
+        adjoint of each result of the node, or None if the loss does not depend on this result.
         """
         ...
 
@@ -75,9 +74,10 @@ class WithGradient(Op):
     """The results of a user's function that has a gradient rule of its own.
 
     The ops of the function compute values; a with_gradient node returns these values unchanged, so
-    they are its first operands. Its other operands are those of the function. In the backward
-    pass, the rule returns the adjoints of all these operands, and the gradients of the ops of the
-    function are not used. Attributes of a node: count, the number of values; rule, the `Rule`.
+    they are its first operands. Its other operands are those of the function. In the backward pass,
+    the rule returns the adjoints of the operands of the function, and None for the values, so the
+    gradients of the ops of the function are not used. Attributes of a node: count, the number of
+    values; rule, the `Rule`.
     """
 
     name = "with_gradient"
