@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ops: one class per op, with its shape rule, gradient, NumPy reference and samples.
 
-The public names of this package are the names in `__all__` of the modules that are imported below.
-The calls of `register` (for ops) and `public` (for functions that are composed of ops) enter the
-same names in the registry of ngd/graph/registry.py.
+The names in `__all__` of the modules that are imported below become the public names `ops.NAME`.
+The dict PUBLIC in ngd/graph/registry.py has the same names: the function `register` adds a public
+op to it, and the decorator `public` adds a function that is composed of ops.
 """
 
 from typing import TYPE_CHECKING

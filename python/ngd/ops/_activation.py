@@ -218,7 +218,12 @@ silu: Final[Silu] = register(Silu())
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 TANH_SATURATES: Final = 16.0
-"""If abs(x) > 16, the tanh in gelu(x) is 1 or -1 in every dtype, and has slope 0."""
+"""A bound for x in the gradient of gelu(x) with approximate="tanh".
+
+If abs(x) > 16, the tanh in the formula of gelu(x) is rounded to 1 or -1 in every dtype, so the
+derivative of this tanh is 0. The gradient limits x to [-16, 16] in the derivative, because
+otherwise x**2 could overflow, and 0 times infinity is NaN.
+"""
 
 
 def _tanh_operand(x: Any) -> Any:
@@ -310,27 +315,31 @@ values are pairs of the op and its attributes.
 
 
 ADDED: Final = "add"
-"""The name of the post-operation that adds an array to the result of a heavy op.
+"""The name of the post-operation that adds an array to the result of an op such as matmul.
 
-The array is the last operand of the heavy op and has the type of its result.
+A post-operation is an elementwise op that the kernel applies to its result before storing it. The
+added array is the last operand of the matmul, and has the type of the matmul's result.
 """
 
 
 def split_added(operands: Sequence[Any], posts: Sequence[str]) -> tuple[Sequence[Any], Any]:
-    """Split the operands of a heavy op into (other operands, addend).
+    """Split the operands of an op such as matmul into (other operands, addend).
 
-    `posts` lists the post-operations that the op's kernel applies to its result. With "add" in the
-    list, the last operand is the addend; otherwise the addend is None.
+    `posts` has the names of the post-operations: the elementwise ops that the kernel applies to its
+    result before storing it. If "add" is among them, the last operand is the addend, the array that
+    is added to the result. Otherwise the addend is None.
     """
     return (operands[:-1], operands[-1]) if ADDED in posts else (operands, None)
 
 
 def adjoint_before_post(node: Node, dy: Node) -> tuple[Node, list[Node]]:
-    """Return the adjoint of a heavy op's result before its post-operations, and a list.
+    """Return the adjoint of a matmul or convolution without its post-operations, and a list.
 
-    `dy` is the adjoint of the result after the post-operations. The list has the adjoint of the
-    addend of the post-operation "add", or is empty without "add". The gradient graph has new nodes
-    for the result of each post-operation, because the gradients of the post-operations read them.
+    The kernel applies the post-operations, such as relu, to its result. `dy` is the adjoint of the
+    result after all of them. This function adds nodes to the graph that compute the result again,
+    without and with each post-operation, because the gradients of the post-operations read these
+    values. The list has the adjoint of the array that the post-operation "add" adds; it is empty if
+    "add" is not among the post-operations.
     """
     posts: tuple[str, ...] = node.attrs.get("post", ())
     if not posts:

@@ -81,7 +81,8 @@ class TakeAlongAxis(Op):
     ShapeError
         The shapes do not fit.
     OutOfRangeError
-        An index is out of range, when the step runs. It is also an IndexError and a ValueError.
+        An index is out of range, when the compiled step runs. The error is also an IndexError and
+        a ValueError.
 
     Examples
     --------

@@ -188,8 +188,8 @@ def _masked_scores_array(
 ) -> tuple[Array, Array]:
     """Return the results of `_masked_scores`, computed in NumPy.
 
-    k has one head per query head: heads that several query heads share are repeated. `mask` is a
-    sequence of one array, or empty without a mask.
+    k has one head per query head: if several query heads share a key head, the caller has repeated
+    it by `_repeat_heads`. `mask` is a sequence of one array, or is empty if there is no mask.
     """
     scores = (q * q.dtype.type(scale)) @ np.swapaxes(k, -1, -2)
     allowed = np.ones(scores.shape, bool)
@@ -210,9 +210,11 @@ class Attend(Op):
     """Attention, with two results: the value, and the logsumexp of the scores of each query.
 
     The operands are query [..., heads, L, E], key [..., h, S, E], value [..., h, S, V] and at most
-    one mask. Attributes of a node: causal, scale, heads_last. With heads_last, query, key, value
-    and the first result are [..., L, heads, E]. The second result is [..., heads, L] in both cases.
-    Both results are 0 for a query that attends to no key.
+    one mask. L is the number of queries, S the number of keys and values, E and V the size of a key
+    and of a value, and h the number of key heads, which divides `heads`. Attributes of a node:
+    causal, scale, heads_last. With heads_last, query, key, value and the first result are [..., L,
+    heads, E]. The second result is [..., heads, L] in both cases. Both results are 0 for a query
+    that attends to no key.
     """
 
     name = "attend"
@@ -454,12 +456,13 @@ def attention(
     Parameters
     ----------
     query
-        [..., heads, L, E], or [L, E] for one head if key and value have two axes too.
+        [..., heads, L, E]: for each head, L queries of size E. [L, E] is one head, if key and value
+        have two axes too.
     key
-        [..., h, S, E], S >= 1, where h divides heads. Each key head serves heads / h consecutive
-        query heads (grouped-query attention, enable_gqa in PyTorch).
+        [..., h, S, E]: for each of h heads, S >= 1 keys of size E. h divides heads. Each key head
+        serves heads / h consecutive query heads (grouped-query attention, enable_gqa in PyTorch).
     value
-        [..., h, S, V].
+        [..., h, S, V]: for each key, a value of size V.
     mask
         None, or a mask that broadcasts to [..., heads, L, S]. In a mask of bools, True means that
         the query attends to the key. Floats are added to the scores.

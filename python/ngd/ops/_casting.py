@@ -31,8 +31,9 @@ class Cast(Op):
     Notes
     -----
     Integers wrap around. A float becomes an integer by rounding towards zero; a value out of range
-    becomes the nearest limit, and NaN becomes 0. Every value except 0 becomes True. float64 and
-    integers are rounded to float32 first if they become 16-bit floats.
+    becomes the nearest limit, and NaN becomes 0. If the dtype is bool, 0 becomes False and every
+    other value becomes True. float64 and integers are rounded to float32 first if they become
+    16-bit floats.
 
     A gradient is cast back to the dtype of x. No gradient flows to integers or bools.
 

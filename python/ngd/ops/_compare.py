@@ -391,8 +391,9 @@ bitwise_not: Final[BitwiseNot] = register(BitwiseNot())
 def expect_choice(where: str, condition: Any) -> None:
     """Raise a TypeError if a condition is a Python bool.
 
-    A Python bool is known when the graph is built, so every step would take the same values. It is
-    usually a mistake: `is`, `in`, `not` and comparisons with None return Python bools.
+    The condition is an argument of ops.where or ops.cond. A Python bool is known when the graph is
+    built, so every call of the compiled step would make the same choice. A Python bool is usually
+    a mistake: `is`, `in`, `not` and comparisons with None return Python bools.
     """
     if isinstance(condition, bool):
         raise TypeError(

@@ -59,8 +59,9 @@ def einsum(equation: str, *operands: Value) -> Node:  # long because each argume
 
     Notes
     -----
-    16-bit floats are rounded once if the sum is a single matmul of two operands. Otherwise it is
-    computed in float32.
+    If the operands are 16-bit floats and the sum is a single matmul of two operands, the matmul
+    rounds its result once. Otherwise 16-bit floats are cast to float32, the sum is computed in
+    float32, and the result is cast back.
 
     Examples
     --------
@@ -171,7 +172,9 @@ def _extents(equation: str, terms: Sequence[str], nodes: Sequence[Node]) -> dict
 def _simplify_term(equation: str, labels: str, x: Node, extents: dict[str, int]) -> LabeledNode:
     """Take the diagonals of labels that occur twice, and drop axes of size 1 that broadcast.
 
-    Return the remaining labels and the node. Each label occurs once, with its extent in `extents`.
+    `extents` is a dict from each label of the equation to its extent. An axis of size 1 broadcasts
+    if `extents` has another number for its label. Return the labels of the remaining axes, each of
+    which occurs once, and the node that has only these axes.
     """
     for label in dict.fromkeys(labels):
         while labels.count(label) > 1:

@@ -4,8 +4,8 @@
 A convolution y = conv(x, w) is linear in the data x and in the weights w. Its adjoints are two ops
 of their own, conv_data_grad(dy, w) and conv_weight_grad(x, dy), each linear in both operands too.
 The gradients of each of the three ops are the other two. Data is [N, C, spatial...], and weights
-are [O, C / groups, kernel...], with 1 to 3 spatial axes. 16-bit floats are accumulated in float32
-and rounded once.
+are [O, C / groups, kernel...], with 1 to 3 spatial axes: N samples, C channels of the data, and O
+channels of y. 16-bit floats are accumulated in float32 and rounded once.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def _expect(where: str, x: Type, w: Type, groups: int) -> None:
 def _is_weight(w: Type, axes: int, groups: int) -> bool:
     """Return True if w can be the weights of a convolution over `axes` spatial axes.
 
-    `groups` is positive and divides the size of the first axis, and no spatial axis is empty.
+    This function checks that `groups` is a positive int that divides the size of the first axis of
+    w, that w has `axes` + 2 axes, and that no spatial axis of w has size 0.
     """
     is_valid_count = isinstance(groups, (int, np.integer)) and groups > 0
     return (
@@ -102,10 +103,10 @@ class ConvolutionOp(Op):
     dtypes = FLOATS
     numerics = Numerics(is_contraction=True)
     result, weights = -1, 1
-    """The positions of the convolution's result y and of its weights w.
+    """Two indices into (*operands, result) of this op: of the array of y, and of the weights w.
 
-    They index the list of this op's operands, followed by this op's result: conv_data_grad(dy, w),
-    for example, has the adjoint of y as its operand 0.
+    y is the result of the convolution. For example, the op conv_data_grad(dy, w) returns the
+    adjoint of the data. Its operand 0, dy, has the shape of y, and its operand 1 is w.
     """
     shape_attr: ClassVar[str] = ""
     """The name of the attribute with the result's spatial extents.
@@ -117,10 +118,11 @@ class ConvolutionOp(Op):
         return self.name, {k: v for k, v in attrs.items() if k not in (self.shape_attr, "dtype")}
 
     def cost(self, operands: Sequence[Type], results: Sequence[Type], **attrs: Any) -> Cost:
-        """Return the cost: each element of the convolution's result is a sum over weights.
+        """Return the cost: two operations per product of an element and a weight.
 
-        Per weight of its channel, an element costs a multiplication and an addition. A bias and
-        each post-operation cost one operation per element.
+        Each element of the convolution's result is a sum of products, one per weight of its
+        output channel: C / groups * (size of the kernel) products, with C input channels. A bias
+        and each post-operation cost one operation per element of this op's result.
         """
         types = (*operands, *results)
         terms = math.prod(types[self.weights].shape[1:])
@@ -128,7 +130,7 @@ class ConvolutionOp(Op):
         return Cost.touching(2 * types[self.result].count * terms + extra, types)
 
     def samples(self) -> Iterable[Sample]:
-        """Yield test samples. The operands have two of the shapes of data, weights and result."""
+        """Yield test samples: `sample` makes one for each shape of data and weights."""
         for x, w, strides, padding, dilations, groups in (
             ((2, 3, 5), (4, 3, 3), (1,), (1, 1), (1,), 1),
             ((1, 4, 9), (2, 2, 2), (3,), (0, 2), (2,), 2),
@@ -155,11 +157,11 @@ class Conv(ConvolutionOp):
     Parameters
     ----------
     x
-        Floats [N, C, spatial...], with 1 to 3 spatial axes.
+        Floats [N, C, spatial...]: N samples of C channels, with 1 to 3 spatial axes.
     weight
-        [O, C / groups, kernel...].
+        [O, C / groups, kernel...], for O channels of the result.
     bias
-        [O], or None.
+        [O]: a summand for each channel of the result, or None.
     stride
         The distance between windows: an int for all spatial axes, or one per axis.
     padding
@@ -445,11 +447,11 @@ def conv_transpose(
     Parameters
     ----------
     x
-        Floats [N, C, spatial...], with 1 to 3 spatial axes.
+        Floats [N, C, spatial...]: N samples of C channels, with 1 to 3 spatial axes.
     weight
-        [C, O / groups, kernel...].
+        [C, O / groups, kernel...], for O channels of the result.
     bias
-        [O], or None.
+        [O]: a summand for each channel of the result, or None.
     stride
         The stride of the convolution whose adjoint this is: an int for all spatial axes, or one
         per axis.
@@ -468,7 +470,8 @@ def conv_transpose(
     -------
     Node
         [N, O, ...]. The extent of a spatial axis is (n - 1) * stride - before - after + (k - 1) *
-        dilation + 1 + output_padding, where k is the extent of the kernel.
+        dilation + 1 + output_padding. n is the extent of the axis of x, (before, after) its
+        padding, and k the extent of the kernel.
 
     Raises
     ------

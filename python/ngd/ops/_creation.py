@@ -235,7 +235,10 @@ one_hot: Final[OneHot] = register(OneHot())
 
 
 def _bound(where_: str, name: str, value: Value) -> Node:
-    """Return an end point of a range, the argument `name` of the user, as a scalar node."""
+    """Return `value`, an end point of a range, as a scalar node.
+
+    `where_` and `name` are the names of the public op and of its argument, for error messages.
+    """
     node = as_node(value, where=where_)
     if node.shape:
         raise ShapeError(

@@ -39,7 +39,8 @@ IMPOSSIBLE: Final = -1e30
 def path_of(labels: Node, num_labels: Node, blank: int) -> Node:
     """Return the labels of the path, [N, L]: a blank before, between and after the labels.
 
-    Positions after the end of a target are blanks.
+    N is the number of sequences. L = 2 S + 1 is the length of the path of S labels. Positions after
+    the end of a target are blanks.
     """
     n, count = labels.shape
     is_label = arange(count) < reshape(num_labels, (n, 1))
@@ -49,7 +50,9 @@ def path_of(labels: Node, num_labels: Node, blank: int) -> Node:
 
 
 def shifted(alpha: Node, by: int) -> Node:
-    """Return alpha [N, L] moved by `by` positions: element [n, s] is alpha[n, s - by].
+    """Return alpha, [N, L], moved by `by` positions: element [n, s] is alpha[n, s - by].
+
+    N is the number of sequences and L the length of the path with blanks.
 
     The first `by` elements of each row are the logarithm of the probability 0.
     """
@@ -61,7 +64,8 @@ def shifted(alpha: Node, by: int) -> Node:
 def last_alpha(scores: Node, path: Node, num_steps: Node, blank: int) -> Node:
     """Return alpha after the last step of each sequence, for all positions of the path: [N, L].
 
-    `scores` [T, N, L] are the logarithms of the probabilities of the labels of the path.
+    N is the number of sequences and L the length of the path with blanks. `scores`, [T, N, L], are
+    the logarithms of the probabilities of the labels of the path in T steps.
     """
     steps, n, count = scores.shape
     skips = concat([full((n, min(2, count)), False, bool), not_equal(path[:, 2:], path[:, :-2])], 1)
@@ -120,9 +124,10 @@ def ctc_loss(
     Parameters
     ----------
     log_probabilities
-        [T, N, C]: the result of ops.log_softmax for T steps of N sequences.
+        [T, N, C]: the result of ops.log_softmax for T steps of N sequences, with C classes.
     targets
-        [N, S]: labels in [0, C). Those after the end of a target are not read.
+        [N, S]: for each sequence, up to S labels in [0, C). Those after the end of a target are not
+        read.
     input_lengths, target_lengths
         [N]: the number of steps and of labels of each sequence.
     blank
@@ -136,7 +141,7 @@ def ctc_loss(
     Raises
     ------
     OutOfRangeError
-        A label is outside of [0, C), when the step runs.
+        A label is outside of [0, C), when the compiled step runs.
     ShapeError
         The shapes do not fit.
     ValueError

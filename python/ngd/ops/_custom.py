@@ -17,8 +17,9 @@ from ._operands import unchanged_operand
 class After(Op):
     """The value of x, which is available only after the other operands have been computed.
 
-    Equal ops on the same operand are merged, but an op on after(x, ...) is not merged with the op
-    on x. So rematerialisation can compute a value again.
+    The compiler merges two equal ops that have the same operands. Rematerialisation needs a second
+    computation of a value, so the second op reads after(x, ...) instead of x. The compiler then
+    does not merge the second op with the first one.
     """
 
     name = "after"
@@ -59,21 +60,24 @@ class Rule(Protocol):
     def __call__(
         self, results: Sequence[Node], operands: Sequence[Node], dy: Sequence[Node | None]
     ) -> Sequence[Node | None]:
-        """Return the adjoints of the operands of a with_gradient node.
+        """Return the adjoints of the operands of a with_gradient node, which are nodes or None.
 
-        These operands are the `results` of the user's function, followed by its `operands`.
-
-        `dy` has the adjoint of each result, or None if the loss does not depend on it.
+        A with_gradient node takes as its operands the `results` that the ops of the user's function
+        compute, then the `operands` of the user's function. Return None per entry of `results`,
+        then the adjoint of each entry of `operands`, or None if it gets no gradient. `dy` has the
+        adjoint of each result of the node, or None if the loss does not depend on this result.
         """
         ...
 
 
 class WithGradient(Op):
-    """The results of a function with a gradient rule of its own.
+    """The results of a user's function that has a gradient rule of its own.
 
-    The rule computes the gradient instead of the ops of the function. The operands are the results,
-    then the operands of the function, to which the gradient flows. Attributes of a node: count, the
-    number of results; rule, the `Rule`.
+    The ops of the function compute values; a with_gradient node returns these values unchanged, so
+    they are its first operands. Its other operands are those of the function. In the backward pass,
+    the rule returns the adjoints of the operands of the function, and None for the values, so the
+    gradients of the ops of the function are not used. Attributes of a node: count, the number of
+    values; rule, the `Rule`.
     """
 
     name = "with_gradient"
@@ -113,7 +117,10 @@ class WithGradient(Op):
 def no_gradient(
     results: Sequence[Node], operands: Sequence[Node], dy: Sequence[Node | None]
 ) -> Sequence[Node | None]:
-    """Return None for each operand: the operands of the test samples are integers."""
+    """Return None for each operand. This is the gradient rule of the test samples of with_gradient.
+
+    The operands of these samples are integers, which have no gradient.
+    """
     return [None for _ in (*results, *operands)]
 
 

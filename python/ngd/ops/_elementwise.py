@@ -115,7 +115,8 @@ class Binary(Elementwise):
 def one_dtype(values: Sequence[Value]) -> DType | None:
     """Return the common dtype of the operands if no operand needs a cast, else None.
 
-    A dtype is returned if each operand is a node of that dtype or a Python scalar that takes it.
+    A dtype is returned in two cases: all operands are nodes of this dtype, or the nodes have this
+    dtype, it is a float, and the other operands are Python scalars, which adapt to it.
     """
     dtype, weak = None, False
     for v in values:
@@ -149,8 +150,8 @@ def align(where: str, *values: Value) -> list[Node]:
 def note_promotion(where: str, operands: Sequence[Any], nodes: Sequence[Node]) -> None:
     """Record a note if float32 or 16-bit floats became float64 because of another operand.
 
-    There is no note in two cases: if the narrower operand is a constant, or if the user made the
-    float64 operand by a cast.
+    ngd.compile reports notes as warnings (graph/notes.py). There is no note in two cases: if the
+    narrower operand is a constant, or if the user made the float64 operand by a cast.
     """
     strong_operands = [
         v for v in operands if isinstance(v, Node) and not isinstance(promotion_kind(v), float)

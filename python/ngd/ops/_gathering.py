@@ -46,7 +46,8 @@ class Take(Op):
     Raises
     ------
     OutOfRangeError
-        An index is out of range, when the step runs. It is also an IndexError and a ValueError.
+        An index is out of range, when the compiled step runs. The error is also an IndexError and
+        a ValueError.
 
     Examples
     --------
@@ -111,7 +112,8 @@ class ScatterAdd(Op):
     Parameters
     ----------
     updates
-        Numbers. Their axes from `axis` on begin with the shape of the indices.
+        Numbers of the shape first + indices.shape + rest, where `first` has `axis` sizes. The
+        result has the shape first + (size,) + rest.
     indices
         Integers. Negative indices count from the end. Updates with equal indices are added up.
     axis
@@ -124,7 +126,8 @@ class ScatterAdd(Op):
     ShapeError
         The shapes do not fit.
     OutOfRangeError
-        An index is out of range, when the step runs. It is also an IndexError and a ValueError.
+        An index is out of range, when the compiled step runs. The error is also an IndexError and
+        a ValueError.
 
     Notes
     -----

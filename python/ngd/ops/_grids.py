@@ -103,7 +103,7 @@ def grid_sample(
     Parameters
     ----------
     x
-        Images [N, C, H, W].
+        Images [N, C, H, W]: N images of C channels, with the height H and the width W.
     grid
         [N, h, w, 2]: for each pixel of the result, a column and a row in the image. -1 is the left
         or upper border, and 1 the right or lower border; `align_corners` defines the border.
@@ -119,7 +119,7 @@ def grid_sample(
     Returns
     -------
     Node
-        [N, C, h, w].
+        [N, C, h, w]: images of the height h and the width w of the grid.
 
     Raises
     ------

@@ -47,7 +47,10 @@ class GroupedOp(Op):
         return Cost.touching(2 * rows * terms, (*operands, *results))
 
     weight: int
-    """The index of the weights in the list (*operands, result)."""
+    """The index of the weights in the list (*operands, result).
+
+    In the op that computes the gradient of the weights, this array is the result.
+    """
 
 
 class GroupedMatMul(GroupedOp):
@@ -56,9 +59,9 @@ class GroupedMatMul(GroupedOp):
     Parameters
     ----------
     x
-        Rows [rows, k], sorted by group.
+        Rows [rows, k], sorted by group: the rows of a group follow each other.
     w
-        A matrix per group, [groups, k, n].
+        A matrix [k, n] per group: [groups, k, n].
     offsets
         Integers [groups]: the end of each group in the rows, which is a cumulative count.
 
@@ -72,7 +75,7 @@ class GroupedMatMul(GroupedOp):
     ShapeError
         The shapes do not fit.
     OutOfRangeError
-        An offset is less than the one before, or exceeds the rows, when the step runs.
+        An offset is less than the one before, or exceeds the rows, when the compiled step runs.
 
     Examples
     --------

@@ -92,8 +92,8 @@ class HostFunction:
     def fill(self, inputs: Sequence[memoryview], outputs: Sequence[memoryview | None]) -> None:
         """Call the function on views of the memory of a step, and write its results to `outputs`.
 
-        The compiled program passes the views. A view in `outputs` is None if the step does not read
-        this result; the result is then discarded.
+        The compiled program passes the views. A view in `outputs` is None if the
+        compiled step does not use this result; the result is then discarded.
         """
         arrays = [array_of(each, view) for each, view in zip(self.inputs, inputs, strict=True)]
         for wanted, view, value in zip(self.results, outputs, self(*arrays), strict=True):
@@ -107,7 +107,10 @@ def array_of(wanted: Type, memory: memoryview) -> Array:
 
 
 def invoke(number: int, inputs: list[memoryview], outputs: list[memoryview | None]) -> None:
-    """Call the host function with this number on buffers of a compiled program."""
+    """Call the host function FUNCTIONS[number] on buffers of a compiled program.
+
+    A host function is a Python function in a graph, see `HostFunction`.
+    """
     FUNCTIONS[number].fill(inputs, outputs)
 
 

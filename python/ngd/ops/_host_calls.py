@@ -60,8 +60,8 @@ def call_host(
     Raises
     ------
     TypeError
-        In the step: the function returned another number of arrays, an array of another shape, or
-        floats for an integer type.
+        When the compiled step runs: the function returned another number of arrays, an array of
+        another shape, or floats for an integer type.
     GradientError
         The result is differentiated and there is no `gradient`.
 
@@ -70,7 +70,8 @@ def call_host(
     Results are cast to the declared dtype, as numpy.can_cast allows with "same_kind". So float64 is
     cast to a declared float32, and a value out of its range becomes infinite.
 
-    An exception of the function leaves the step. The other ranks of the step raise RemoteRankError.
+    An exception of the function ends the call of the compiled step, which raises it. The other
+    ranks of the step raise RemoteRankError.
 
     Examples
     --------
@@ -112,12 +113,13 @@ def print(x: Any, name: str = "", *, rank: int | None = None, first_only: bool =
     Returns
     -------
     Node
-        `x`. Use this node in place of `x`. If you do not use it, x is printed only if the step
-        computes x anyway, and never in the body of ops.scan or in a branch of ops.cond.
+        `x`. Use this node in place of `x`. If you do not use it, x is printed only if the compiled
+        step computes x anyway, and never in the body of ops.scan or in a branch of ops.cond.
 
     Notes
     -----
-    Python runs in each call of the step, as with call_host. Remove prints before you measure.
+    Python runs in each call of the compiled step, as with call_host. Remove prints before you
+    measure.
 
     Examples
     --------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lookups and slices whose indices the step computes: embedding and similar ops."""
+"""Lookups and slices whose indices may be nodes of the graph: embedding and similar ops."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def embedding(indices: Value, weight: Value, padding_idx: int | None = None) -> 
         Integers of any shape, in [0, rows). Negative indices do not count from the end. They do in
         `ops.take` and in `weight[indices]`, as in NumPy.
     weight
-        The table [rows, E].
+        The table [rows, E]: one vector of size E per row.
     padding_idx
         The index of a row that gets no gradient, or None. It may count from the end.
 
@@ -46,8 +46,8 @@ def embedding(indices: Value, weight: Value, padding_idx: int | None = None) -> 
     ShapeError
         The table does not have two axes, or `padding_idx` is not a row.
     OutOfRangeError
-        An index is outside of [0, rows), when the step runs. It is also an IndexError and a
-        ValueError.
+        An index is outside of [0, rows), when the compiled step runs. The error is also an
+        IndexError and a ValueError.
 
     Examples
     --------
@@ -97,9 +97,9 @@ def embedding_bag(
     Parameters
     ----------
     indices
-        Integers [bags, n]; or [n], with offsets.
+        Integers: [bags, n], n indices per bag; or, with offsets, [n], the indices of all bags.
     weight
-        The table [rows, E].
+        The table [rows, E]: one vector of size E per row.
     offsets
         [bags]: the position in the indices at which each bag begins. The positions ascend, and the
         first one is 0.
@@ -113,14 +113,14 @@ def embedding_bag(
     Returns
     -------
     Node
-        [bags, E].
+        [bags, E]: one vector per bag.
 
     Raises
     ------
     ShapeError
         The shapes do not fit.
     OutOfRangeError
-        An index is outside of [0, rows), when the step runs.
+        An index is outside of [0, rows), when the compiled step runs.
     ValueError
         The mode is unknown.
 

@@ -361,15 +361,16 @@ def dsplit(x: Value, sections: int | Sequence[int]) -> tuple[Node, ...]:
 
 @public
 def chunk(x: Value, chunks: int, axis: int = 0) -> tuple[Node, ...]:
-    """Split an array into at most this many parts of equal size, as torch.chunk.
+    """Split an array into at most `chunks` parts, as torch.chunk.
 
     Parameters
     ----------
     x
         An array.
     chunks
-        The number of parts, at least 1. A part has ceil(n / chunks) elements along the axis. The
-        last one may have fewer, and there may be fewer parts.
+        The number of parts, at least 1. Each part has ceil(n / chunks) elements along the axis of
+        n elements, except that the last part may have fewer. So there may be fewer parts. If n is
+        0, there are `chunks` empty parts.
     axis
         The axis that is split.
 

@@ -50,7 +50,7 @@ def nll_loss(
     Parameters
     ----------
     log_probabilities
-        [C], [N, C] or [N, C, d1, ...]: the result of ops.log_softmax.
+        [C], [N, C] or [N, C, d1, ...] for C classes: the result of ops.log_softmax.
     labels
         Integers in [0, C), in the shape of log_probabilities without C.
     weight
@@ -63,7 +63,7 @@ def nll_loss(
     Raises
     ------
     OutOfRangeError
-        A label is outside of [0, C), when the step runs.
+        A label is outside of [0, C), when the compiled step runs.
     ShapeError
         The shapes do not fit.
 
@@ -94,7 +94,9 @@ def nll_loss(
 def smooth_l1_loss(
     prediction: Value, target: Value, beta: float = 1.0, reduction: str = "mean"
 ) -> Node:
-    """Return d ** 2 / (2 * beta) where d = abs(prediction - target) < beta, else d - beta / 2.
+    """Return the smooth L1 loss of d = abs(prediction - target).
+
+    It is d ** 2 / (2 * beta) where d < beta, and d - beta / 2 elsewhere.
 
     Parameters
     ----------
@@ -243,7 +245,7 @@ def triplet_margin_loss(
     Parameters
     ----------
     anchor, positive, negative
-        Floats [N, D], or [D].
+        Floats [N, D]: N samples of D features; or [D], one sample.
     margin
         The loss is 0 if the negative is farther than the positive by at least this margin.
     p

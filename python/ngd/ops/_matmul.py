@@ -25,7 +25,7 @@ __all__ = ["matmul"]
 
 
 def _shape_as_read(x: Shape, transposed: bool) -> Shape:
-    """Return the shape x, with the last two axes exchanged if the kernel reads it transposed."""
+    """Return the shape `x` of an operand, with the last two sizes exchanged if `transposed`."""
     return (*x[:-2], x[-1], x[-2]) if transposed else x
 
 

@@ -421,10 +421,10 @@ def nanmedian(x: Value, axis: Axis = None, keepdims: bool = False) -> Node:
 def _nan_quantile(where_: str, x: Value, q: Any, axis: Axis, keepdims: bool, method: str) -> Node:
     """Return quantiles of the elements that are not NaN.
 
-    The elements are sorted along one last axis, with NaN at the end. A line is one row along that
-    axis. The number n of elements that are not NaN differs from line to line, so the position of a
-    quantile, q * (n - 1), is computed per line. The result interpolates between the two elements
-    around this position.
+    The axes in `axis` are joined into one last axis. A line is all elements along this axis. Each
+    line is sorted, with NaN at the end. The number n of elements that are not NaN differs from line
+    to line, so the position of a quantile, q * (n - 1), is computed per line. If the position is
+    between two elements, `method` determines the result, such as "linear" for interpolation.
     """
     expect_quantiles(where_, q, method)
     node, dtype = as_compute_dtype(where_, x)

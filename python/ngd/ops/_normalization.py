@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Normalization ops. 16-bit floats are computed in float32 and rounded once.
 
-layer_norm, group_norm and batch_norm subtract the mean and divide by the standard deviation, each
-over its own axes. All three use the op `standardize`. The three ops are
-composed of other ops. A device may have one kernel for `standardize`.
+The functions layer_norm, group_norm and batch_norm subtract the mean and divide by the standard
+deviation, each over its own axes. All three use the op `standardize`. It can be expanded into other
+ops, but a device may have one kernel for it.
 """
 
 from __future__ import annotations
@@ -144,8 +144,9 @@ class Standardize(Op):
 
     Notes
     -----
-    The variance is divided by the number of elements (ddof=0 in NumPy). The first mean
-    is rounded, so the mean of the differences x - mean is subtracted too.
+    The variance is divided by the number of elements (ddof=0 in NumPy). The computed mean has a
+    rounding error, so the mean of the differences x - mean is not exactly 0. It is computed too,
+    and is added to the mean.
 
     Examples
     --------
@@ -426,7 +427,7 @@ def group_norm(
     Parameters
     ----------
     x : node or array
-        [N, C, ...].
+        [N, C, ...]: N samples of C channels.
     num_groups : int
         The number of groups, which divides C.
     weight, bias : node or array, optional
@@ -473,7 +474,7 @@ def instance_norm(
     Parameters
     ----------
     x : node or array
-        [N, C, ...].
+        [N, C, ...]: N samples of C channels.
     weight, bias : node or array, optional
         [C]: a factor and a summand for each channel.
     eps : float, default 1e-05
@@ -507,7 +508,7 @@ def batch_norm(
     Parameters
     ----------
     x : node or array
-        [N, C, ...].
+        [N, C, ...]: N samples of C channels.
     weight, bias : node or array, optional
         [C]: a factor and a summand for each channel.
     eps : float, default 1e-05
@@ -562,7 +563,7 @@ def batch_norm_inference(
     Parameters
     ----------
     x : node or array
-        [N, C, ...].
+        [N, C, ...]: N samples of C channels.
     mean, variance : node or array
         [C]: the statistics of each channel.
     weight, bias : node or array, optional

@@ -132,7 +132,10 @@ def block(arrays: Any) -> Node:
 
 
 def _most_axes(arrays: Any, depth: int) -> int:
-    """Return the largest ndim of the arrays in nested lists, but at least the list `depth`."""
+    """Return max(depth, largest ndim of the arrays in nested lists).
+
+    `depth` is the number of levels of the lists.
+    """
     if isinstance(arrays, list):
         return max((_most_axes(each, depth) for each in arrays), default=depth)
     return max(depth, as_node(arrays, where="numpy.block").ndim)

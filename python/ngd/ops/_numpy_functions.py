@@ -44,7 +44,10 @@ def numpy_take(a: Any, indices: Any, axis: int | None = None) -> Node:
 
 
 def dot(a: Any, b: Any) -> Node:
-    """Return numpy.dot for arrays of at most two axes. For more axes it differs from `@`."""
+    """Return numpy.dot of two arrays of at most two axes.
+
+    An array of more axes raises a ShapeError, because numpy.dot then differs from `@`.
+    """
     x, y = as_node(a, where="numpy.dot"), as_node(b, where="numpy.dot")
     if not x.ndim or not y.ndim:
         return arithmetic.multiply(a, b)
@@ -55,7 +58,10 @@ def dot(a: Any, b: Any) -> Node:
 
 
 def norm(x: Any, ord: float | None = None, axis: Axis = None, keepdims: bool = False) -> Node:
-    """Return numpy.linalg.norm, except matrix norms other than the Frobenius norm."""
+    """Return numpy.linalg.norm: a vector norm, or the Frobenius norm of a matrix (ord=None).
+
+    Any other `ord` for a matrix raises a ShapeError.
+    """
     where = "numpy.linalg.norm"
     x = as_node(x, where=where)
     axes = normalize_axes(where, axis, x.type)

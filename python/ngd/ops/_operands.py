@@ -313,7 +313,10 @@ def narrow(x: Any, dtype: DType) -> Array:
 
 
 def accumulator(dtype: DType) -> DType:
-    """Return the dtype in which NumPy sums elements of a dtype: 64 bits for integers and bools."""
+    """Return the dtype of NumPy's sum of elements of `dtype`.
+
+    It is int64 for signed integers and bools, uint64 for unsigned integers, and `dtype` for floats.
+    """
     if is_float(dtype):
         return dtype
     return uint64 if dtype.kind == "u" else int64

@@ -146,7 +146,8 @@ class Pool(Op):
 def _reaching(x: Array, counts: Shape, value: Any, attrs: dict[str, Any]) -> Array:
     """Pad the spatial axes of x with `value`, so that all windows are inside the array.
 
-    With ceil, the last window may end after the padding. The end of the axis is then extended too.
+    With ceil_mode, the last window may end after the padding. In this case the padding at the end
+    of the axis is made larger, up to the end of the last window.
     """
     margins: list[int] = []
     for n, count, kernel, stride, (before, after), dilation in zip(

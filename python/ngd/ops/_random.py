@@ -209,9 +209,12 @@ class RandomNormal(Draw):
     DTypeError
         The dtype is not a floating dtype, or the seed or offset is not an integer scalar.
 
-    Notes ----- Box and Muller's transform (Ann. Math. Stat. 29, 1958) of the uniform numbers 2k and
-    2k + 1. For 16-bit floats, the uniform numbers are float32. The transform is computed in float64
-    and rounded at the end.
+    Notes
+    -----
+    Box and Muller's transform (Ann. Math. Stat. 29, 1958) computes the elements 2k and 2k + 1 of
+    the result, for k = 0, 1, ..., from the elements 2k and 2k + 1 of a sequence of uniform numbers.
+    For 16-bit floats, the uniform numbers are float32. The transform is computed in float64 and
+    rounded at the end.
 
     Examples
     --------

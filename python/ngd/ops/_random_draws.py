@@ -232,8 +232,8 @@ def categorical(
     axis : int, default -1
         The axis of the classes.
     shape : int or sequence of int, optional
-        The shape of the result. The shape of the logits without the axis of the classes must
-        broadcast to it, and is the default.
+        The shape of the result. The default is the shape of the logits without the axis of the
+        classes. That shape must broadcast to `shape`.
     seed, offset : int or node
         The same as for ops.random_uniform.
 

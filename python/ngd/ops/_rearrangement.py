@@ -419,8 +419,8 @@ def pad(x: Value, widths: Any, mode: str = "constant", value: Value = 0) -> Node
     ValueError
         The mode is unknown.
     ShapeError
-        The widths do not fit, or an axis without elements is padded in a mode other than
-        "constant".
+        The widths are neither a number, nor a pair, nor a pair per axis of x, or a width is
+        negative, or an axis without elements is padded in a mode other than "constant".
 
     Examples
     --------

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """LSTM and GRU: one cell each, and a layer that applies the cell along a sequence.
 
-Weights and the order of the gates are those of PyTorch: [gates * H, I] for the input, [gates * H,
-H] for the state, and one bias [gates * H] each. The sequence is axis 0 of x. A layer is a scan, so
-its cell occurs once in the graph.
+In the shapes, `gates` is the number of gates (4 for LSTM, 3 for GRU), H is the size of a state, and
+I the size of an input. The weights and the order of the gates are those of PyTorch: a weight
+[gates * H, I] for the input, a weight [gates * H, H] for the state, and one bias [gates * H] for
+each. The sequence is axis 0 of x. A layer is an ops.scan, so its cell occurs once in the graph.
 """
 
 from __future__ import annotations
@@ -125,9 +126,9 @@ def lstm_cell(
     Parameters
     ----------
     x : node or array
-        The input [..., I].
+        The input [..., I]: vectors of size I.
     h, c : node or array
-        The hidden state and the cell state, [..., H] each.
+        The hidden state and the cell state, [..., H] each: vectors of size H.
     weight_ih, weight_hh : node or array
         The weights of the input, [4 H, I], and of the hidden state, [4 H, H].
     bias_ih, bias_hh : node or array, optional
@@ -178,9 +179,9 @@ def gru_cell(
     Parameters
     ----------
     x : node or array
-        The input [..., I].
+        The input [..., I]: vectors of size I.
     h : node or array
-        The hidden state [..., H].
+        The hidden state [..., H]: vectors of size H.
     weight_ih, weight_hh : node or array
         The weights of the input, [3 H, I], and of the hidden state, [3 H, H].
     bias_ih, bias_hh : node or array, optional
@@ -233,9 +234,9 @@ def lstm(
     Parameters
     ----------
     x : node or array
-        The sequence [L, ..., I] of L inputs.
+        The sequence [L, ..., I] of L inputs, whose vectors have the size I.
     h, c : node or array
-        The first hidden state and the first cell state, [..., H] each.
+        The first hidden state and the first cell state, [..., H] each: vectors of size H.
     weight_ih, weight_hh : node or array
         The weights of the input, [4 H, I], and of the hidden state, [4 H, H].
     bias_ih, bias_hh : node or array, optional
@@ -283,9 +284,9 @@ def gru(
     Parameters
     ----------
     x : node or array
-        The sequence [L, ..., I] of L inputs.
+        The sequence [L, ..., I] of L inputs, whose vectors have the size I.
     h : node or array
-        The first hidden state [..., H].
+        The first hidden state [..., H]: vectors of size H.
     weight_ih, weight_hh : node or array
         The weights of the input, [3 H, I], and of the hidden state, [3 H, H].
     bias_ih, bias_hh : node or array, optional

@@ -276,8 +276,9 @@ class Prod(Reduction):
 def _before(line: Node) -> Node:
     """Return, for each element, the product of all elements before it along the last axis.
 
-    It is a parallel prefix product: in round k of log2(n), each element is multiplied by the
-    product that is 2 ** k positions before it.
+    It is a parallel prefix product. The elements are first shifted by one position. In round k = 0,
+    1, ..., each element is multiplied by the one that is 2 ** k positions before it, until 2 ** k
+    is at least the size of the axis.
     """
     size = line.shape[-1]
     product = _shifted(line, builtins.min(1, size))

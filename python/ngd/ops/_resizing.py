@@ -2,7 +2,8 @@
 """Resizing of images and other spatial data, and rearrangements of channels and space.
 
 A linear or cubic resize multiplies each spatial axis by a matrix of weights [n, size], which is
-known when the graph is built. The weights are those of PyTorch's functions (aten's UpSample.h).
+known when the graph is built. n is the number of elements of the axis before the resize, and `size`
+the number after it. The weights are those of PyTorch's functions (aten's UpSample.h).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ CUBIC: Final = -0.75
 SMOOTH: Final = -0.5
 """The coefficient a of the cubic kernel if antialias is set."""
 DENSE: Final = 256
-"""The largest size of an axis that is resized by a matrix product.
+"""The largest size, before the resize, of an axis that is resized by a matrix product.
 
 A larger axis is resized by sums of elements that `take` reads. On one core of a server CPU, a
 bilinear resize of float32 [4, 16, n, n] to twice the size takes 4.4 ms with products and 15 ms with
@@ -56,7 +57,10 @@ def _cubic(x: Array, a: float) -> Array:
 
 
 def _triangle(x: Array, a: float) -> Array:
-    """Return the linear kernel at the distances x. `a` is unused; `_cubic` needs it."""
+    """Return the linear kernel at the distances x.
+
+    The parameter `a` is unused. It gives `_triangle` the signature of `_cubic`.
+    """
     values: Array = np.maximum(1 - np.abs(x), 0)
     return values
 
@@ -296,8 +300,8 @@ def interpolate(
     size : int or sequence of int, optional
         The sizes of the result: one number for all spatial axes, or one per axis.
     scale_factor : float or sequence of float, optional
-        The factors, instead of a size. An axis of n elements gets floor(n * factor) elements, and
-        coordinates are divided by the factor.
+        The factors, instead of a size. An axis of n elements gets floor(n * factor) elements. One
+        element of the result then covers 1 / factor elements of x, not n / floor(n * factor).
     align_corners : bool, optional
         The same as for ops.resize. None means False.
 
@@ -332,7 +336,8 @@ def _channels(where_: str, x: Value, factor: int) -> Node:
 def pixel_shuffle(x: Value, upscale_factor: int) -> Node:
     """Move channels to space, as torch.nn.functional.pixel_shuffle.
 
-    [..., C * r * r, H, W] becomes [..., C, H * r, W * r].
+    [..., C * r * r, H, W] becomes [..., C, H * r, W * r], where C is the number of channels of the
+    result, H the height and W the width of x.
 
     Parameters
     ----------
@@ -381,7 +386,7 @@ def pixel_unshuffle(x: Value, downscale_factor: int) -> Node:
     Parameters
     ----------
     x : node or array
-        [..., C, H * r, W * r].
+        [..., C, H * r, W * r]: C channels of the height H * r and the width W * r.
     downscale_factor : int
         The factor r.
 

@@ -79,8 +79,9 @@ def without_gradient(loss: Node, target: Node, adjoints: Mapping[Node, Node], pa
     """Return the error message for a target that gets no gradient from a loss.
 
     The message names the op at which the gradient stops on its way from the loss to the target.
-    `path` is the position of the target in the user's argument, such as an element of a list. It
-    is empty for ngd.grad.
+    If an optimizer computes the gradients of its argument `parameters`, `path` names the target in
+    this argument, such as a list element. If the user called ngd.grad, `path` is empty, and the
+    message names only the target.
     """
     call, argument = GRADIENT_CALL.get()
     end = end_of_path(loss, target, adjoints)
@@ -125,8 +126,9 @@ def walk_back(
     """Return the adjoints of all active nodes between some roots and the targets.
 
     `seeds` has the adjoints of the roots. Each op with an active result is visited after all users
-    of its results, and gives adjoints to its active inputs. If `past_targets` is False, the walk
-    ends at each target, even if that target depends on another one.
+    of its results, and gives adjoints to its active inputs. If `past_targets` is True,
+    adjoints also flow through one target to another target. If it is False, the walk ends at each
+    target.
     """
     ends = () if past_targets else tuple(targets)
     order = topological(seeds, stop=ends)
@@ -169,7 +171,10 @@ def adjoint_of_results(node: Node, adjoints: Mapping[Node, Node]) -> Any:
 
 
 def add_adjoint(adjoints: dict[Node, Node], operand: Node, part: Node, op: str) -> None:
-    """Add `part` to the adjoint of an operand. It is the contribution of one op that reads it."""
+    """Add `part` to the adjoint of an operand.
+
+    `part` is the contribution of one op that reads the operand, and `op` is its name.
+    """
     part = _unbroadcast(part, operand.shape)
     if operand.dtype in FLOATS_16_BIT and part.dtype == float32:
         part = cast(part, operand.dtype)

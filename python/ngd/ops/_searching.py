@@ -140,8 +140,8 @@ def digitize(x: Value, bins: Value, right: bool = False) -> Node:
     x : node or array
         Numbers of any shape.
     bins : node or array
-        The edges, along one axis. The edges of a node are ascending. An array may also be
-        descending.
+        The edges, along one axis. The edges of an array are in ascending or descending order. If
+        `bins` is a node, its edges must be in ascending order.
     right : bool, default False
         If True, a bin contains its right edge instead of its left edge.
 
@@ -188,7 +188,7 @@ def bincount(x: Value, length: int, weights: Value | None = None) -> Node:
     Raises
     ------
     OutOfRangeError
-        An element is outside of [0, length). The error is raised when the step runs.
+        An element is outside of [0, length). The error is raised when the compiled step runs.
 
     Examples
     --------
@@ -261,8 +261,8 @@ def histogram(
         Numbers of any shape.
     bins : int, node or array, default 10
         The number of bins of equal width, or their edges in ascending order. The last bin contains
-        its right edge. NumPy's rules such as "auto" do not exist, because shapes are known when the
-        graph is built.
+        its right edge. Rules that compute the number of bins from the data, such as "auto" in
+        NumPy, do not exist: the number of bins must be known when the graph is built.
     range : pair of float, optional
         The first and the last edge. The defaults are the smallest and the largest element.
     weights : node or array, optional
@@ -363,10 +363,10 @@ def interp(
 
 @public
 def partition(x: Value, kth: int, axis: int = -1) -> Node:
-    """Return x with the element of sorted index kth at this index, as numpy.partition.
+    """Return x partitioned by its kth smallest element, as numpy.partition.
 
-    Smaller elements are before it, and larger ones after it. The op sorts the elements, which is
-    one of the allowed orders.
+    The element that sorting would put at index kth is at this index. No element before it is
+    larger, and no element after it is smaller. The op sorts all elements, which fulfils this.
 
     Parameters
     ----------

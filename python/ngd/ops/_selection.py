@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """x[index] and x.at[index]: basic indexing, arrays of integers, and masks, as in NumPy.
 
-An index with arrays is split into two parts. The basic part has the slices and None, and takes the
-whole axis for each array. Its result is then treated as rows: the axes that arrays index are
-joined into one axis in front, and the arrays into one array of row numbers along this axis.
+An index with arrays is split into two parts: the basic part, and the arrays. The basic part has the
+slices and None of the index, and a full slice instead of each array. For example, the basic
+part of x[1:3, rows] is [1:3, :]. An int beside an array counts as an array. The axes that arrays
+index are then joined into one axis in front, whose elements are called rows, and the arrays are
+joined into one array of row numbers.
 """
 
 from __future__ import annotations
@@ -41,7 +43,11 @@ MASK: Final = (
     "expected an index of static size; got a mask, and how many elements it chooses is known only "
     "when the step runs. Choose by ngd.ops.where(mask, x, y), or change by x.at[mask].set(y)."
 )
-"""The error message for a mask computed in the step: the result has no known shape."""
+"""The error message for x[mask] with a mask that is a node of the graph.
+
+The shape of the result would depend on the values of the mask, which are known only when the
+compiled step runs. A mask that is a NumPy array is allowed.
+"""
 
 
 @dataclass(frozen=True)
@@ -183,7 +189,8 @@ class _MaskIndices:
 def checked_indices(where_: str, item: Any, x: Type, axis: int) -> Node | Array:
     """Return the index array `item` of an axis of x; ShapeError if an index is out of range.
 
-    Negative indices become non-negative. A node is returned unchanged: the step checks it.
+    Negative indices become non-negative. An index array that is a node is returned unchanged: its
+    values are checked when the compiled step runs.
     """
     n = x.shape[axis]
     if isinstance(item, _MaskIndices):
@@ -228,7 +235,8 @@ class Rows:
     def row_numbers(self) -> Node | Array:
         """Return the row number that each element of the index arrays selects.
 
-        If an array is a node, the op that computes the row numbers checks its indices in the step.
+        If an array is a node, the op that computes the row numbers checks the indices when the
+        compiled step runs.
         """
         shape, arrays = self.selection.shape, self.selection.arrays
         if all(isinstance(a, np.ndarray) for a in arrays):
@@ -242,7 +250,7 @@ class Rows:
         )
 
     def restore(self, rows: Node) -> Node:
-        """Return rows, changed by x.at, in the shape of the result of the basic part."""
+        """Reshape `rows`, which x.at has changed, to the result of the basic part of the index."""
         full = reshape(rows, (*self.extents, *self.row))
         return transpose(full, np.argsort(self.order).tolist())
 
@@ -291,11 +299,11 @@ def getitem(x: Value, index: Any) -> Node:
     ShapeError
         A known index is out of range, or there are too many indices.
     DTypeError
-        An index has another type, or is a mask that a step computes: the shape of the result would
-        depend on its values.
+        An index has another type, or is a mask that is a node: the shape of the result would depend
+        on the values of the mask.
     OutOfRangeError
-        An index that a step computes is out of range. The error is raised when the step runs. It is
-        an IndexError and a ValueError.
+        An index that is a node is out of range, when the compiled step runs. The error is also an
+        IndexError and a ValueError.
 
     Notes
     -----
@@ -445,9 +453,10 @@ class At:
 
 @public
 def at(x: Value) -> At:
-    """Return an object whose parts can be changed: at(x)[index].set(values) returns a changed copy.
+    """Return an object whose methods return copies of x in which some elements are changed.
 
-    Nodes have it as x.at[index].
+    For example, at(x)[index].set(values) returns a copy in which the elements x[index] are
+    `values`. x itself does not change. If x is a node, x.at[index] is the same as at(x)[index].
 
     Parameters
     ----------
@@ -459,7 +468,7 @@ def at(x: Value) -> At:
     At
         The methods of at(x)[index] are `set`, `add`, `multiply`, `min` and `max`, which return a
         changed copy of x, and `get`, which returns x[index]. The index is the same as for
-        ops.getitem. It may also be a mask that a step computes, of the shape of x or of its first
+        ops.getitem. It may also be a mask that is a node, of the shape of x or of its first
         axes. Then the values are scalars, or have the shape of the other axes.
 
     Notes
@@ -477,12 +486,12 @@ def at(x: Value) -> At:
 
 
 def changed_rows(rows: Rows, values: Node, combine: Combine | None) -> Node:
-    """Return a copy of `rows.rows` in which the selected rows are changed.
+    """Return a copy of `rows.rows`, the array of all rows, in which the selected rows are changed.
 
-    `values` has one row per row number. With `combine`, a selected row becomes combine(row, value);
-    without it, the value replaces the row. If several values have the same row number, `combine`
-    joins them; without it, the last value counts. For this, the values are sorted by row number,
-    and the last value of each run of equal row numbers is used.
+    `values` has one entry per row number. If `combine` is None, the value replaces the row, and the
+    last of several values with the same row number is used. Otherwise a selected row becomes
+    combine(row, value), where `value` combines all values that have its row number. To find values
+    with the same row number, the values are sorted by row number.
     """
     row_numbers, count, num_values = rows.row_numbers(), rows.count, values.shape[0]
     if num_values == 0:

@@ -24,7 +24,8 @@ def regroup_axes(old: Shape, new: Shape) -> list[tuple[range, range]]:
     """Return pairs (old axes, new axes) of ranges with equal numbers of elements.
 
     The ranges are as short as possible. For example, (6, 4) to (2, 3, 4) gives axis 0 with axes 0
-    and 1, and axis 1 with axis 2. The list is empty if an axis has size 0 or 1.
+    and 1, and axis 1 with axis 2. If an axis has size 0 or 1, the ranges are ambiguous. The list
+    is then empty, and `Reshape.move_transpose` does nothing.
     """
     groups: list[tuple[range, range]] = []
     if math.prod(old) == 0 or 1 in old or 1 in new:

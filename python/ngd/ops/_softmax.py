@@ -200,7 +200,7 @@ class SoftmaxCrossEntropy(Op):
     ShapeError
         The shapes do not fit.
     OutOfRangeError
-        A label is outside of [0, C). The error is raised when the step runs. It is an IndexError
+        A label is outside of [0, C), when the compiled step runs. The error is also an IndexError
         and a ValueError.
 
     Examples
@@ -312,10 +312,11 @@ def expect_labels(where_: str, name: str, x: Node, labels: Node) -> Node:
 
 
 def class_weights(where_: str, weight: Value | None, wide: Node, labels: Node) -> Node:
-    """Return the weight of the class of each label: 1 if `weight` is None.
+    """Return, for each label, the element of `weight` of its class, or 1 if `weight` is None.
 
-    `wide` has one value per class along its last axis, of size C. A label outside of [0, C) raises
-    an error when the step runs.
+    `wide` gives the number C of classes, which is the size of its last axis, and the dtype of the
+    result. It is the array of the logits or of the log-probabilities. A label outside of [0, C)
+    raises an error when the compiled step runs.
     """
     count = wide.shape[-1]
     if weight is None:
@@ -368,7 +369,7 @@ def cross_entropy(
     ValueError
         The reduction is unknown, or label_smoothing is outside of [0, 1].
     OutOfRangeError
-        A label is outside of [0, C). The error is raised when the step runs.
+        A label is outside of [0, C). The error is raised when the compiled step runs.
 
     Examples
     --------
@@ -708,7 +709,7 @@ def binary_cross_entropy_with_logits(
     weight : node or array, optional
         A factor for each loss, which broadcasts to this shape.
     pos_weight : node or array, optional
-        A factor for the term t log(p), which broadcasts to this shape.
+        A factor for the term t * log(sigmoid(logits)) of the loss, which broadcasts to this shape.
     reduction : str, default "mean"
         "mean", "sum" or "none".
 

@@ -61,7 +61,7 @@ STIRLING: Final = (
 B(2k) are the Bernoulli numbers (NIST's DLMF, 5.11.1).
 """
 STIRLING_SLOPE: Final = tuple(c * (2 * k + 1) for k, c in enumerate(STIRLING))
-"""The coefficients B(2k) / 2k of the series of digamma, its derivative (DLMF, 5.11.2)."""
+"""The coefficients B(2k) / 2k of the series of digamma, the derivative of lgamma (DLMF, 5.11.2)."""
 SHIFTS: Final = 8
 """The maximum number of steps of the recurrence gamma(x + 1) = x gamma(x) in `Lgamma.near`."""
 LARGE: Final = SHIFTS + 2.5
@@ -169,7 +169,11 @@ def _trigamma_series(z: Node) -> Node:
 
 
 def _digamma(x: float) -> float:
-    """Return digamma(x) for the reference, with more shifts and fewer series terms than the op."""
+    """Return digamma(x) for the NumPy reference, with which tests compare the op `digamma`.
+
+    The series is that of the op, but with fewer terms, after more steps of the recurrence
+    digamma(x) = digamma(x + 1) - 1 / x.
+    """
     if x <= 0 and x == math.floor(x):
         return -math.inf if x == 0 else math.nan
     if x < 0:
@@ -259,7 +263,8 @@ class Erfinv(CompositeUnary):
     -----
     The first value is Winitzki's approximation ("A handy approximation for the error function and
     its inverse", 2008, equation 7). Three of Halley's steps follow, in float64 for all dtypes. The
-    relative error in float64 is about 1e-16 / (1 - abs(x)), and at most 2e-3.
+    relative error in float64 is at most about 1e-16 / (1 - abs(x)). Next to 1 and -1, where this
+    bound is large, the error is at most 2e-3.
 
     Examples
     --------

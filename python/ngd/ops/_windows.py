@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The positions of the windows of convolutions and pooling over the axes of [N, C, spatial...].
 
-Along one axis, window i reads the elements at i * stride - before + k * dilation, for k in
-[0, kernel), if they are inside the array. The attributes `kernel`, `strides` and `dilations` have
-one number per axis. `padding` has the number of zeros before and after each axis: before, after,
-before, after, ...
+`before` and `after` are the numbers of padding elements at the start and at the end of one axis.
+Window i reads the elements at i * stride - before + k * dilation, for k in [0, kernel), if they are
+inside the array. The attributes `kernel`, `strides` and `dilations` have one number per axis.
+`padding` has two numbers per axis: before, after, before, after, ...
 """
 
 from __future__ import annotations

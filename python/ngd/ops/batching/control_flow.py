@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batching rules of loops, branches and `after`, and a rule that loops over the examples."""
+"""Batching rules of loops, branches and `after`, and a rule that loops over the examples.
+
+The op after(x, *others) returns x, but only after `others` have been computed.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,10 @@ def one_by_one(batching: Batching, node: Node, operands: Sequence[Batched]) -> R
 
 @batches(After)
 def batch_after(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Apply `after`. Its result has the batch axis if the first operand, the value, has it."""
+    """Apply after(x, *others), which returns x after `others` have been computed.
+
+    The result has the batch axis if x has it.
+    """
     result = node.op.node([x.node for x in operands], node.attrs)
     return [Batched(result, operands[0].is_mapped)]
 

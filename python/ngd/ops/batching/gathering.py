@@ -20,7 +20,8 @@ def rows_of_examples(batching: Batching, node: Node, indices: Node, extent: int)
     """Return the row numbers for one array of indices per example.
 
     Row i of example b has the number b * extent + i, where `extent` is the number of rows of an
-    example. An index outside of [0, extent) is an error when the step runs, as without vmap.
+    example. An index outside of [0, extent) raises an error when the compiled step runs, as without
+    vmap.
     """
     caller = node.attrs.get("caller") or node.op.name
     if not node.attrs.get("negative", True):

@@ -44,8 +44,8 @@ class Batched:
 Results: TypeAlias = Node | Sequence[Node | Batched]
 """The return value of a batching rule, for the results of one op.
 
-A sequence has one entry per result. A single node gives all results of its op. A plain node has the
-batch axis; a `Batched` says if its node has the batch axis.
+A sequence has one entry per result of the op. A single node stands for all results of the op that
+made this node. A node that is not in a `Batched` has the batch axis.
 """
 BatchingRule: TypeAlias = Callable[["Batching", Node, Sequence[Batched]], Results]
 """A function that returns the new results of a traced node; see `Results`.
@@ -88,7 +88,10 @@ class Batching:
         """
 
     def find(self, node: Node) -> Batched:
-        """Return the `Batched` of a traced node; without one, the node itself as not mapped."""
+        """Return the `Batched` that replaces a traced node.
+
+        If it does not exist, return a `Batched` of the traced node with `is_mapped` = False.
+        """
         batched = self.new.get(node)
         if batched is not None:
             return batched

@@ -52,9 +52,10 @@ class BatchedRule:
     ) -> Sequence[Node | None]:
         """Return the adjoints of the operands of a with_gradient node, for all examples.
 
-        These operands are the `results` of the user's function, followed by its `operands`.
-
-        `dy` has the adjoints of the node's results, with the batch axis.
+        A with_gradient node takes as its operands the `results` that the ops of the user's function
+        compute, then the `operands` of the user's function. Return one adjoint per entry of
+        `results`, then one per entry of `operands`. `dy` has the adjoints of the node's results,
+        with the batch axis.
         """
         node, batching = self.node, Batching(self.batching.size, self.batching.since, self.batching)
         seeds: list[Node | None] = []

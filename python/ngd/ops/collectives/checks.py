@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of collectives in a graph: reductions, ranks, and shapes of operands and results.
 
-The method `infer` of each collective calls them. comm/checks.py has the checks of collectives on
-arrays, and names the code that compares the calls of different ranks.
+The method `infer` of each collective calls them. comm/checks.py has the checks of collectives that
+are called on arrays. The communicator checks that all ranks call the same collective with operands
+of the same shape (src/cpp/comm/shm/group.cpp).
 """
 
 from __future__ import annotations

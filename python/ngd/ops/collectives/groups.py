@@ -120,8 +120,8 @@ def with_group(call: str, attrs: Mapping[str, Any], group: Ranks | None) -> dict
 def is_equal_on_all_ranks(inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
     """Return True if the result of a collective is equal on all ranks of the world.
 
-    The caller has checked that the result is equal on all ranks of its group. It is equal on all
-    ranks of the world if the group is the world. So it is if the inputs are equal on all ranks.
+    The caller has checked that the result is equal on all ranks of its group. This function then
+    returns True if the group is the world, or if all inputs are equal on all ranks of the world.
     """
     group = attrs.get("group")
     of_world = group is None or is_launched(group) or group is joined_world()

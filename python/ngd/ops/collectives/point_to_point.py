@@ -26,8 +26,9 @@ __all__ = ["recv", "send"]
 class Send(Collective):
     """Send x to another rank, which receives it with ops.recv.
 
-    The send runs only if the step needs its result, a token: make the token an output of the step,
-    or add it to an output. Both ranks make their sends and receives in the same order, as with MPI.
+    The send runs only if the compiled step needs its result, a token: make the token an output of
+    the step, or add it to an output. Both ranks make their sends and receives in the same order, as
+    with MPI.
 
     Parameters
     ----------
@@ -38,7 +39,7 @@ class Send(Collective):
     tag : int, default 0
         A number that is compared with the tag of the receive, to detect different orders.
     group : Group, optional
-        The ranks. The default is the group of the step.
+        The ranks. The default is the group of the compiled step.
 
     Returns
     -------
@@ -50,9 +51,11 @@ class Send(Collective):
     ValueError
         `to` is not another rank of the group.
 
-    Notes ----- The adjoint of a send is a receive from the rank `to`, with the same tag. The
-    adjoint of the recv on that rank sends the array. So the gradient of a loss that contains the
-    token continues on the other rank; see ops.recv.
+    Notes
+    -----
+    The gradient of a send is a receive: this rank receives the adjoint of x from the rank `to`,
+    with the same tag. The rank `to` must send this adjoint, which the gradient of its ops.recv
+    does. ops.recv has a program with both gradients.
 
     Examples
     --------
@@ -111,7 +114,7 @@ class Recv(Collective):
         A scalar that is computed before the receive, such as the token of a send. Its value is not
         read.
     group : Group, optional
-        The ranks. The default is the group of the step.
+        The ranks. The default is the group of the compiled step.
 
     Returns
     -------
@@ -127,9 +130,11 @@ class Recv(Collective):
 
     Notes
     -----
-    The adjoint of `after` is the token of the send that returns the adjoint of the received array
-    to `source`. So a rank whose loss depends on the received array also differentiates by `after`,
-    and makes that token an output. Otherwise the other rank waits.
+    The gradient of a receive is a send: this rank sends the adjoint of the received array to the
+    rank `source`. This send returns a token, and the token is the adjoint of `after`. A send runs
+    only if its token is needed. So if the loss of this rank depends on the received array,
+    differentiate by `after` too, and make the adjoint of `after` an output of the compiled
+    step. Otherwise the adjoint of the array is not sent, and the rank `source` waits for it.
 
     In this program for two ranks, gw is the gradient of the sum of the losses of both ranks,
     because the value of the token is 0.

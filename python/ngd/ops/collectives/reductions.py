@@ -141,12 +141,14 @@ class AllReduce(Collective):
         the result of a single process. A rank of weight 0 contributes nothing, even if its x is
         NaN. If all weights are 0, the result is 0. The signs of the weights are not checked.
     algorithm : str, default "auto"
-        "auto", "flat" or "ring".
+        "flat": each rank reduces one part of the arrays of all ranks and sends the result to all
+        ranks. "ring": partial results pass from rank to rank in a ring. "auto": the value of the
+        environment variable NGD_ALLREDUCE, or "flat" if it is not set.
     compression : str, optional
         "bf16" sends a float32 x as bfloat16, adds in float32 and rounds once. The gradient is
         compressed in the same way. ops.sparse_all_reduce sends only the largest elements.
     group : Group, optional
-        The ranks. The default is the group of the step.
+        The ranks. The default is the group of the compiled step.
 
     Returns
     -------
@@ -315,7 +317,7 @@ class Broadcast(Collective):
     root : int, default 0
         The rank whose array is copied.
     group : Group, optional
-        The ranks. The default is the group of the step.
+        The ranks. The default is the group of the compiled step.
 
     Returns
     -------
@@ -374,7 +376,7 @@ class Reduce(Collective):
     op : str
         "sum", "mean", "min", "max" or "prod", as for ops.all_reduce.
     group : Group, optional
-        The ranks. The default is the group of the step.
+        The ranks. The default is the group of the compiled step.
 
     Returns
     -------
@@ -437,7 +439,7 @@ class OwnRank(Op):
     Parameters
     ----------
     group : Group, optional
-        The ranks. The default is the group of the step.
+        The ranks. The default is the group of the compiled step.
 
     Examples
     --------

@@ -156,13 +156,14 @@ def expect_agreement(graph: Graph) -> None:
 def close_over(
     outputs: Sequence[Node], inputs: Sequence[Node], since: int | None = None
 ) -> tuple[tuple[Node, ...], list[tuple[Node, Node]]]:
-    """Make the outputs of a body from nodes that may also depend on nodes outside of the body.
+    """Return the outputs of a body, rewritten to depend only on body inputs, and new input pairs.
 
-    The body computes the nodes that depend on the inputs. It also computes nodes that are newer
-    than the node number `since`, except those that are known before the step runs (such as
-    placeholders). All other nodes that it reads are captured: a new body input replaces each of
-    them. Return the outputs, which depend on body inputs only, and pairs of a captured node and its
-    body input.
+    `outputs` may also depend on nodes outside of the body of the loop or branch. The body computes
+    the nodes that depend on `inputs`, and, if `since` is not None, nodes with a number above
+    `since`, which the function of the body has created. Nodes that are known before the compiled
+    step runs, such as placeholders, are not computed in the body. A node that the body reads or
+    returns, but does not compute, is captured: a new body input replaces the node. The pairs are
+    (captured node, new body input).
     """
     order = topological(outputs)
     computed = nodes_computed_inside(order, inputs, since)
@@ -184,7 +185,7 @@ def nodes_computed_inside(
 
 
 def is_known_before_run(node: Node) -> bool:
-    """Return True if the value of a node is known before the step runs.
+    """Return True if the value of a node is known before the compiled step runs.
 
     The node is a placeholder or a variable, or its value depends only on the group, as the number
     of ranks does.

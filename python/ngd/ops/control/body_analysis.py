@@ -42,25 +42,28 @@ def inputs_with_adjoints(body: Graph, carries: int, wanted: Sequence[bool]) -> d
 
 
 def worth_keeping(outputs: Sequence[Node], inputs: Sequence[Node]) -> list[Node]:
-    """Return the results of heavy ops that the loop stores for its gradient; see `heavy_ends`.
+    """Return the results of heavy ops, such as matmul, that the loop stores for its gradient.
 
-    Results that are outputs of the body are left out, because the loop stores them anyway.
+    They are the results of `heavy_ends` except those that are outputs of the body, which the loop
+    stores anyway.
     """
     stored_anyway = set(outputs)
     return [node for node in heavy_ends(outputs, inputs) if node not in stored_anyway]
 
 
 def heavy_ends(outputs: Sequence[Node], inputs: Sequence[Node]) -> list[Node]:
-    """Return the results of the heavy ops of a body, which take most of the time of an iteration.
+    """Return the results of the heavy ops of a body, such as matmul, convolution and attention.
 
-    The kernel of a heavy op also adds a bias or a residual if the addition is the only reader of
-    the op's result. Then the sum is returned instead of the op's result. The choice does not depend
-    on shapes, which may differ between ranks: a value that is not stored is computed again,
-    including its collectives.
+    If an addition of a bias or a residual is the only reader of such a result, the kernel of the
+    heavy op can do the addition. In this case the list has the sum instead of the result.
 
-    The list is empty if the body has a user-defined gradient, so nothing is stored. The rule of
-    that gradient may read any node of the body. A second gradient differentiates these nodes, so
-    it needs them as computed nodes and not as stored values.
+    The gradient of a loop computes values that are not stored again, including their collectives,
+    and all ranks must make the same collectives. So the choice depends on the ops, but not on
+    shapes, which may differ between ranks.
+
+    The list is empty if an op of the body has a user-defined gradient. The rule of this gradient
+    may read any node of the body, and a gradient of the gradient differentiates these nodes. For
+    this, the nodes must be computed again; a stored value has no ops to differentiate.
     """
     order = topological(outputs)
     if has_rule(order):

@@ -69,7 +69,8 @@ class Cond(Control):
     def scratch_bytes(self, **attrs: Any) -> int:
         """Return the total size in bytes of spare buffers, one per result of a branch.
 
-        A branch writes a result to its spare buffer if the step does not read the result.
+        A branch writes a result to its spare buffer if the compiled step does not use
+        the result.
         """
         return sum(align_up(node.type.bytes) for node in attrs["on_true"].graph.outputs)
 
@@ -139,7 +140,8 @@ def choose(
     """Return the results of a new `cond` between two branches.
 
     Each of `pairs` is an operand and its body input. `branches` has the outputs of the branch for
-    True, then those for False. `close_over` gets `since` and finds further operands.
+    True, then those for False. Nodes with a number above `since` are computed in the branches.
+    Other nodes that the branches read become further operands (`close_over`).
     """
     outputs, captured = close_over([*branches[0], *branches[1]], [p for _, p in pairs], since)
     pairs = [*pairs, *captured]

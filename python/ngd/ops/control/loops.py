@@ -81,8 +81,8 @@ class Scan(Control):
     Operands: the first carried values, the tensors that are read slice by slice, and the fixed
     values. Results: the last carried values, the stacked results of all iterations, and the carry
     histories. Only the gradient reads the carry histories: it computes each iteration again from
-    them, except the results of heavy ops. For the gradient, these results are among the stacked
-    results too (`worth_keeping`).
+    them. The results of heavy ops, such as matmul, are not computed again: they are added to the
+    stacked results, and the gradient reads them from there (`worth_keeping`).
     """
 
     # Attributes of a node: body, carries and slices (their numbers), length, reverse.
@@ -173,9 +173,9 @@ class Scan(Control):
         """Return the adjoints of the operands, which a loop in the other direction computes.
 
         That loop computes each iteration again from the carry histories and the stored results of
-        heavy ops. It carries the adjoints of carried values, and sums the adjoints of fixed values.
-        It stacks the adjoints of slices. If the body uses a fixed matrix only in matrix products,
-        the gradient of this matrix is one matrix product after the loop.
+        heavy ops, such as matmul. The loop carries the adjoints of carried values, sums the
+        adjoints of fixed values, and stacks the adjoints of slices. If the body uses a fixed matrix
+        only in matrix products, the gradient of this matrix is one matrix product after the loop.
         """
         return ScanGradient(node, dy, wanted).operand_adjoints()
 
@@ -243,9 +243,9 @@ class ScanGradient:
     """The gradient of a scan, a loop in the other direction: `self.loop`.
 
     The body of this loop first computes an iteration of the scan again, from the carried values at
-    the start of the iteration. The results of heavy ops are not computed again: the loop reads the
-    results that the scan has stored. Then it computes the adjoints of the iteration, and carries
-    those of the carried values.
+    the start of the iteration. The results of heavy ops, such as matmul, are not computed again:
+    the loop reads the results that the scan has stored. Then the body computes the adjoints of the
+    iteration, and the loop carries the adjoints of the carried values.
     """
 
     def __init__(self, node: Node, adjoints: Sequence[Node | None], wanted: Sequence[bool]) -> None:
@@ -373,10 +373,10 @@ class ScanGradient:
     def sum_in_loop(
         self, adjoints: Mapping[Node, Node], products: Mapping[Node, Any]
     ) -> list[Node]:
-        """Sum the adjoints of fixed values in the loop; return the summed fixed values.
+        """Sum the adjoints of fixed values over all iterations, in the loop.
 
-        Fixed values in `products` are left out: `over_iterations` computes their adjoints after the
-        loop.
+        Return the fixed values for which the loop has such a sum. Fixed values in `products` are
+        left out: `over_iterations` computes their adjoints after the loop.
         """
         summed = [x for x in self.body_inputs.fixed if x in adjoints and x not in products]
         for value in summed:

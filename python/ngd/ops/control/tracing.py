@@ -2,9 +2,10 @@
 """The loops whose bodies are being traced, and the seeds of the random draws in these bodies.
 
 A body is traced once, so a draw in it has one seed and one offset for all iterations. To give each
-iteration its own numbers, STRIDE times the number of the iteration is added to the offset. The
-seeds of all iterations are computed before the loop, which reads them slice by slice. The gradient
-of the loop reads the same slices, so it draws the same numbers.
+iteration its own numbers, STRIDE times the number of the iteration is added to the offset. Seed and
+offset are the two elements of one tensor, the seed tensor. The seed tensors of all iterations are
+computed before the loop and stacked; the loop reads this stack slice by slice. The gradient of the
+loop reads the same slices, so it draws the same numbers.
 """
 
 from __future__ import annotations
@@ -71,9 +72,12 @@ def iterations() -> int:
     """Return how often the code that is being traced runs per step.
 
     This is the product of the lengths of all ops.scan loops whose bodies are being traced, and 1
-    outside of loops. A program that numbers its random draws itself, by offsets in steps of 2^40,
-    reserves this many successive offsets (multiples of 2^40) for one draw: `ops.scan` adds t * 2^40
-    to the offset in iteration t.
+    outside of loops.
+
+    Programs that choose the offsets of their random draws need this number. `ops.scan` adds
+    t * 2^40 to the offset of a draw in iteration t. So a draw with the offset k * 2^40 in a loop of
+    10 iterations uses the offsets k * 2^40 to (k + 9) * 2^40, and the next draw must have at least
+    the offset (k + 10) * 2^40.
 
     Returns
     -------
@@ -93,9 +97,10 @@ def iterations() -> int:
 def per_iteration(seed: Node) -> Node:
     """Return a seed tensor that differs in each iteration of the loops that are being traced.
 
-    If the seed depends on a carried value or a slice of a loop, the caller has chosen it per
-    iteration of this loop. In this case only the iteration numbers of loops inside this loop are
-    added.
+    `seed` is a tensor of two integers, the seed and the offset. The offset grows by STRIDE from one
+    iteration to the next one. If `seed` depends on a carried value or a slice of a loop, the caller
+    has chosen it per iteration of this loop, so the offset grows only with the iterations of the
+    loops inside this loop.
     """
     enclosing = loops()
     if not enclosing:
