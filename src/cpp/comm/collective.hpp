@@ -140,7 +140,7 @@ void validate(const Collective& collective, int rank, int size);
 std::string describe(const Collective& collective);
 
 // Return the prefix of a site that names a public function of ngd: "join() at " for "join() at
-// train.py:42", "ngd.init()" for "ngd.init()". Return "" if the site has no such prefix, as
+// train.py:42", "ngd.init()" for "ngd.init()". Return "" for a site without such a prefix, such as
 // "train.py:42".
 constexpr std::string_view public_call(std::string_view site) noexcept {
   constexpr std::string_view kName =

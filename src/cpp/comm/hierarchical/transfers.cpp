@@ -377,8 +377,8 @@ class HostBlocks : public Transfer {
   // Return the number of the host whose region (the blocks of all ranks of that host) is the
   // operand of local step `number`.
   virtual int host_of_step(int number) const = 0;
-  // Return true if this rank has the data that local step `number` reads. Some of them come from a
-  // counterpart on another host.
+  // Return true if this rank has the data that local step `number` reads. In an all_gather, the
+  // data of most steps come from a counterpart on another host.
   virtual bool has_operand(int number) = 0;
   // Return the collective of local step `number`. After a refusal it is called again for the same
   // step.

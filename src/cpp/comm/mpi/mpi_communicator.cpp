@@ -151,9 +151,9 @@ Progress MpiCommunicator::try_wait(Work work, const WaitLimits& limits) {
   }
 }
 
-// The interrupt callback has set an exception in Python, so this throws even if the work is
-// complete. If the work is complete, its result is lost, but the group stays usable. If the work is
-// not complete, the family fails.
+// Throw Interrupted because the interrupt callback has returned true: it has set an exception in
+// Python, which must be raised. If the work is complete, its result is lost, but the group stays
+// usable. If the work is not complete, the family fails.
 void MpiCommunicator::throw_interrupted(Work work) {
   const std::lock_guard lock(group_.family->mutex());
   group_.require_open("wait");

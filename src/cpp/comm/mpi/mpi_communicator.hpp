@@ -37,7 +37,9 @@ class MpiCommunicator final : public Communicator, private Member {
   // of collectives.
   void use(std::unique_ptr<HostLayer> hosts);
 
-  // The functions of groups.hpp use the next three functions.
+  // The next three functions are for groups.hpp. check_not_child() throws GroupClosed in a forked
+  // child. first_incomplete() returns the sequence number of the first collective that is not
+  // complete.
   const GroupContext& context() const noexcept { return group_; }
   void check_not_child(const char* call) const;
   std::uint64_t first_incomplete() const;
