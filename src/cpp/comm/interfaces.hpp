@@ -88,8 +88,8 @@ class Collectives {
     static_cast<void>(work);
     return {};
   }
-  // Return the statistics, one entry per kind, reduction and call site. Empty if the group counts
-  // nothing.
+  // Return the statistics, one entry per kind, reduction and call site. Empty if this kind of group
+  // does not count its calls.
   virtual std::vector<CallStats> stats() const { return {}; }
 };
 

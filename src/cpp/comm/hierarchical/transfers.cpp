@@ -18,8 +18,9 @@ using mpi::Transfer;
 using mpi::Window;
 using mpi::WindowedTransfer;
 
-// Return true if each host computes the mean of its own ranks first, which avoids that a sum
-// overflows. This is exact, and is done, only if the number of ranks per host is a power of two.
+// Return true if a mean is computed in two stages: each host first computes the mean of its own
+// ranks, so that large values do not overflow in a sum. This is done only if the number of ranks
+// per host is a power of two, because the division is exact only then.
 bool averages_inside(const Hosts& hosts, const Collective& collective) {
   return collective.op == ReduceOp::Mean &&
          std::has_single_bit(static_cast<unsigned>(hosts.per_host()));

@@ -40,7 +40,8 @@ class FlatReduction final : public WindowedTransfer {
     return window.step < 2 ? Outcome::Continues : Outcome::SliceComplete;
   }
 
-  // Return the part of the window's slice that an owner reduces, in elements of the source.
+  // Return the part of the window's slice that `owner` reduces, as a range of the elements of the
+  // source.
   Slice owned(const Window& window, int owner) const {
     if (!is_scatter_) return part_of(window.slice, owner, size_);
     const Slice block = blocks_[owner];
@@ -124,8 +125,8 @@ class RingAllReduce final : public WindowedTransfer {
   }
 
   // Return the address of area `which` of the scratch memory. Areas 0 and 1 are two partial sums,
-  // sent and received alternately. Area 2 is a copy of this rank's own part, widened to float32 if
-  // it has 16-bit floats.
+  // sent and received alternately. Area 2 is a copy of this rank's elements of the part that it
+  // adds to a partial sum, widened to float32 if they are 16-bit floats.
   std::byte* partial(Window& window, int which) const {
     const std::size_t largest = window.slice.count / static_cast<std::size_t>(size_) + 1;
     window.scratch.reserve(3 * largest * size_of(partial_dtype_));

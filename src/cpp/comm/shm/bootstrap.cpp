@@ -313,7 +313,7 @@ class Server final : public Rendezvous {
     if (::poll(fds.data(), fds.size(), clock_.next_poll_ms()) <= 0) return;
     for (int r = 1; r < size_; ++r)
       if (fds[1 + static_cast<std::size_t>(r)].revents != 0) receive_from(r);
-    // Backwards, because admit() may remove the entry at the index.
+    // Iterate backwards, because admit() may remove the entry with this index.
     for (std::size_t i = strangers_.size(); i-- > 0;)
       if (fds[1 + channels_.size() + i].revents != 0) admit(i);
     if (fds[0].revents != 0)
