@@ -140,10 +140,10 @@ std::unique_ptr<Communicator> make_shm_communicator(const std::string& job_key, 
 // of the MPI communicator with this Fortran handle (MPI_Fint; -1: MPI_COMM_WORLD). Throws Init,
 // CollectiveTimeout, and Unsupported if this build has no MPI.
 std::unique_ptr<Communicator> make_mpi_communicator(int fortran_handle, double timeout_seconds);
-// Return a group over MPI. If every host has the same number of ranks, and more than one, large
-// collectives use shared memory inside a host and MPI between hosts. Otherwise collectives use only
-// MPI. If there is only one host, the group uses only shared memory. The arguments and the errors
-// are those of make_mpi_communicator() and make_shm_communicator().
+// Return a group over MPI; if all ranks are on one host, return a group over shared memory instead.
+// On several hosts with the same number of ranks per host, and more than one, large collectives use
+// shared memory inside a host and MPI between hosts. In all other cases, collectives use only MPI.
+// The arguments and the errors are those of make_mpi_communicator() and make_shm_communicator().
 std::unique_ptr<Communicator> make_hierarchical_communicator(
     int fortran_handle, double timeout_seconds, const std::function<bool()>& interrupt = {});
 // Return a group of the ranks `members` of `world`, which is a group over MPI. Only the members
