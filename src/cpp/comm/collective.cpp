@@ -40,9 +40,10 @@ std::uint64_t sum_of(const std::uint64_t* counts, int size) noexcept {
   return std::accumulate(counts, counts + size, std::uint64_t{0});
 }
 
-// Return the number of elements of a source or destination whose contents are `part`: the whole
-// array, one block, one block per rank, or nothing. `counts`: the number of elements of each rank's
-// block; null: every block has collective.count elements.
+// Return the number of elements of a source or a destination of `rank`. The array has all elements
+// (Whole), the block of `rank` (Block), one block per rank (Blocks), or no element (Nothing).
+// `counts` has the number of elements of each rank's block; null: every block has collective.count
+// elements.
 std::uint64_t elements_of(Part part, const Collective& collective, const std::uint64_t* counts,
                           int rank, int size) noexcept {
   switch (part) {

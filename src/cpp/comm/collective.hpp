@@ -34,7 +34,8 @@ enum class Kind : std::uint8_t {
 enum class Part : std::uint8_t { Nothing, Whole, Block, Blocks };
 enum class Role : std::uint8_t { None, Source, Destination };
 
-// An entry of kKinds, the table of the properties of each kind of collective.
+// An entry of kKinds, the table of the kinds of collectives. An entry has the name of a kind, the
+// contents of its source and its destination, and the properties below.
 struct Row {
   std::string_view name;
   Part source, destination;
@@ -61,8 +62,9 @@ enum class ReduceOp : std::uint8_t { None, Sum, Mean, Min, Max, Prod };
 
 enum class Algorithm : std::uint8_t { Auto, Flat, Ring };
 
-// The identity of the compiled step that calls a collective. A step gives it to each of its
-// collectives, except sends and receives.
+// The identity of the compiled step that calls a collective. The ranks compare it, so that a rank
+// that calls another step gets a CollectiveMismatch. A step gives its identity to all its
+// collectives except sends and receives.
 struct ProgramIdentity {
   std::uint64_t hash = 0;  // of the step's collectives; 0: the call is not part of a step
   // The text for error messages: one line per collective of the step with its call site, an empty
@@ -83,9 +85,10 @@ ProgramIdentity in_branch(ProgramIdentity program, std::uint64_t branch) noexcep
 // this rank's block for rank r, and receive_counts[r] is the size of rank r's block for this rank.
 //
 // The source and the destination may be the same memory if both have `count` elements, and in an
-// all_to_all without counts; the ranks may differ in this. In all_gather and gather, the source may
-// be this rank's block of the destination. In reduce_scatter and scatter, the destination may be
-// this rank's block of the source. Otherwise they must not overlap.
+// all_to_all without counts. Each rank may choose this for itself: some ranks may use the same
+// memory, other ranks different memory. In all_gather and gather, the source may be this rank's
+// block of the destination. In reduce_scatter and scatter, the destination may be this rank's block
+// of the source. Otherwise they must not overlap.
 struct Collective {
   Kind kind = Kind::Barrier;
   ReduceOp op = ReduceOp::None;
@@ -121,9 +124,9 @@ constexpr bool has_root(Kind kind) noexcept { return row_of(kind).of_root != Rol
 constexpr bool has_blocks(Kind kind) noexcept { return row_of(kind).source >= Part::Block; }
 constexpr bool between_two(Kind kind) noexcept { return row_of(kind).between_two; }
 
-// source_elements() returns the number of elements of the source of `rank`, and
-// destination_elements() that of the destination of `rank`. Both return 0 if the rank has no such
-// array.
+// source_elements() returns the number of elements in the source of `rank`: the sum over all its
+// blocks. destination_elements() returns the same for the destination. Both return 0 if `rank` has
+// no such array: for example, only the root of a scatter has a source.
 std::uint64_t source_elements(const Collective& collective, int rank, int size) noexcept;
 std::uint64_t destination_elements(const Collective& collective, int rank, int size) noexcept;
 
@@ -136,8 +139,9 @@ void validate(const Collective& collective, int rank, int size);
 // site is known. For a collective that ngd itself calls in a public function, it is only the site.
 std::string describe(const Collective& collective);
 
-// Return the public call at the beginning of a site: "join() at " for "join() at train.py:42",
-// "ngd.init()" for "ngd.init()". Return "" if the site is a line of the user's program.
+// Return the prefix of a site that names a public function of ngd: "join() at " for "join() at
+// train.py:42", "ngd.init()" for "ngd.init()". Return "" for a site without such a prefix, such as
+// "train.py:42".
 constexpr std::string_view public_call(std::string_view site) noexcept {
   constexpr std::string_view kName =
       "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.";

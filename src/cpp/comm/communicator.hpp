@@ -52,8 +52,9 @@ class Communicator : public Collectives, public HostMemory, public Peers {
   int local_size() const noexcept { return membership_.local_size; }
   const Membership& membership() const noexcept { return membership_; }
 
-  // submit(), wait() and split() are try_submit(), try_wait() and try_split() for callers outside
-  // of the C++ core: they throw Busy instead of returning it.
+  // submit(), wait() and split() do the same as try_submit(), try_wait() and try_split(), but throw
+  // Busy if another thread uses the group. The try_ functions return Progress::Busy or nothing
+  // then.
   Work submit(const Collective& collective) {
     const std::optional<Work> work = try_submit(collective);
     if (!work) [[unlikely]]
@@ -73,8 +74,8 @@ class Communicator : public Collectives, public HostMemory, public Peers {
   void watch(bool is_on) noexcept override { watched_ += is_on ? 1 : -1; }
   bool is_watched() const noexcept { return watched_ > 0; }
 
-  // Return the computations (hashes) of the compiled steps that use this group. The pointer is
-  // shared, because the steps may outlive the group.
+  // Return the set of the computations (hashes) of those loaded compiled steps that use this group.
+  // Each step holds the pointer too, because a step may outlive the group.
   const std::shared_ptr<Computations>& computations() const noexcept { return computations_; }
 
   // Set the interrupt callback. A blocking call calls it about ten times per second, and throws
@@ -126,9 +127,10 @@ std::unique_ptr<Communicator> make_self_communicator();
 // Return the group of the ranks of one host, over shared memory. The ranks find each other by
 // `job_key`, which is equal on all ranks of a job and different in every other job
 // (shm/bootstrap.hpp). The rendezvous calls `interrupt` about ten times per second, and throws
-// Interrupted if it returns true. `job_ranks`: for each rank, its number in the job, which errors
-// show; empty: the ranks themselves. Throws Init, CollectiveTimeout, and Unsupported if this build
-// has no shared memory.
+// Interrupted if it returns true. `job_ranks` has the rank in the whole job of each rank of this
+// group; error messages show the ranks in the job. If `job_ranks` is empty, error messages show the
+// ranks in this group. Throws Init, CollectiveTimeout, and Unsupported if this build has no shared
+// memory.
 std::unique_ptr<Communicator> make_shm_communicator(const std::string& job_key, int rank, int size,
                                                     double timeout_seconds,
                                                     const std::function<bool()>& interrupt = {},
@@ -138,17 +140,19 @@ std::unique_ptr<Communicator> make_shm_communicator(const std::string& job_key, 
 // of the MPI communicator with this Fortran handle (MPI_Fint; -1: MPI_COMM_WORLD). Throws Init,
 // CollectiveTimeout, and Unsupported if this build has no MPI.
 std::unique_ptr<Communicator> make_mpi_communicator(int fortran_handle, double timeout_seconds);
-// Return a group over MPI whose ranks share memory inside each host. If there are several hosts
-// with an equal number of ranks, large collectives use shared memory inside a host and MPI between
-// hosts. If there is one host, the group uses only shared memory. The arguments and the errors are
-// those of make_mpi_communicator() and make_shm_communicator().
+// Return a group over MPI; if all ranks are on one host, return a group over shared memory instead.
+// On several hosts with the same number of ranks per host, and more than one, large collectives use
+// shared memory inside a host and MPI between hosts. In all other cases, collectives use only MPI.
+// The arguments and the errors are those of make_mpi_communicator() and make_shm_communicator().
 std::unique_ptr<Communicator> make_hierarchical_communicator(
     int fortran_handle, double timeout_seconds, const std::function<bool()>& interrupt = {});
 // Return a group of the ranks `members` of `world`, which is a group over MPI. Only the members
-// call this. All of them pass the same `members`, a `key` that no other group has, and as `number`
-// the largest next_group_number() of a member; the caller must exchange these values first. The new
-// group belongs to the family of `world`. This makes no blocking call of MPI. Throws the errors of
-// the functions above. CollectiveTimeout names the ranks that did not arrive.
+// call this. Before the call, the caller exchanges two values between the members. `key` is a text
+// that no other group has. `number` is the largest value that next_group_number() returns on any
+// member. All members pass the same `members`, `key` and `number`. The new group belongs to the
+// family of `world`. The function makes no blocking call of MPI. Throws the errors of
+// make_mpi_communicator() and make_shm_communicator(). CollectiveTimeout names the ranks that did
+// not arrive.
 std::unique_ptr<Communicator> make_group_of(Communicator& world, const std::vector<int>& members,
                                             int number, const std::string& key,
                                             double timeout_seconds,

@@ -3,9 +3,10 @@
 // everything that a step computes.
 //
 // Two steps may call equal collectives on different data, so the ranks compare their computations
-// too. A difference alone is no error: steps may differ between ranks in shapes, constants, outputs
-// or whole branches. It is an error if this rank has also loaded the step of the peer: then this
-// rank should be in that step now, and the ranks have called their steps in different orders.
+// too. A difference alone is no error: one step may differ between ranks in shapes, constants,
+// outputs or whole branches. A difference is an error if this rank has loaded the step of the peer
+// too. Example: both ranks have loaded the steps A and B, and meet in equal collectives, one rank
+// in A and the other in B. Then the ranks have called their steps in different orders.
 #pragma once
 
 #include <cstdint>
@@ -38,8 +39,8 @@ class Computations {
   std::unordered_map<std::uint64_t, int> num_holders_;
 };
 
-// Keeps a computation in the set of a group while this object exists, even after the group has
-// ended.
+// A guard that keeps a computation in the set of a group (Computations) while the guard exists. The
+// guard shares the ownership of the set, so it may outlive the group.
 class HeldComputation {
  public:
   HeldComputation(std::shared_ptr<Computations> all, std::uint64_t computation)

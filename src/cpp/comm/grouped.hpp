@@ -3,9 +3,10 @@
 // one block, one collective runs on the block, and wait() copies the results back. Each large
 // tensor has its own collective.
 //
-// The block is private memory. A block in shared memory could not be reused when the wait of this
-// rank has returned, because peers may still read it. The compiler can reuse such memory, because
-// it plans all collectives of a step; a caller of this class cannot.
+// The block is private memory of this rank. If the block were in shared memory, peers could still
+// read it after the wait of this rank has returned, so the block could not be reused then. The
+// compiler can reuse shared memory, because it plans all collectives of a step; a caller of this
+// class cannot.
 #pragma once
 
 #include <cstddef>

@@ -6,8 +6,8 @@
 namespace ngd::comm {
 namespace {
 
-// In an all_to_all, each pair of ranks compares its counts, so the hash of an all_to_all does not
-// depend on the counts.
+// The hash of an all_to_all does not depend on the counts, because the ranks have different counts.
+// Each pair of ranks compares the counts of that pair instead.
 std::uint64_t hash_of_counts(const Collective& collective, int size) noexcept {
   std::uint64_t hash = mix(1, ~std::uint64_t{0});
   for (int r = 0; r < size && collective.kind != Kind::AllToAll; ++r)
@@ -39,10 +39,10 @@ bool has_unknown_counts(const CallDetails& call) noexcept {
   return call.record.identity.counts_hash != 0 && call.counts == nullptr;
 }
 
-// Return a text with the differences between two calls that neither describe() nor options_of()
-// shows, one per line. Layouts are compared if this rank knows both. If counts differ by their
-// hashes, and this rank does not know the counts of a call, the text only says that the counts
-// differ.
+// Return one line of text for each difference between two calls that is neither in the text of
+// describe() nor in that of options_of(): a difference of the layouts, or of the counts. Layouts
+// are compared only if this rank knows both. If this rank knows the counts of both calls,
+// options_of() shows the counts. Otherwise the line only reports that the counts differ.
 std::string hidden_differences(const CallDetails& a, const CallDetails& b) {
   std::string text;
   if (a.record.identity.layout_hash != b.record.identity.layout_hash && a.layout && b.layout)

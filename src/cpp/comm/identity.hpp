@@ -31,9 +31,9 @@ struct Identity {
 
   bool operator==(const Identity&) const noexcept = default;
   // Return a hash of all properties. `seed` is different for each group, so that the hashes of two
-  // groups differ. The hashes of the layout and of the program are mixed in as one value (their
-  // xor), because a call has only one of the two: a compiled step has no layout, its program
-  // describes its arrays.
+  // groups differ. The hashes of the layout and of the compiled step are combined by xor. This
+  // loses nothing, because one of them is always 0: a call in a compiled step has no layout, and
+  // any other call has no step.
   std::uint64_t hash(std::uint64_t seed) const noexcept {
     const std::uint64_t small =
         static_cast<std::uint64_t>(kind) | static_cast<std::uint64_t>(op) << 8 |
@@ -53,20 +53,24 @@ struct CallRecord {
   // Fill this record with the properties of a collective. A property that has no meaning for its
   // kind gets a fixed value, so that it is equal on all ranks.
   void assign(const Collective& collective, int size) noexcept;
-  // Return a hash of the record without its call site. Ranks with equal fingerprints are in the
-  // same collective.
+  // Return a hash of all properties of the record that the ranks compare: the identity and the
+  // computation, but not the call site. Two ranks with the same fingerprint are in the same
+  // collective.
   std::uint64_t fingerprint(std::uint64_t seed) const noexcept {
     return identity.hash(seed) ^ computation;
   }
 };
 static_assert(std::is_trivially_copyable_v<CallRecord>);
 
-// Return true if two ranks are in the same collective. Different computations count as a difference
-// only if `held`, the computations that this rank has loaded, contains the computation of the peer.
+// Return true if two ranks are in the same collective: their identities are equal, and their
+// computations are equal or may differ. `held` has the computations of the compiled steps that this
+// rank has loaded. A different computation of the peer is an error only if it is one of them
+// (computations.hpp).
 bool agree(const CallRecord& mine, const CallRecord& theirs, const Computations& held);
 
-// Return the collective of a record, for error messages. If `counts` is not null, the call has
-// counts, but their values are not known. The site points into the record.
+// Return the collective of a record, for error messages. If `counts` of the result is not null, the
+// call has counts; do not read them, because the record has only their hash. The result points into
+// the record, so the record must outlive it.
 Collective collective_of(const CallRecord& record) noexcept;
 std::string describe(const CallRecord& record);
 

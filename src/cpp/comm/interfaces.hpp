@@ -32,11 +32,14 @@ struct Work {
   std::uint64_t sequence = 0;
 };
 
-// The result of a wait. Done: the work is complete. NotYet: the patience of the caller has ended
-// (WaitLimits). Busy: the call was refused, because another thread uses the group.
+// The result of a wait. Done: the work is complete. NotYet: the work is not complete, and
+// patience_seconds of WaitLimits have passed. Busy: the call was refused, because another thread
+// uses the group.
 enum class [[nodiscard]] Progress { Done, NotYet, Busy };
 
-// The limits of one wait. A timeout ends the wait with an error, a patience does not.
+// The limits of one wait. When the timeout has passed, the wait throws CollectiveTimeout and the
+// group fails. When the patience has passed, the wait returns NotYet, and the caller may wait
+// again. A wait has at most one of the two.
 struct WaitLimits {
   static constexpr double kForEver = std::numeric_limits<double>::infinity();
 
@@ -48,7 +51,8 @@ struct WaitLimits {
   bool has_patience() const noexcept { return patience_seconds != kForEver; }
 };
 
-// The statistics of the calls of one kind at one call site, on this rank.
+// The number of calls, the bytes and the times of all calls of one kind at one call site, on this
+// rank.
 struct CallStats {
   Kind kind = Kind::Barrier;
   ReduceOp op = ReduceOp::None;
@@ -84,8 +88,8 @@ class Collectives {
     static_cast<void>(work);
     return {};
   }
-  // Return the statistics, one entry per kind, reduction and call site. Empty if the group counts
-  // nothing.
+  // Return the statistics, one entry per kind, reduction and call site. Empty if this kind of group
+  // does not count its calls.
   virtual std::vector<CallStats> stats() const { return {}; }
 };
 
@@ -96,10 +100,11 @@ struct SharedBlock {
   std::size_t bytes = 0;
 };
 
-// Memory that all ranks of a group read and write. One rank, the maker, makes the memory and sends
-// the number of the memory to the other ranks; then every rank opens it, including the maker. It
-// exists until all ranks have released it, even if the group has ended before. It is 64-byte
-// aligned. The ranks must order their writes themselves. Throws OutOfMemory.
+// Memory that all ranks of a group read and write. One rank, the maker, makes the memory with
+// make_common(), which returns a number. The maker sends the number to the other ranks; then every
+// rank opens the memory by the maker's rank and that number, including the maker. The memory exists
+// until all ranks have released it, even if the group has ended before. It is 64-byte aligned. The
+// ranks must order their writes themselves. Throws OutOfMemory.
 class CommonMemory {
  public:
   virtual ~CommonMemory() = default;
@@ -141,20 +146,20 @@ class Peers {
  public:
   virtual ~Peers() = default;
 
-  // Begin (`is_on`) or end the watch of the group. A running program that uses several groups of
-  // the family watches all of them: a wait in one group then ends with the failure that a rank of
-  // another group has reported. Example: rank A waits for rank B in one group, and B waits for C in
-  // another group of A, where C fails. With the watch, the wait of A ends with the failure of C;
-  // without it, only at its deadline.
+  // Begin (`is_on`) or end the watch of this group. A compiled step that uses several groups of a
+  // family watches all of them while it runs. A wait in a watched group also ends when a rank has
+  // reported a failure in another watched group. Example: rank A waits for rank B in one group, and
+  // B waits for C in another group of A, where C fails. With the watch, the wait of A ends with the
+  // failure of C. Without the watch, it ends only at its deadline.
   virtual void watch(bool is_on) noexcept = 0;
   // Throw the failure that a rank of this group has reported, if that is known without receiving a
   // message.
   virtual void check_peers() const {}
 
-  // Publish the rank that this rank waits for outside of this group; -1: it waits for none.
-  // awaited_by() returns the number on the other ranks. The caller chooses the numbering (such as
-  // world ranks), because the awaited rank may not be in this group. A caller that still waits
-  // repeats the call several times per second.
+  // Publish the rank that this rank waits for; -1: it waits for none. The awaited rank may be
+  // outside of this group, so the caller chooses a numbering, such as world ranks. awaited_by() on
+  // the other ranks returns the published value. A rank whose wait has timed out uses it to find
+  // the rank that has stopped. A caller that still waits repeats the call several times per second.
   virtual void note_awaited(int awaited) noexcept { static_cast<void>(awaited); }
   // Return the rank that `rank` waits for, if `rank` has published it with note_awaited() within
   // the last second; otherwise -1.
@@ -169,7 +174,8 @@ class Peers {
   // too long is cut.
   virtual void give_up(ErrorKind kind, std::string_view why,
                        std::span<const int> ranks) noexcept = 0;
-  // Call give_up() with the traceback of an exception that this rank has raised.
+  // Call give_up() with ErrorKind::RemoteRank and the text `traceback`, because this rank has
+  // raised an exception.
   void abort(std::string_view traceback) noexcept;
   // Leave the group without a failure: peers that still wait for this rank are notified that it has
   // left. A second call does nothing.

@@ -16,9 +16,9 @@ std::string array_of(std::uint64_t entry) {
   return concat(entry >> 8, " ", name_of(static_cast<DType>(entry & 0xff)));
 }
 
-// Return the index of the first number in which two layouts differ. A layout may hold only its
-// first numbers (Layout::known). If no number that both hold differs, return the count of the
-// numbers that both hold.
+// Compare two layouts, and return the first index at which their numbers (Layout::numbers) differ.
+// A layout may have only its first numbers (Layout::known). If no number that both layouts have
+// differs, return the count of the numbers that both have.
 std::size_t first_difference(const Layout& a, const Layout& b) noexcept {
   const std::size_t num_common = std::min(a.known, b.known);
   return static_cast<std::size_t>(

@@ -29,14 +29,15 @@ struct Layout {
 };
 
 // Return the layout of an array. Axes of extent 1 are left out, because they do not change the
-// order of the elements. If at most one other axis is left and `extra` is 0, the layout is a Row, a
-// plain sequence of elements. `extra`: another number that the ranks must agree on, such as the
-// axis of an op; 0: none. `storage` has space for one number per axis, and the layout points to it.
+// order of the elements. `extra` is another value that the ranks must agree on, such as the axis of
+// an op; 0 if the op has no such value. If at most one axis is left and `extra` is 0, the layout is
+// a Row, which has no hash: then the ranks compare only the number of elements. `storage` has space
+// for one number per axis, and the layout points to it.
 Layout layout_of_shape(const std::int64_t* extents, int axes, std::uint64_t extra,
                        std::uint64_t* storage) noexcept;
 
-// Return the number that describes an array in the layout of a list: its element count and its
-// dtype.
+// Return the entry of an array in the layout of a list: its element count and its dtype, packed
+// into one number.
 constexpr std::uint64_t entry_of(DType dtype, std::uint64_t count) noexcept {
   return count << 8 | static_cast<std::uint64_t>(dtype);
 }

@@ -23,7 +23,8 @@ std::string_view take_line(std::string_view& text) {
   return line;
 }
 
-// Return a line of a program's text without the call site, because call sites are not compared.
+// Return a line of ProgramIdentity::text (one line per collective) without the call site, because
+// call sites are not compared.
 std::string_view without_site(std::string_view line) { return line.substr(0, line.find(" at ")); }
 
 constexpr std::string_view kEnd = "\n\n";  // the end of the list of collectives in a program's text
@@ -45,8 +46,9 @@ constexpr std::string_view kSameSteps =
 
 }  // namespace
 
-// A text that is not UTF-8 may have many bytes that look like the inside of a character, so
-// head_of() and tail_of() move the cut by at most three bytes.
+// head_of() and tail_of() move the cut by at most three bytes, which is enough for UTF-8. In a text
+// that is not UTF-8, more bytes may look like the inside of a character; then the cut stays where
+// it is after three bytes.
 std::string_view head_of(std::string_view text, std::size_t max_bytes) noexcept {
   if (text.size() <= max_bytes) return text;
   std::size_t end = max_bytes;

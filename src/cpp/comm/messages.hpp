@@ -20,9 +20,10 @@ std::string_view tail_of(std::string_view text, std::size_t max_bytes) noexcept;
 // Return a text without the spaces and newlines at its end.
 std::string_view without_end(std::string_view text) noexcept;
 
-// Copy the text of a call site into a fixed array, for the error messages of other ranks. The end,
-// with file and line, is the most useful part: a long path is cut at the left, and then begins with
-// "...". The name of a public call before the path is kept (public_call).
+// Copy the text of a call site into a fixed array, for the error messages of other ranks. If the
+// text is too long, the beginning of the path is replaced by "...", because file and line at its
+// end are the most useful part. The name of a public function before the path is kept: "join() at
+// ...project/train.py:42".
 inline constexpr std::size_t kSiteBytes = 56;
 void copy_site(const char* site, char (&to)[kSiteBytes]) noexcept;
 
@@ -56,10 +57,11 @@ std::string mismatch_of_pair(std::string_view where, int sender, const Collectiv
 std::string mismatch_of_counts(std::string_view where, const RankCall& sender, std::uint64_t sent,
                                const RankCall& receiver, std::uint64_t expected);
 
-// Return the text of a mismatch between two compiled steps, from their program texts
-// (collective.hpp). mismatch_of_collectives(): their sequences of collectives differ.
-// mismatch_of_computations(): the sequences are equal and the steps compute different values; `a`
-// and `b` are the collectives in which the ranks have found the difference.
+// Return the text of a mismatch between two compiled steps. `text_a` and `text_b` are their texts
+// (ProgramIdentity::text in collective.hpp). mismatch_of_collectives(): the steps have different
+// sequences of collectives. mismatch_of_computations(): the sequences are equal, but the steps
+// compute different values. `a` and `b` are the calls in which the ranks were when the difference
+// was found.
 std::string mismatch_of_collectives(std::string_view where, int rank_a, std::string_view text_a,
                                     int rank_b, std::string_view text_b);
 std::string mismatch_of_computations(std::string_view where, const RankCall& a,

@@ -103,8 +103,8 @@ std::unique_ptr<mpi::Transfer> Hosts::make_transfer(int tag, const Collective& c
     case Kind::Broadcast:
       return make_broadcast(*this, tag, collective);
     case Kind::ReduceScatter:
-      // 16-bit floats do not use the transfer over shared memory: their partial sums would be
-      // float32, and the staged data twice as large.
+      // 16-bit floats do not use the hierarchical transfer. Its partial sums would be float32, so
+      // it would store and send twice as many bytes.
       if (!has_consecutive_ranks_ || is_half(collective.dtype)) return nullptr;
       return make_reduce_scatter(*this, tag, collective);
     case Kind::AllGather:

@@ -40,8 +40,9 @@ std::unique_ptr<Communicator> make_host_group(const Roster& roster, int rank,
                                               const std::string& key, double timeout_seconds,
                                               const std::function<bool()>& interrupt);
 
-// If MPI may still use the shared memory of `local` after a failure, keep it mapped until the
-// process ends; otherwise do nothing.
+// `local` is the group of the ranks of this host. If MPI may still use the shared memory of `local`
+// after a failure, close the group and never destroy it, so that its memory stays mapped until the
+// process ends. Otherwise do nothing.
 void release_or_keep(std::unique_ptr<Communicator>& local) noexcept;
 
 class Hosts final : public mpi::HostLayer {
@@ -73,8 +74,8 @@ class Hosts final : public mpi::HostLayer {
   int mine() const noexcept { return counterparts_.rank; }
   int per_host() const noexcept { return local_->size(); }
   int ranks() const noexcept { return count() * per_host(); }
-  // Return the number of the host of a rank of the group, and the index of the rank among the
-  // group's ranks on that host.
+  // host() returns the number of the host of a rank of the group. place() returns the index of that
+  // rank among the group's ranks on its host.
   int host(int rank) const noexcept { return host_[static_cast<std::size_t>(rank)]; }
   int place(int rank) const noexcept { return place_[static_cast<std::size_t>(rank)]; }
   // Return the other ranks of this group on this host, as world ranks.
@@ -88,10 +89,9 @@ class Hosts final : public mpi::HostLayer {
   bool serves(std::uint64_t ticket) const noexcept { return serving_ == ticket; }
   void next_ticket() noexcept { ++serving_; }
 
-  // Submit a collective to local(), the group of this host. Returns nothing, without any effect,
-  // while another thread uses that group; the caller then repeats its step later. So a step of a
-  // transfer submits first and sends messages after that: otherwise a repeated step would send its
-  // messages twice.
+  // Submit a collective to local(), the group of this host. If another thread uses that group,
+  // return nothing and have no effect. The transfer then repeats its current step later. So a step
+  // must submit before it sends messages: otherwise a repeated step would send its messages twice.
   [[nodiscard]] std::optional<Work> try_submit(const Collective& collective) {
     return local_->try_submit(collective);
   }

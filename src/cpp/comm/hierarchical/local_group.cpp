@@ -83,8 +83,8 @@ bool LocalGroup::should_end_wait() {
 
 // In a forked child, the lock of the family may be held by a thread that exists only in the parent,
 // so no thread of the child can ever get it. Therefore try_submit(), try_wait() and try_split() do
-// not take the lock in a child: they call the inner group (over shared memory), which throws the
-// error.
+// not take the lock in a child. They call the inner group (over shared memory), which throws
+// GroupClosed in a child.
 std::optional<Work> LocalGroup::try_submit(const Collective& collective) {
   if (in_child()) return inner_->try_submit(collective);
   const Entry entry(*this);
@@ -203,7 +203,8 @@ std::optional<std::unique_ptr<Communicator>> LocalGroup::try_split(int color, in
 
 std::vector<CallStats> LocalGroup::stats() const { return inner_->stats(); }
 
-// Release the block, unless MPI may still use its memory after a failure.
+// Release a block that allocate() has returned. If MPI may still use its memory after a failure, do
+// not free the block.
 void LocalGroup::release(SharedBlock block) noexcept {
   if (!mpi::left_to_mpi()) inner_->release(block);
 }
@@ -229,8 +230,9 @@ void LocalGroup::expect_no_failure(const CallRecord&) {
   inner_->check_peers();
 }
 
-// Called with the lock held. If a running program uses this group and other groups, throw the
-// failure that a rank has reported in one of the other groups.
+// Called with the lock held. A compiled step that uses several groups watches all of them while it
+// runs. If this group is watched, throw the failure that a rank has reported in another watched
+// group of the family, because this wait might otherwise last until its deadline.
 void LocalGroup::check_other_groups() {
   if (!is_watched()) return;
   const auto submission = std::find_if(

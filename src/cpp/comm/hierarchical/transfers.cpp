@@ -18,8 +18,9 @@ using mpi::Transfer;
 using mpi::Window;
 using mpi::WindowedTransfer;
 
-// Return true if each host computes the mean of its own ranks first, which avoids that a sum
-// overflows. This is exact, and is done, only if the number of ranks per host is a power of two.
+// Return true if a mean is computed in two stages: each host first computes the mean of its own
+// ranks, so that large values do not overflow in a sum. This is done only if the number of ranks
+// per host is a power of two, because the division is exact only then.
 bool averages_inside(const Hosts& hosts, const Collective& collective) {
   return collective.op == ReduceOp::Mean &&
          std::has_single_bit(static_cast<unsigned>(hosts.per_host()));
@@ -40,17 +41,18 @@ Collective local_step(const Hosts& hosts, const Collective& collective, Kind kin
   return step;
 }
 
-// Add to `peers`, once each, the ranks that the local step `work` (a collective inside this host)
-// waits for.
+// Append the ranks that the local step `work` (a collective inside this host) waits for to `peers`.
+// A rank that `peers` already has is not appended again.
 void add_missing(const Hosts& hosts, Work work, std::vector<int>& peers) {
   for (const int rank : hosts.missing(work))
     if (std::find(peers.begin(), peers.end(), rank) == peers.end()) peers.push_back(rank);
 }
 
-// A transfer in windows whose steps may submit local steps. A window transfers one slice of the
-// operand at a time (mpi/transfer.hpp); several windows are active at once. A local step is a
-// collective among the ranks of this host. All ranks of the host must submit their local steps in
-// the same order, so the windows take turns.
+// A transfer that cuts the operand into slices. Several windows are active at once, and each window
+// transfers one slice at a time (mpi/transfer.hpp). The transfer of a slice is a sequence of steps.
+// A step may submit a local step: a collective among the ranks of this host. All ranks of the host
+// must submit their local steps in the same order. So only one window at a time has its turn, and
+// only that window submits.
 //
 // If another thread uses the group of the host, the submission is refused. So a step has two parts.
 // submission() only describes the local step; complete_step(), which may send and receive messages,
@@ -76,8 +78,8 @@ class HostWindows : public WindowedTransfer {
   static std::size_t num_slices(std::size_t elements, std::size_t window_elements) {
     return divide_up(elements, window_elements);
   }
-  // Return a division into windows of `window_elements` elements, at most `most` of which are
-  // active at once.
+  // Return the windowing of an operand of `elements` elements: slices of `window_elements`
+  // elements, and one window per slice, but at most `most` windows.
   static Windowing windowing_of(std::size_t elements, std::size_t window_elements, int most) {
     const std::size_t slices = num_slices(elements, window_elements);
     return {elements, window_elements, static_cast<int>(std::min<std::size_t>(slices, most))};
@@ -94,8 +96,9 @@ class HostWindows : public WindowedTransfer {
   virtual bool complete_step(Window& window) = 0;
 
   void end_turn() { ++turn_; }
-  // Called once per slice, after the last local step of the slice was submitted. After the call for
-  // the last slice, the next transfer may submit local steps.
+  // A derived class calls this once per slice, after it has submitted the last local step of the
+  // slice. After the call for the last slice of the operand, the next transfer may submit local
+  // steps.
   void end_submissions() {
     if (--slices_left_ == 0) hosts_.next_ticket();
   }
@@ -133,9 +136,9 @@ class HostWindows : public WindowedTransfer {
 
 // The all_reduce of transfers.hpp, in windows. Steps of a slice: 0 submits the reduce-scatter
 // inside the host, 1 sends the contributions to the counterparts, 2 reduces them and sends the
-// results, 3 submits the all-gather inside the host. In its first turn, a window submits the
-// reduce-scatter of its first slice; in each later turn, the all-gather of a slice and the
-// reduce-scatter of its next slice.
+// results, 3 submits the all-gather inside the host. Steps 0 and 3 wait for the turn of their
+// window. In its first turn, a window carries out step 0 of its first slice. In each later turn, it
+// carries out step 3 of its slice and step 0 of its next slice.
 class AllReduce final : public HostWindows {
  public:
   AllReduce(Hosts& hosts, int tag, const Collective& collective)
@@ -152,8 +155,9 @@ class AllReduce final : public HostWindows {
   static constexpr std::size_t kLeastWindowBytes = std::size_t{256} << 10;
   static constexpr int kWindows = 4;
 
-  // Return a division into slices so small that all windows have work, but not smaller than
-  // kLeastWindowBytes.
+  // Return a windowing with one slice per window for a small operand. A slice has at least
+  // kLeastWindowBytes, even if some windows then have no slice, and at most mpi::reduce_window()
+  // elements.
   static Windowing windowing(const Hosts& hosts, const Collective& collective) {
     const std::size_t least = kLeastWindowBytes / size_of(collective.dtype);
     const std::size_t most = mpi::reduce_window(collective.dtype, hosts.ranks());
@@ -263,10 +267,10 @@ class AllReduce final : public HostWindows {
   mpi::OwnersExchange owners_;
 };
 
-// The broadcast of transfers.hpp, in windows. The leader of a host is the rank with the same local
-// rank as the root, its counterpart. In step 0 of a slice, the leader receives the slice from the
-// previous host. Step 1 submits the broadcast inside the host, and the leader sends the slice to
-// the next host.
+// The broadcast of transfers.hpp, in windows. The leader of a host is the rank that has the same
+// local rank as the root. In step 0 of a slice, the leader receives the slice from the leader of
+// the previous host. In step 1, the ranks of the host submit the broadcast inside the host, and the
+// leader sends the slice to the leader of the next host.
 class Broadcast final : public HostWindows {
  public:
   Broadcast(Hosts& hosts, int tag, const Collective& collective)
@@ -316,10 +320,12 @@ class Broadcast final : public HostWindows {
   const int hop_;  // the number of hosts from the root's host to this one
 };
 
-// The base class of the transfers of blocks (reduce_scatter and all_gather). There is one message
-// from each rank to each of its counterparts, and one local step (a collective inside this host)
-// per host. This class submits the local steps in order. A derived class describes a local step in
-// submission(), which must have no side effect, because the group of this host may refuse the step.
+// The base class of the transfers of blocks (reduce_scatter and all_gather). The region of a host
+// is the blocks of all its ranks. Each rank sends one message to each of its counterparts. For the
+// region of each host of the group, the ranks of this host run one local step (a collective inside
+// this host). This class submits the local steps in order. A derived class describes a local step
+// in submission(), which must have no side effect, because the group of this host may refuse the
+// step.
 class HostBlocks : public Transfer {
  public:
   std::vector<int> pending_peers() const override {
@@ -372,7 +378,8 @@ class HostBlocks : public Transfer {
   // Return the number of the host whose region (the blocks of all ranks of that host) is the
   // operand of local step `number`.
   virtual int host_of_step(int number) const = 0;
-  // Return true if the data that local step `number` reads have arrived.
+  // Return true if this rank has the data that local step `number` reads. In an all_gather, the
+  // data of most steps come from a counterpart on another host.
   virtual bool has_operand(int number) = 0;
   // Return the collective of local step `number`. After a refusal it is called again for the same
   // step.
@@ -446,8 +453,8 @@ class ReduceScatter final : public HostBlocks {
   }
 
  private:
-  // The blocks of this host's ranks (its region) are reduced last, because the other hosts wait for
-  // the sums of theirs.
+  // The region of this host (the blocks of its ranks) is reduced last, because the other hosts wait
+  // for the sums of their regions.
   int host_of_step(int number) const override { return after(number + 1); }
   bool has_operand(int) override { return true; }
   Collective submission(int number) const override {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Transfers of large collectives in a regular group, which has the same number of ranks on every
-// host. They use shared memory inside a host and MPI between counterparts, the ranks with the same
-// local rank on different hosts. Both work at once, for different parts of the data. H is the
-// number of hosts, S the bytes of the operand.
+// host. They use shared memory inside a host, and MPI between counterparts: the ranks with the same
+// local rank on different hosts. While one part of the data is in shared memory, MPI transfers
+// another part. In the comments below, H is the number of hosts, and S the number of bytes of the
+// operand.
 #pragma once
 
 #include <memory>
@@ -13,20 +14,22 @@
 
 namespace ngd::comm::hierarchical {
 
-// Three phases. After a reduce-scatter inside each host, each rank has a share of the data, summed
-// over its host. The counterparts reduce their common share over the hosts: each of them reduces
-// one part of it in the canonical order (base/reduce.hpp) and sends the result to its counterparts.
-// An all-gather inside each host distributes the shares. A host sends 2 S (H - 1) / H bytes; for
-// 16-bit floats 3 S (H - 1) / H, because partial sums travel as float32.
+// The all_reduce has three phases. After a reduce-scatter inside each host, each rank has a share
+// of the data, summed over its host. Counterparts have the same share, and reduce it over the
+// hosts: each of them reduces one part of it in the canonical order (base/reduce.hpp) and sends the
+// result to its counterparts. An all-gather inside each host distributes the shares. A host sends 2
+// S (H - 1) / H bytes (H hosts, S bytes of the operand). For 16-bit floats, it sends 3 S (H - 1) /
+// H bytes, because partial sums travel as float32.
 std::unique_ptr<mpi::Transfer> make_all_reduce(Hosts& hosts, int tag, const Collective& collective);
 
-// The data travel from the root through its counterparts, from host to host. On each host, the
-// counterpart of the root broadcasts them to all ranks.
+// The broadcast. The hosts form a chain that begins with the root's host. The leader of a host is
+// the rank with the local rank of the root. Each leader receives the data from the leader of the
+// previous host, broadcasts them inside its host, and sends them to the leader of the next host.
 std::unique_ptr<mpi::Transfer> make_broadcast(Hosts& hosts, int tag, const Collective& collective);
 
-// For each host: the ranks of this host reduce-scatter the blocks of that host's ranks, and each
-// rank sends its sum to its counterpart on that host. In the end, each rank adds the sums that it
-// has received.
+// The reduce_scatter. For each host h: the ranks of this host reduce-scatter the blocks of the
+// ranks of host h, and each rank sends the sum that it gets to its counterpart on host h. In the
+// end, each rank adds the sums that it has received to the sum of its own host.
 std::unique_ptr<mpi::Transfer> make_reduce_scatter(Hosts& hosts, int tag,
                                                    const Collective& collective);
 

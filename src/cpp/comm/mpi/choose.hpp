@@ -8,8 +8,9 @@
 //   every host of the group has the same number      hierarchical (hierarchical/hosts.cpp): shared
 //     of ranks, more than one, and the kind has        memory inside a host, MPI between
 //     such a transfer                                  counterparts
-//   all_reduce, reduce, reduce_scatter               flat: each rank reduces one block
-//   all other kinds                                  see choose_transfer()
+//   all_reduce, reduce, reduce_scatter               flat: each rank reduces one part of the data
+//   broadcast                                        a chain of the ranks (exchange.cpp)
+//   all_gather, gather, scatter, all_to_all          one message per block (exchange.cpp)
 //
 // Small: at most kInlineBytes (3840 bytes, wire.hpp) per rank. A group whose ranks share one host
 // is not over MPI: shm/choose.hpp chooses.
@@ -25,8 +26,9 @@ namespace ngd::comm::mpi {
 
 class HostLayer;
 
-// Return the algorithm of an all_reduce, Flat or Ring; `preferred` is used if the caller of the
-// collective chose none. Returns Auto for the other kinds.
+// Return the algorithm of an all_reduce: that of the collective if its caller has chosen one,
+// otherwise `preferred` (the value of NGD_ALLREDUCE), and Flat if that is Auto too. Return Auto for
+// all other kinds of collectives, which have no choice.
 Algorithm choose_algorithm(const Collective& collective, Algorithm preferred);
 
 // Return true if the data that each rank gives are so small that they travel with its header. The
@@ -35,7 +37,7 @@ bool travels_with_header(const Collective& collective, int size);
 
 // Return the transfer of a collective whose data do not travel with its headers. If `hosts` is not
 // null and has a transfer for this collective, use that one; otherwise use one over MPI only. The
-// messages have the tags from `tag` on.
+// transfer may use kTagsPerCollective message tags, beginning with `tag`.
 std::unique_ptr<Transfer> choose_transfer(const RankSet& group, HostLayer* hosts, int tag,
                                           const Collective& collective);
 

@@ -13,10 +13,10 @@ namespace {
 constexpr int kBroadcastWindows = 4;
 constexpr std::size_t kBroadcastWindowBytes = std::size_t{256} << 10;
 
-// The chain broadcast: the ranks form a chain from the root, in the order of their numbers modulo
-// the number of ranks. Each rank receives a slice from the previous rank of the chain and sends it
-// to the next one. Several slices are transferred at once, one per window, so all links of the
-// chain are busy.
+// The chain broadcast. The chain of the ranks begins with the root; each rank is followed by the
+// next higher rank, and the highest rank by rank 0. Each rank receives a slice from the previous
+// rank of the chain and sends it to the next one. Several slices are transferred at once, one per
+// window, so all links of the chain are busy.
 class ChainBroadcast final : public WindowedTransfer {
  public:
   ChainBroadcast(const RankSet& group, int tag, const Collective& collective)
@@ -61,8 +61,8 @@ class BlockExchange final : public Transfer {
     const Blocks out(collective.counts, collective.count);
     const Blocks in(is_all_to_all ? collective.receive_counts : collective.counts,
                     collective.count);
-    // If a rank's source has one block per rank, block `to` goes to rank `to`. Otherwise the source
-    // is the block.
+    // If the source has one block per rank, rank `to` gets block `to`. Otherwise the source is one
+    // block, and every receiver gets that block.
     const bool sends_each = is_from_root || is_all_to_all;
     const bool receives_each = !is_from_root;
     for (int distance = 0; distance < size; ++distance) {
@@ -100,8 +100,8 @@ class BlockExchange final : public Transfer {
   }
 
  private:
-  // Return the address of a block in an array that has one block per rank (`has_each`). Otherwise
-  // the array is the block.
+  // Return the address of `block` in `array`. If `has_each` is true, the array has one block per
+  // rank. Otherwise the array is that one block.
   template <class Byte, class Pointer>
   Byte* at(Pointer array, bool has_each, const Slice& block) const {
     if (array == nullptr || !has_each) return static_cast<Byte*>(array);

@@ -22,20 +22,20 @@
 namespace ngd::comm::mpi {
 namespace {
 
-// The time between two calls of MPI by the progress thread: kShortestNap while data move, and
-// doubled, up to kLongestNap, while no data move. At 10 Gbit/s, 64 KB arrive in kShortestNap, and
-// the sockets can buffer that.
+// The time between two calls of MPI by the progress thread. While data move, it is kShortestNap.
+// While no data move, it doubles from call to call, up to kLongestNap. At 10 Gbit/s, 64 KB arrive
+// in kShortestNap. The buffers of the sockets can hold that, so the sender need not stop.
 constexpr auto kShortestNap = std::chrono::microseconds(50);
 constexpr auto kLongestNap = std::chrono::microseconds(400);
 constexpr auto kLongestRest = std::chrono::milliseconds(100);
 // The number of MPI calls that Family::pump() makes. Open MPI polls its sockets only in every
-// eighth call that finds no message (opal_progress), so one of these calls polls them.
+// eighth call that finds no message (opal_progress). Of eight calls in a row, one polls them.
 constexpr int kCallsForSockets = 8;
 constexpr std::size_t kAtOnceBytes = 2048;  // MPI sends a message of this size at once
 
-// Ask the kernel for short time slices: a thread that has them runs at once when it wakes, even if
-// kernels keep all cores busy. Linux 6.12 and later give them to every thread that asks
-// (sched_setattr(2)).
+// Ask Linux for short time slices. A thread with short slices runs at once when it wakes, even if
+// compute threads keep all cores busy. Linux 6.12 and later give short slices to every thread that
+// asks (sched_setattr(2)).
 void ask_for_short_slices() noexcept {
   struct {
     std::uint32_t size, policy;
@@ -112,7 +112,7 @@ void Family::fail(ErrorKind kind, std::string_view text, std::span<const int> ra
     failure_.ranks.assign(ranks.begin(), ranks.end());
     if (ranks.empty()) failure_.ranks.push_back(endpoint_.rank);
   } catch (const std::bad_alloc&) {
-    // Memory is short: the text and the ranks of failure_ may be incomplete.
+    // Out of memory: the text or the ranks of failure_ stay incomplete.
   }
   for (Member* member : members_) member->send_failure(failure_);
   const bool is_long = failure_.text.size() > kAtOnceBytes ||

@@ -5,8 +5,8 @@
 // MPI moves data only while it is called. To make progress is to call MPI, and to advance all
 // pending works (collectives, sends and receives) that can be advanced. A wait in one group makes
 // progress in all groups of the family. While no thread waits and works are pending, the progress
-// thread makes progress at intervals, which grow while no data move (docs/adr/0015). It avoids the
-// cores of the kernels' threads if these are known.
+// thread makes progress at intervals, which grow while no data move (docs/adr/0015). It runs on
+// cores that the compute threads do not use, if it knows those cores.
 #pragma once
 
 #include <atomic>
@@ -32,8 +32,8 @@ class Member {
   // Advance the works (collectives, sends and receives) of this group as far as possible now. An
   // error fails the whole family. Return true while works are pending.
   virtual bool progress() noexcept = 0;
-  // Return a number that grows with every step of a work. The caller compares it to see if data
-  // move.
+  // Return a number that grows whenever a work of this group advances. If it has not changed, no
+  // data have moved since the last call.
   virtual std::uint64_t moves() const noexcept = 0;
   // Called when the family has failed: send the failure to the peers of this group, without waiting
   // until it is sent.
@@ -46,8 +46,9 @@ class Member {
   // Called after a failure: end all works (collectives, sends and receives). If MPI still holds the
   // memory of one of their messages, left_to_mpi() is true afterwards.
   virtual void drop_works() noexcept = 0;
-  // If the group is watched by a running program, throw the failure that one of its ranks has
-  // reported. `mine` is the collective of another group in which this rank waits.
+  // If a compiled step that runs watches this group, throw the failure that one of its ranks has
+  // reported. `mine` is the call, in another group, in which this rank waits; the error message
+  // shows it.
   virtual void expect_no_failure(const CallRecord& mine) { static_cast<void>(mine); }
 };
 
@@ -66,7 +67,7 @@ class Family {
   // communicator.
   std::mutex& mutex() noexcept { return mutex_; }
 
-  // All functions up to tag_limit() need the lock.
+  // The functions from here to tag_limit() must be called with the lock (mutex()) held.
   void add(Member& member) {
     busy_.reserve(members_.size() + 1);  // now, because progress() must not allocate memory
     members_.push_back(&member);
@@ -88,8 +89,8 @@ class Family {
       mark_thrown();
     });
   }
-  // Record that the caller of this function throws the failure of the family itself. Later calls
-  // then throw GroupClosed.
+  // Call this before throwing the failure of the family. The failure is thrown only once: later
+  // calls throw GroupClosed.
   void mark_thrown() noexcept { has_thrown_ = true; }
   // Throw the failure of the family at the first call. At later calls throw GroupClosed with its
   // text.
@@ -98,7 +99,8 @@ class Family {
   // of the family share one limit.
   double seconds_to_leave() noexcept;
   void expect_no_failure_beside(const Member& member, const CallRecord& mine);
-  // Called when a work was submitted that the progress thread may have to advance.
+  // Called after the submission of a work, so that the progress thread advances the work while no
+  // caller waits. Not called for a collective whose data travel with its headers.
   void submitted() noexcept {
     gate_->set_in_flight(true);
     gate_->wake_thread();

@@ -71,10 +71,11 @@ RankSet child_ranks(const RankSet& parent, int color, const std::vector<Choice>&
   return ranks;
 }
 
-// Pending works submit collectives to the host group (the ranks of this host) at different times on
-// different ranks. But the split must have the same position in the sequence of the host group on
-// all ranks. So every rank first waits for all works before `last`, the collective of split() that
-// gathers the arguments of all ranks.
+// Take part in the split of the host group (the ranks of this host). All ranks must call the split
+// at the same position in the sequence of collectives of the host group. But a pending work of
+// `parent` may submit collectives to the host group at any time. So every rank first waits for all
+// works before `last`, the collective that gathers the arguments of split(). Then it calls a
+// barrier. After the barrier, no rank has a pending work.
 std::unique_ptr<Communicator> split_host_group(MpiCommunicator& parent, int color, int key,
                                                Work last) {
   const double timeout = config::timeout_seconds();
@@ -83,8 +84,8 @@ std::unique_ptr<Communicator> split_host_group(MpiCommunicator& parent, int colo
   Collective barrier;
   barrier.site = "split()";
   wait_retrying(parent, submit_retrying(parent, barrier, timeout), timeout);
-  // If another thread uses the host group, the split of the host group is tried again. The lock
-  // keeps other works from submitting to it during the split.
+  // While another thread uses the host group, retry the split. During a try, the lock of the family
+  // keeps pending works from submitting to the host group.
   const GroupContext& group = parent.context();
   const auto split_host = [&] { return group.hosts->try_split_local(color, key); };
   const auto fail_family = [&](const FailureView& failure) {
@@ -131,9 +132,9 @@ int next_group(const MpiCommunicator& world) {
   return world.context().family->next_group;
 }
 
-// `number` is the largest that a member has proposed, so no member has another group with this
-// number; a group of other ranks may have it. A message that arrives before its receiver has made
-// the group waits inside MPI.
+// `number` is the largest number that a member has proposed, so no member has another group with
+// this number. A group of other ranks may have the same number. If a message arrives before its
+// receiver has made the group, MPI holds the message until then.
 std::unique_ptr<Communicator> make_group(MpiCommunicator& world, const std::vector<int>& members,
                                          int number, const HostLayer::Rendezvous& rendezvous) {
   world.check_not_child("split");

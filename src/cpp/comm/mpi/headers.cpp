@@ -13,8 +13,8 @@
 
 namespace ngd::comm::mpi {
 
-// A mismatch is thrown before the failure of another rank, because a mismatch is more often the
-// cause of the failure than its consequence.
+// A mismatch is thrown before the failure of another rank is checked. Usually that rank has failed
+// because of the mismatch.
 bool Headers::collect(PendingCollective& work) {
   bool is_complete = true;
   for (int peer = 0; peer < group_.size(); ++peer) {

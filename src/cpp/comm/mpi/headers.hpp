@@ -16,7 +16,8 @@ namespace ngd::comm::mpi {
 
 class Headers {
  public:
-  // `held`: the computations of the compiled steps that this rank has loaded.
+  // `held` has the computations of the compiled steps that this rank has loaded. agree()
+  // (identity.hpp) uses it to compare the headers.
   Headers(const GroupContext& group, const Computations& held)
       : group_(group), held_(held), mailbox_(group.ranks) {}
 
@@ -30,9 +31,11 @@ class Headers {
   // this rank.
   bool collect(PendingCollective& work);
 
-  // Return the ranks of the world whose header of the next collective has not arrived.
+  // Return the ranks of the world whose header is missing for the first collective of which this
+  // rank has not collected all headers.
   std::vector<int> missing() const;
-  // Return one line of text for each rank of `world_ranks` whose messages show which call it is in.
+  // Return lines such as "rank 2 called all_reduce(sum) of 8 float32." for a timeout error: one for
+  // each rank of `world_ranks` from which an unread header has arrived.
   std::vector<std::string> calls_of(const std::vector<int>& world_ranks);
 
  private:

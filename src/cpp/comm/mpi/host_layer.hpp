@@ -21,7 +21,8 @@ class HostLayer {
  public:
   virtual ~HostLayer() = default;
 
-  // Return the name of the kind of a group that has this layer.
+  // Return the name of a group that has this layer: "hierarchical" if its large collectives use the
+  // host group, otherwise "mpi".
   virtual std::string_view name() const noexcept = 0;
   // Return the host group: the group of those ranks of this group that are on this host.
   virtual Communicator& local() noexcept = 0;

@@ -45,9 +45,9 @@ struct Loaded {
 };
 Loaded loaded;
 
-// Return the folder lib/ of the Python environment, where wheels of MPIs install their libraries.
-// The runtime path of this library cannot name it: auditwheel removes every path that leads out of
-// a wheel.
+// Return the folder lib/ of the Python environment, where the wheels of MPIs install their
+// libraries. The folder is searched here because the runtime path (RUNPATH) of the ngd library
+// cannot contain it: auditwheel removes every path that leads out of the wheel of ngd.
 std::string environment_library_folder() {
   Dl_info info;
   if (::dladdr(&loaded, &info) == 0 || info.dli_fname == nullptr) return "";
@@ -55,9 +55,9 @@ std::string environment_library_folder() {
   return concat(file.substr(0, file.rfind('/') + 1), "../../../../");
 }
 
-// Load the library of an MPI. Return false if that fails, and add why to `reasons`. The flag
-// RTLD_GLOBAL is needed because the modules that are loaded next are not linked with MPI and must
-// find its symbols.
+// Load the library of an MPI. Return false if that fails, and append the reason to `reasons`. The
+// flag RTLD_GLOBAL is needed because the module that open_module() loads next is not linked with
+// MPI, and must find the symbols of MPI in the process.
 bool find_mpi(const MpiEntry& entry, int flags, std::string& reasons) {
   for (const std::string& folder : {std::string(), environment_library_folder()}) {
     for (const std::string& name : entry.files) {

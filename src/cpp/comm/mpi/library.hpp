@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The MPI of this process, as a table of the functions that ngd calls. It is chosen when the first
-// group over MPI is made (ADR 34). Only library_of.cpp includes mpi.h. It is compiled once for each
-// MPI, as a module that is loaded after the MPI itself.
+// The MPI of this process, as a table of the functions that ngd calls. The MPI is chosen when the
+// first group over MPI is made (ADR 34). Only library_of.cpp includes mpi.h. The build compiles
+// library_of.cpp once for each supported MPI, as a module. The process loads the chosen MPI first,
+// and then its module.
 #pragma once
 
 #include <cstddef>

@@ -29,7 +29,8 @@ Handle handle_of(Word word) noexcept {
 
 MPI_Comm comm_of(Comm word) noexcept { return handle_of<MPI_Comm>(word); }
 
-// Run a call of MPI on one request, which the call may change.
+// Run an MPI call that takes a pointer to a request. Requests are stored as words, so convert
+// `word` to an MPI_Request before the call, and store the changed request in `word` after it.
 template <typename Call>
 int call_with(Request& word, Call call) noexcept {
   MPI_Request request = handle_of<MPI_Request>(word);
@@ -44,9 +45,10 @@ void copy_text(const char* from, int length, char* text, std::size_t size) noexc
   text[num_copied] = '\0';
 }
 
-// The most requests that one call of MPI_Testsome tests. The arrays are on the stack: a function
-// that must not throw cannot allocate memory, and thread-local variables are allocated when a
-// thread first uses them.
+// The largest number of requests that one call of MPI_Testsome tests. The arrays for them are on
+// the stack. This function must not throw, so it cannot allocate them. They cannot be thread-local
+// either: memory for thread-local variables is allocated at the first use in a thread, and the
+// process ends if that fails.
 constexpr std::size_t kAtOnce = 256;
 
 class Implementation final : public Library {

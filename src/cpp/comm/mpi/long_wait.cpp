@@ -23,12 +23,14 @@ void LongWait::publish() {
   }
 }
 
-// Find the ranks that cause a late collective, and store them in `missing`, which has the missing
-// ranks at first. If a missing rank of this host has published that it waits for another rank (not
-// this one), replace it by that rank, and repeat this for the new rank. Return a line of text per
-// replacement. A rank of this host that then waits for no rank has certainly stopped. If there are
-// such ranks, set `is_certain` to true and keep only them in `missing`; otherwise set `is_certain`
-// to false.
+// Find the ranks that cause a late collective. At the call, `missing` has the ranks that this rank
+// waits for. A rank publishes the rank that it waits for to the ranks of its host. If a rank of
+// `missing` has published that it waits for a rank other than this one, replace it by that rank,
+// and repeat this for the new rank. Return a line of text per replacement.
+//
+// After that, a rank of `missing` that is on this host and waits for no rank has certainly stopped.
+// If there is such a rank, set `is_certain` to true, and keep only such ranks in `missing`.
+// Otherwise set `is_certain` to false.
 std::vector<std::string> LongWait::find_culprits(std::vector<int>& missing,
                                                  bool& is_certain) const {
   const HostLayer* hosts = group_.hosts.get();

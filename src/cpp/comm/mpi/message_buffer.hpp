@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory that MPI messages are sent from or received into.
 //
-// Rule: a buffer is declared before the requests that use it, so the requests end first. If MPI
-// still holds the memory of a request after a failure, no buffer is freed any more (process.hpp).
+// Rule: declare a buffer before the requests that use it, so that C++ destroys the requests first.
+// If MPI still holds the memory of a request after a failure, no buffer is freed any more
+// (process.hpp).
 #pragma once
 
 #include <cstddef>

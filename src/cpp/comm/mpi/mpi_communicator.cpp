@@ -103,8 +103,8 @@ std::optional<Work> MpiCommunicator::try_submit(const Collective& collective) {
   }
 }
 
-// The timeout counts from the last move of data. So a long transfer does not time out, but a
-// transfer in which no data move does.
+// The timeout counts from the last time at which data moved. So a long transfer does not time out
+// while its data move.
 Progress MpiCommunicator::try_wait(Work work, const WaitLimits& limits) {
   const char* call = limits.has_patience() ? "wait_for" : "wait";
   check_not_child(call);
@@ -151,9 +151,9 @@ Progress MpiCommunicator::try_wait(Work work, const WaitLimits& limits) {
   }
 }
 
-// The interrupt callback has set an exception in Python, so this throws even if the work is
-// complete. If the work is complete, its result is lost, but the group stays usable. If the work is
-// not complete, the family fails.
+// Throw Interrupted because the interrupt callback has returned true: it has set an exception in
+// Python, which must be raised. If the work is complete, its result is lost, but the group stays
+// usable. If the work is not complete, the family fails.
 void MpiCommunicator::throw_interrupted(Work work) {
   const std::lock_guard lock(group_.family->mutex());
   group_.require_open("wait");
@@ -164,8 +164,9 @@ void MpiCommunicator::throw_interrupted(Work work) {
   throw Error(ErrorKind::Interrupted, what);
 }
 
-// Fail the family if a rank has reported a failure in another watched group: the running program
-// needs that group too, so this wait must end.
+// If a rank has reported a failure in another group that the same running step watches, fail the
+// family and throw that failure. The step cannot complete without that group, so this wait must
+// end.
 void MpiCommunicator::check_other_groups(Work work) {
   Family& family = *group_.family;
   family.or_fail([&] { family.expect_no_failure_beside(*this, works_.call_of(work)); });
@@ -253,7 +254,8 @@ SharedBlock MpiCommunicator::allocate(std::size_t bytes) {
   return {data, bytes};
 }
 
-// Release the block, unless MPI may still use its memory after a failure.
+// Release memory that allocate() has returned. If MPI may still use it after a failure, do not free
+// it.
 void MpiCommunicator::release(SharedBlock block) noexcept {
   if (left_to_mpi()) return;
   if (group_.hosts) {

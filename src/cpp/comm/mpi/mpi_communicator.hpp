@@ -33,11 +33,13 @@ class MpiCommunicator final : public Communicator, private Member {
   MpiCommunicator(std::shared_ptr<Family> family, RankSet ranks);
   ~MpiCommunicator() override { close(); }
 
-  // Use a host layer from now on. All ranks must call this at the same position in their sequence
-  // of collectives.
+  // Use a host layer for all collectives from now on. All ranks must call this at the same position
+  // in their sequence of collectives.
   void use(std::unique_ptr<HostLayer> hosts);
 
-  // The functions of groups.hpp use the next three functions.
+  // The next three functions are for groups.hpp. check_not_child() throws GroupClosed in a forked
+  // child. first_incomplete() returns the sequence number of the first collective that is not
+  // complete.
   const GroupContext& context() const noexcept { return group_; }
   void check_not_child(const char* call) const;
   std::uint64_t first_incomplete() const;

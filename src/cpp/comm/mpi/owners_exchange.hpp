@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The messages of a reduction in which every rank, as the owner of a part of a window, reduces that
-// part. Each rank sends its contribution for a part to the owner of the part. The owner reduces all
-// contributions and sends the result.
+// The messages of a reduction of one slice of a collective. The slice is divided into one part per
+// rank, and each rank owns one part. Each rank sends its contribution for a part to the owner of
+// the part. The owner reduces all contributions and sends the result.
 //
 // The callers give contributions and results as spans, because their elements may differ in size:
 // contributions of 16-bit floats may be float32.
@@ -22,8 +22,8 @@ class OwnersExchange {
   explicit OwnersExchange(const RankSet& group)
       : rank_(group.rank), size_(group.size()), terms_(static_cast<std::size_t>(size_)) {}
 
-  // Receive the contributions of all ranks to this rank's part, of `own_bytes` bytes each, into the
-  // scratch memory of the window. Send contribution_to(rank) to every other rank.
+  // Receive the contributions of all other ranks to this rank's part, of `own_bytes` bytes each,
+  // into window.scratch. Send contribution_to(rank) to every other rank.
   template <class ContributionTo>
   void exchange_contributions(Window& window, std::size_t own_bytes,
                               ContributionTo&& contribution_to) const {

@@ -29,11 +29,12 @@ class Pairs {
   Pairs(const RankSet& group, Statistics& statistics);
 
   std::uint64_t submit(Mailbox& mailbox, const Collective& collective);
-  // Advance all sends and receives. check(peer, call, is_matched, start) is called for the oldest
-  // pending send to each peer, and the oldest pending receive from each peer. check() throws if the
-  // failure of a rank ends that work. `is_matched`: a receive for which the header of the sender
-  // has arrived. `start`: the time of the submission. progress() throws the errors of check(),
-  // CollectiveMismatch and Unreachable.
+  // Advance all sends and receives. Then call check(peer, call, is_matched, start) for the oldest
+  // pending send to each peer, and for the oldest pending receive from each peer. check() must
+  // throw if the failure of a rank ends that send or receive. `call` is the record of that send or
+  // receive, and `start` the time of its submission. `is_matched` is true for a receive whose
+  // header from the sender has arrived. progress() throws the errors of check(), CollectiveMismatch
+  // and Unreachable.
   template <class Check>
   void progress(Mailbox& mailbox, Check&& check);
 
@@ -41,7 +42,8 @@ class Pairs {
   bool complete(std::uint64_t number) const noexcept;
   bool idle() const noexcept { return pending_ == 0; }
   std::uint64_t moves() const noexcept { return moves_; }
-  // The next three functions take the number of a send or a receive that is not complete.
+  // The next three functions take a number that submit() has returned, of a send or a receive that
+  // is not complete.
   const CallRecord& call(std::uint64_t number) const { return find(number)->header.call; }
   int peer_of(std::uint64_t number) const;  // as a world rank
   Statistics::Entry stats_of(std::uint64_t number) const { return find(number)->stats; }

@@ -9,17 +9,20 @@
 namespace ngd::comm::mpi {
 namespace {
 
-// The time to wait for the header that a rank may have sent before it failed. If the headers of all
-// ranks arrive, a collective may complete although a rank has failed.
+// After a peer has failed, the time that a collective, send or receive still waits for missing
+// headers. A small collective whose headers all arrive completes although a rank has failed.
 constexpr auto kGrace = std::chrono::milliseconds(100);
 // The time to wait for the report of a failed peer.
 constexpr auto kReportTime = std::chrono::milliseconds(200);
 
 }  // namespace
 
-// A rank that has failed in this collective may have sent its header before that, so wait for its
-// header for kGrace. It may have failed because the header of a third rank was missing; that header
-// may never arrive at this rank either.
+// If all headers have arrived, throw if a peer has ended in this collective or before it.
+// Otherwise: the messages of a peer arrive in order. So if a peer has ended and its header has not
+// arrived, the header will never arrive: throw at once. If a peer has sent its header and then
+// failed in this collective or before it, wait for the headers of the other ranks for kGrace, then
+// throw. The peer may have failed because the header of a third rank was missing, and that header
+// may never arrive here either.
 void PeerReports::check_needed(const PendingCollective& work, bool has_headers) const {
   for (int peer = 0; peer < group_.size(); ++peer) {
     if (peer == group_.rank() || !mailbox_.ended(peer)) continue;
@@ -29,8 +32,9 @@ void PeerReports::check_needed(const PendingCollective& work, bool has_headers) 
   }
 }
 
-// Return true if a peer has failed, and more than kGrace has passed both since `start`, the begin
-// of a work, and since the report of the failure arrived.
+// Return true if a peer has failed, and more than kGrace has passed since the report of the failure
+// arrived and since `start`, the time at which a work was submitted. So a work that is submitted
+// after the report waits for kGrace too.
 bool PeerReports::has_failed(int peer, Clock::time_point start) const {
   if (!mailbox_.ended(peer) || has_left_in_order(peer)) return false;
   return Clock::now() - std::max(start, mailbox_.ended_at(peer)) > kGrace;
@@ -53,9 +57,9 @@ void PeerReports::throw_end(int peer, const CallRecord& mine) const {
 }
 
 // A send or a receive whose header was matched continues if its peer has left without a failure,
-// because the data may still arrive. Without a match, the failure of any rank of the group ends the
-// send or receive. Its own peer may have died without a report, and another rank may have failed
-// because of that.
+// because the data may still arrive. A send or a receive without a match also ends if any other
+// rank of the group has failed: its own peer may have died without a report, and that may be the
+// reason why the other rank failed.
 void PeerReports::check_pair(int peer, const CallRecord& mine, bool is_matched,
                              Clock::time_point start) const {
   if (mailbox_.ended(peer) && !(is_matched && has_left_in_order(peer))) throw_end(peer, mine);

@@ -24,10 +24,12 @@ class PeerReports {
   // Throw if the peer of a send or a receive has ended. Until the header of the sender has arrived
   // (`is_matched`), also throw if another rank has failed since `start`.
   void check_pair(int peer, const CallRecord& mine, bool is_matched, Clock::time_point start) const;
-  // Throw if any peer has failed. `mine` is the call of this rank.
+  // Throw if any peer has failed. `mine` is the call in which this rank waits, maybe in another
+  // group; the error message shows it.
   void check_all(const CallRecord& mine) const;
-  // Wait a short time for a report, and throw it: it has more facts than the error that shared
-  // memory has raised.
+  // Wait up to 200 ms for a report that a peer has ended in `work` or before it, and throw the
+  // error of the report. If none arrives, return; the caller then throws its own error, which has
+  // fewer facts about the failure.
   void await(const PendingCollective& work) const;
 
  private:

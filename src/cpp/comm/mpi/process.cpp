@@ -28,7 +28,8 @@ struct Process {
 };
 Process process;
 
-// The fork guard and the MPI thread are made by the first open_endpoint(), and are never destroyed.
+// The fork guard and the MPI thread are made by the first open_endpoint(). They are never
+// destroyed, because they may be used until the process ends.
 const ForkGuard& fork_guard() {
   static const ForkGuard& guard = *new ForkGuard;
   return guard;

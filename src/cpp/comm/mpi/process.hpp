@@ -20,19 +20,21 @@ struct Endpoint {
 // with this Fortran handle. All its ranks call this. Throws Init, CollectiveTimeout.
 Endpoint open_endpoint(int fortran_handle, double timeout_seconds);
 
-// Add a mark to the process, or remove one. While the process has marks it must not finalize MPI,
-// because its peers may never do so.
+// Add a failure mark to the process, or remove one. A group adds a mark when it fails. While the
+// process has marks, finalize_mpi() calls MPI_Abort and not MPI_Finalize. MPI_Finalize waits for
+// the peers, which may never call it.
 void mark_failed() noexcept;
 void unmark_failed() noexcept;
 
-// After a failure, MPI may still hold a message whose memory the caller may free. leave_to_mpi()
-// records this. From then on no call of MPI may move messages, and throw_if_left_to_mpi() throws
-// GroupClosed.
+// leave_to_mpi() records that MPI may still use the memory of a message after a failure. The caller
+// may free that memory, so from then on ngd makes no MPI call that moves messages. left_to_mpi()
+// returns true after that, and throw_if_left_to_mpi() throws GroupClosed.
 void leave_to_mpi() noexcept;
 bool left_to_mpi() noexcept;
 void throw_if_left_to_mpi();
 
-// Never free this memory, because MPI may still use it when its owner ends.
+// Never free `memory`, because MPI may still use it after its owner is destroyed. A pointer to it
+// is kept for leak checkers.
 void keep_for_good(const void* memory) noexcept;
 
 // Return true in a forked child of the process that opened the first endpoint. A child has copies

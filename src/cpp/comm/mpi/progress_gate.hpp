@@ -15,7 +15,7 @@ class ProgressGate {
   ProgressGate(const ProgressGate&) = delete;
   ProgressGate& operator=(const ProgressGate&) = delete;
 
-  // The functions up to is_needed() are called with the mutex held.
+  // The functions from here to is_needed() are called with the mutex held.
   void set_in_flight(bool in_flight) noexcept { in_flight_ = in_flight; }
   void wake_thread() noexcept {
     if (is_resting_.load(std::memory_order_relaxed)) wake_.notify_one();
@@ -31,8 +31,9 @@ class ProgressGate {
   void begin_wait() noexcept { ++waiting_; }
   void end_wait() noexcept {
     if (--waiting_ > 0 || !in_flight_) return;
-    // The progress thread may have read `waiting_` and not sleep yet. It holds the mutex between
-    // the two, so take the mutex once before the thread is woken.
+    // The progress thread may have read `waiting_` before this call decremented it, and may not
+    // sleep yet. The thread holds the mutex from reading `waiting_` until it sleeps. So take the
+    // mutex once: after that, the thread sleeps and can be woken, or it reads the new value.
     {
       const std::lock_guard lock(mutex_);
     }

@@ -11,9 +11,10 @@ namespace ngd::comm::mpi {
 namespace {
 
 // The flat reduction (owners_exchange.hpp): every rank owns a part of each slice, receives the
-// contributions of all ranks to it, and reduces them. In an all_reduce or a reduce, the parts are
-// near-equal parts of the slice. In a reduce_scatter, the part of an owner is inside the owner's
-// block, at the same offset in all blocks.
+// contributions of all ranks to its part, and reduces them. In an all_reduce or a reduce, a slice
+// is a range of the elements, and the parts divide it evenly. In a reduce_scatter, a slice is the
+// same range of positions inside every block. The part of an owner is that range of the owner's
+// block.
 class FlatReduction final : public WindowedTransfer {
  public:
   FlatReduction(const RankSet& group, int tag, const Collective& collective, const Blocks& blocks)
@@ -39,7 +40,8 @@ class FlatReduction final : public WindowedTransfer {
     return window.step < 2 ? Outcome::Continues : Outcome::SliceComplete;
   }
 
-  // Return the part of the window's slice that an owner reduces, in elements of the source.
+  // Return the part of the window's slice that `owner` reduces, as a range of the elements of the
+  // source.
   Slice owned(const Window& window, int owner) const {
     if (!is_scatter_) return part_of(window.slice, owner, size_);
     const Slice block = blocks_[owner];
@@ -101,10 +103,11 @@ class RingAllReduce final : public WindowedTransfer {
  private:
   Slice part(const Window& window, int owner) const { return part_of(window.slice, owner, size_); }
 
-  // Carry out step number window.step for the window's slice. Step k of the reduce-scatter sends
-  // part rank - 1 - k and receives part rank - 2 - k. After the last step, rank r has the whole sum
-  // of part r. Step k of the all-gather sends part rank - k. Part numbers are modulo the number of
-  // ranks.
+  // Carry out step number window.step for the window's slice. The first n - 1 steps are the
+  // reduce-scatter (n ranks), the next n - 1 the all-gather. In step k of the reduce-scatter, rank
+  // r sends part (r - 1 - k) and receives part (r - 2 - k). After the last of these steps, rank r
+  // has the whole sum of part r. In step k of the all-gather, rank r sends part (r - k) and
+  // receives part (r - 1 - k). Part numbers are modulo n.
   Outcome step(Window& window) override {
     const int exchanges = size_ - 1;
     const int k = window.step;
@@ -122,8 +125,8 @@ class RingAllReduce final : public WindowedTransfer {
   }
 
   // Return the address of area `which` of the scratch memory. Areas 0 and 1 are two partial sums,
-  // sent and received alternately. Area 2 is a copy of this rank's own part, widened to float32 if
-  // it has 16-bit floats.
+  // sent and received alternately. Area 2 is a copy of this rank's elements of the part that it
+  // adds to a partial sum, widened to float32 if they are 16-bit floats.
   std::byte* partial(Window& window, int which) const {
     const std::size_t largest = window.slice.count / static_cast<std::size_t>(size_) + 1;
     window.scratch.reserve(3 * largest * size_of(partial_dtype_));

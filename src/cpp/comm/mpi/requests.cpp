@@ -18,7 +18,9 @@ Unreachable::Unreachable(const std::vector<int>& who, int code)
                    "launcher about it"),
             who) {}
 
-// Record a request before its message is posted, because MPI may use the memory from then on.
+// Add an entry for a request before its message is posted. MPI may use the memory of the message as
+// soon as the message is posted; if adding the entry failed after that, the message could not be
+// cancelled.
 Request& Requests::prepare(std::size_t bytes, int peer) {
   check(bytes <= kMaxMessageBytes, "an MPI message of ", bytes, " bytes");
   throw_if_left_to_mpi();

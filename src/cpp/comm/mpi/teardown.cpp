@@ -31,8 +31,9 @@ bool Teardown::has_sent_failure(bool moves_data) {
   mailbox_.progress();
   if (!mailbox_.everything_sent()) return false;
   if (!moves_data) return true;
-  // MPI may report a short message as sent although it still waits for long ones. A peer that has
-  // received the report answers, so wait for the answers of all peers.
+  // If long messages are pending, MPI may report the short message with the failure as sent before
+  // it sends it. A peer that has received the failure answers with Failed or Left. So wait for the
+  // answers of all peers.
   for (int peer = 0; peer < group_.size(); ++peer)
     if (peer != group_.rank() && !mailbox_.ended(peer)) return false;
   return true;
@@ -63,7 +64,8 @@ void Teardown::await_peers(double seconds) noexcept {
       std::this_thread::sleep_for(std::chrono::microseconds(100));
     }
   } catch (const std::exception&) {
-    // A message that could not be sent stays in the mailbox. finish() leaves its memory to MPI.
+    // A message that could not be sent stays in the mailbox. finish() never frees its memory,
+    // because MPI may still use it.
   }
 }
 

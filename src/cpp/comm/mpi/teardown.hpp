@@ -17,16 +17,18 @@ class Teardown {
  public:
   Teardown(GroupContext& group, Mailbox& mailbox) : group_(group), mailbox_(mailbox) {}
 
-  // Report a failure to all peers. `sequence`: the number of the first collective that this rank
-  // will not complete.
+  // Report a failure to all peers. `sequence` is the number of the first collective that this rank
+  // will not complete. A peer may still complete the collectives with lower numbers.
   void send_failure(const Failure& failure, std::uint64_t sequence) noexcept;
   // Return true when the report of a failure has been sent. If long messages are being transferred
-  // (`moves_data`), all peers must have answered too.
+  // (`moves_data`), return true only when all peers have also sent Failed or Left, because MPI may
+  // report the message as sent too early.
   bool has_sent_failure(bool moves_data);
   // Report that this rank leaves the group, and wait a short time for its peers to leave.
   void leave(bool has_failed, std::uint64_t sequence) noexcept;
-  // Close the mailbox. If MPI still holds messages, or a peer has not left, keep the MPI
-  // communicator; otherwise remove the mark of this group.
+  // Close the mailbox. If MPI still holds messages, or a peer has not left, never free the MPI
+  // communicator. Otherwise, if this group has added a failure mark to the process (mark_failed()),
+  // remove the mark.
   void finish() noexcept;
 
  private:

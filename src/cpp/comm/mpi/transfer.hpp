@@ -56,11 +56,13 @@ struct Window {
   Requests requests;
 };
 
-// A transfer in windows, for operands of any size. A few windows are active at once, so the
-// reduction of one overlaps the messages of another, and the scratch memory is bounded. A window
-// goes through steps: a step uses the messages of the step before, and posts its own. All ranks cut
-// the elements into the same slices, and take the steps of a window in the same order. Each window
-// has its own tag, so the messages of two ranks match in the order in which they were posted.
+// A transfer in windows, for operands of any size. All ranks cut the elements into the same slices.
+// A few windows are active at once, each with one slice. So one window can reduce while another
+// window waits for messages, and the scratch memory is bounded. The transfer of a slice is a
+// sequence of steps. A step uses the messages that the previous step has posted, and posts the
+// messages for the next step. All ranks take the steps of a window in the same order, and each
+// window has its own tag. So the n-th message that a rank sends in a window is the n-th that its
+// peer receives.
 class WindowedTransfer : public Transfer {
  public:
   bool advance() final;
@@ -78,8 +80,9 @@ class WindowedTransfer : public Transfer {
   // Return true if step number window.step may begin. By default: if the messages of the previous
   // step have completed.
   virtual bool is_ready(Window& window) { return window.requests.test(); }
-  // The outcome of a step. Continues: the slice needs more steps. Blocked: the step had no effect,
-  // and advance() repeats it later.
+  // The outcome of a step. Continues: the slice needs more steps. SliceComplete: the window can
+  // begin its next slice. Blocked: the step has not begun and had no effect; advance() tries it
+  // again later.
   enum class Outcome { Continues, SliceComplete, Blocked };
   // Carry out step number window.step. Return SliceComplete if there is no such step, because the
   // slice was complete before.
@@ -128,10 +131,10 @@ class LongMessage {
 
 // ---- transfers over MPI only, on the tags from `tag` on; choose.hpp chooses
 
-// Reductions in which every rank owns a part and reduces it in the canonical order
-// (base/reduce.hpp); n is the number of ranks, S the bytes of the operand. all_reduce: the owner
-// sends the result to all ranks, 2 S (n - 1) / n bytes per rank. reduce: it sends the result to the
-// root. reduce_scatter: it keeps the result.
+// Reductions in which every rank owns a part of each slice, and reduces that part in the canonical
+// order (base/reduce.hpp). In an all_reduce, the owner sends the result to all ranks. Each rank
+// sends 2 S (n - 1) / n bytes, for n ranks and an operand of S bytes. In a reduce, the owner sends
+// the result to the root. In a reduce_scatter, the owner keeps the result.
 std::unique_ptr<Transfer> make_flat_reduction(const RankSet& group, int tag,
                                               const Collective& collective);
 
@@ -141,7 +144,8 @@ std::unique_ptr<Transfer> make_flat_reduction(const RankSet& group, int tag,
 std::unique_ptr<Transfer> make_ring_all_reduce(const RankSet& group, int tag,
                                                const Collective& collective);
 
-// The chain broadcast (exchange.cpp): a pipeline from the root through the ranks after it.
+// The chain broadcast (exchange.cpp). The slices travel from the root to the next higher rank, and
+// so on; the highest rank is followed by rank 0.
 std::unique_ptr<Transfer> make_chain_broadcast(const RankSet& group, int tag,
                                                const Collective& collective);
 
@@ -151,7 +155,8 @@ std::unique_ptr<Transfer> make_block_exchange(const RankSet& group, int tag,
                                               const Collective& collective);
 
 // kReduceWindows is the number of windows that are active at once in a reduction. reduce_window()
-// returns the number of elements of a slice whose parts are reduced by `owners` ranks.
+// returns the number of elements of one slice, if the slice is divided into parts and each of
+// `owners` ranks reduces one part.
 inline constexpr int kReduceWindows = 8;
 std::size_t reduce_window(DType dtype, int owners);
 

@@ -36,8 +36,9 @@ Work Works::submit(const Collective& collective) {
   prepare(work, collective, group_.ranks, preferred_, submitted_ + 1);
   works_.push_back(std::move(work));
   headers_.post(works_.back());
-  // A small collective, whose data travel with its headers, completes while its caller waits for
-  // it. Other collectives need the progress thread.
+  // A small collective does not need the progress thread: its data were posted with its header, and
+  // the wait of its caller completes it. The data of other collectives should move even while no
+  // caller waits, so submitted() wakes the progress thread.
   if (!travels_with_header(collective, group_.size())) group_.family->submitted();
   return {++submitted_};
 }
@@ -90,8 +91,8 @@ void Works::finish_with_headers(PendingCollective& work) const {
 
 // Before any data move, check again for reports of failures: if MPI has begun to send data to a
 // failed rank, it cannot cancel the message. A peer that fails after it has sent its header sends
-// its report after the header, so the report may arrive later. Each call of progress() receives the
-// messages that have arrived.
+// its report after the header. One call of progress() receives at most one message from each peer,
+// so call it several times.
 void Works::begin(PendingCollective& work, int slot) const {
   for (int look = 0; look < kLooksBeforeData; ++look) headers_.mailbox().progress();
   reports_.check_needed(work, true);

@@ -36,9 +36,10 @@ constexpr const char* kLateStart =
     "slow, "
     "set NGD_TIMEOUT to more seconds.";
 
-// The timeout of connect(). If the queue of connections of rank 0's socket is full, connect() waits
-// until rank 0 accepts one. So a rank connects in the end, even if many other processes connect
-// without waiting.
+// The timeout of one call of connect(), which Client::connect() repeats until the deadline. If the
+// queue of connections at rank 0's socket is full, connect() waits until rank 0 accepts a
+// connection, for at most this time. A call that did not wait might always find a full queue, if
+// many other processes connect too.
 constexpr timeval kConnectWait{0, 20'000};
 constexpr std::uint64_t kLookAroundNs = 1'000'000'000;  // between two checks for other users' names
 constexpr int kAcceptedAtOnce = 256;  // connections; then messages of ranks are read
@@ -64,7 +65,8 @@ void check_descriptors(int size) {
          ": raise RLIMIT_NOFILE (ulimit -n)");
 }
 
-// Return the kind of error that all ranks throw if one rank fails with `kind` in the rendezvous.
+// Return the kind of error that all ranks throw if one rank fails with `kind` in the rendezvous:
+// CollectiveMismatch, CollectiveTimeout and RankLost stay the same, all other kinds become Init.
 ErrorKind kind_for_all(ErrorKind kind) { return is_between_ranks(kind) ? kind : ErrorKind::Init; }
 
 // The part of the rendezvous that is the same on rank 0 and on the other ranks.
@@ -95,7 +97,8 @@ class Rendezvous {
       exchange();
       Assembly parts = assemble_parts();
       synchronise();
-      // This reads the records of the other ranks, which synchronise() has waited for.
+      // make_world() reads the records of the other ranks in shared memory. synchronise() has
+      // waited until all ranks have initialised their records.
       world = make_world(std::move(parts.memory), std::move(parts.liveness),
                          Place{rank_, size_, size_ > parts.cores, checked, job_ranks_});
       synchronise();
@@ -112,8 +115,8 @@ class Rendezvous {
 
   Parcel& parcel(int rank) { return parcels_[static_cast<std::size_t>(rank)]; }
   bool has_come(int rank) { return parcel(rank).segment.valid(); }
-  // Create the segment of this rank, the memory that it shares with its peers. Called as soon as a
-  // failure can be sent to the other ranks.
+  // Create the segment of this rank, the memory that it shares with its peers. This may fail, so
+  // call it only when this rank is connected and can notify the other ranks of a failure.
   void make_segment() { parcel(rank_).segment = create_segment(size_); }
   std::vector<int> missing() {
     std::vector<int> ranks;
@@ -131,8 +134,9 @@ class Rendezvous {
   [[noreturn]] void fail_no_descriptors() const {
     fail(ErrorKind::Init, "ngd.init: rank ", job_ranks_[rank_], ": ", error_text(EMFILE));
   }
-  // RLIMIT_NOFILE of a process limits two numbers: its open descriptors, and the descriptors that
-  // all processes of the user have sent and that are not received yet.
+  // RLIMIT_NOFILE limits the number of open descriptors of a process. It also limits the number of
+  // descriptors that all processes of the user have sent over sockets and that are not received
+  // yet. This error is about the second number.
   [[noreturn]] void fail_queue_full() const {
     rlimit limit{};
     ::getrlimit(RLIMIT_NOFILE, &limit);
@@ -204,8 +208,9 @@ class Rendezvous {
           {KeptDescriptor(std::move(each.pidfd)), each.message.pid, each.message.start_time});
       CPU_OR(&all, &all, &each.message.cores);
     }
-    // If a quota allows fewer cores than the affinity mask of this rank, `cores` is that lower
-    // number. Otherwise `cores` is the number of cores in the masks of all ranks together, because
+    // `cores` is the number of cores that the ranks of this host may use together. If a CPU quota
+    // allows this rank fewer cores than its affinity mask, `cores` is the number that the quota
+    // allows. Otherwise `cores` is the number of cores in the masks of all ranks together, because
     // the ranks may be bound to different cores.
     const int available = device::available_cores();
     const bool has_quota = available < CPU_COUNT(&parcel(rank_).message.cores);
@@ -273,7 +278,8 @@ class Server final : public Rendezvous {
   }
 
   // Send the failure to all ranks, including those that have connected and have sent nothing yet:
-  // otherwise they would report that rank 0 is lost. After the shutdown no rank can connect.
+  // otherwise they would report that rank 0 is lost. After the shutdown of the listening socket, no
+  // other rank can connect, and accept() returns the connections that wait in its queue.
   void notify(const Message& failure) noexcept override {
     parcel(rank_).pidfd = Descriptor();  // frees a descriptor, so that accept() can get one
     if (listener_.valid() && ::shutdown(listener_.get(), SHUT_RD) == 0)
@@ -307,7 +313,7 @@ class Server final : public Rendezvous {
     if (::poll(fds.data(), fds.size(), clock_.next_poll_ms()) <= 0) return;
     for (int r = 1; r < size_; ++r)
       if (fds[1 + static_cast<std::size_t>(r)].revents != 0) receive_from(r);
-    // Backwards, because admit() may remove the entry at the index.
+    // Iterate backwards, because admit() may remove the entry with this index.
     for (std::size_t i = strangers_.size(); i-- > 0;)
       if (fds[1 + channels_.size() + i].revents != 0) admit(i);
     if (fds[0].revents != 0)
@@ -369,8 +375,8 @@ class Server final : public Rendezvous {
       Message failure = make_message(Topic::Failure, rank_, size_);
       failure.set_text(refusal);
       stranger.send(failure);
-      // If the sender was started with another number of ranks, the missing ranks of this job never
-      // come.
+      // A sender with another number of ranks was started with the same job key. If it should be a
+      // rank of this job, the job would wait for it until the deadline. So this rank fails at once.
       if (received.message.magic == kMagic && received.message.size != size_)
         fail(ErrorKind::Init, refusal);
       return;
