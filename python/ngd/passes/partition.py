@@ -15,8 +15,8 @@ SMALL_BYTES: Final = 2048
 """A variable of at most this size is not divided: its all-reduce is one message (shm/inline.cpp).
 """
 UNIT: Final = 64
-"""Each shard begins at a multiple of this number of elements. So its offset in bytes is a multiple of
-64, the size of a cache line, whatever the size of an element is."""
+"""Each shard begins at a multiple of this number of elements. So the offset of a shard in bytes is
+a multiple of 64, the size of a cache line, whatever the size of an element is."""
 
 
 def shard_bounds(count: int, ranks: int) -> tuple[int, ...]:

@@ -193,7 +193,7 @@ class Uses:
     ) -> bool:
         """Return whether the device has a kernel with these types of operands and results.
 
-        `made` has the types of the results. If it is None, they are the types of the node's results.
+        `made` has the types of the results; None stands for the types of the node's own results.
         """
         if self.target is None:
             return True

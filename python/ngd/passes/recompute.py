@@ -263,7 +263,7 @@ class Waiting:
         """Return the gate of a copy whose first reader is at `position` in the order of execution.
 
         The copy is computed after its gate. The result is a list with one op: the last one after
-        the peak and before `position` that is not cheap. If there is none, the list is empty.
+        the peak and before `position` that is not cheap. If no op is found, the list is empty.
         """
         for i in range(position - 1, self.peak, -1):
             node = self.order[i]
