@@ -13,9 +13,9 @@ The pass uses these words:
 - A *move* is an op that copies, repeats or views elements, or an op such as average pooling, which
   adds only a few elements for each element of its result.
 - A float32 value is *exact* if the next value of a variable, or the operand of a collective, is
-  computed from it by elementwise ops and moves. An exact value is never rounded. The operand of a
-  reduction with an exact result is exact only if it is computed from variables and constants only,
-  for example weights that are averaged. Activations that are reduced may be rounded.
+  computed from it by elementwise ops and moves. An exact value is never rounded. If the
+  result of a reduction is exact, its operand is exact if it is computed from variables and
+  constants only, such as weights that are averaged. Activations that are reduced may be rounded.
 - A float32 value is *wanted* in 16 bits if a product multiplies it, or if a kernel that computes a
   wanted value reads it without broadcasting it.
 - A float32 value is needed *wide* if an op reads it that cannot widen 16-bit floats.

@@ -180,7 +180,10 @@ def source_of_variation(value: Node, group: Any) -> Node:
 
 
 def varying(values: Iterable[NextValue]) -> list[NextValue]:
-    """Return the next values that may differ between ranks, if no group of theirs has one rank."""
+    """Return the next values that may differ between ranks.
+
+    A next value is left out if one of its groups has only one rank.
+    """
     return [v for v in values if v.varies and all(each.size > 1 for each in v.groups)]
 
 
