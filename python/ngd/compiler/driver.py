@@ -60,10 +60,10 @@ def lower(source: StepGraph, target: Target, arena: _core.Arena | None) -> Lower
 
 
 def emit(plan: Plan, source: StepGraph) -> tuple[_core.ProgramBuilder, CollectiveSequence]:
-    """Return the program of a plan, and the sequence of its collectives.
+    """Return the builder of a plan's program, and a `CollectiveSequence`.
 
-    The sequence also lists the groups of ranks in which the collectives run. The program refers to
-    a group by its index in this list; index 0 is the group of the step.
+    The `CollectiveSequence` has the collectives of the step, and the groups of ranks in which the
+    collectives run. The program refers to a group by its index; index 0 is the group of the step.
     """
     sequence = CollectiveSequence(source.group, source.graph, source.options.precision)
     builder = write(plan, sequence)
@@ -165,10 +165,11 @@ def compile(
         writes. Only on CPU and NULL.
     shard : {"none", "host", "world"}, default "none"
         Sharded weight update. "host": the ranks of a host keep one copy of each variable that the
-        step updates, and each rank updates its shard. "world": as "host", and optimizer state is
-        also kept once over all hosts. All ranks must compile the step. A variable that is small, or
-        whose next value is not proved equal on all ranks, is not sharded. A variable that the step
-        only reads has one copy per host, too, if it is equal on all ranks. See docs/sharding.md.
+        step updates, and each rank updates its shard. "world": as "host", and each host keeps only
+        its part of the optimizer state. All ranks must compile the step. A variable that is small,
+        or whose next value is not proved equal on all ranks, is not sharded. A variable that the
+        step only reads has one copy per host, too, if it is equal on all ranks. See
+        docs/sharding.md.
 
     Returns
     -------
@@ -187,8 +188,8 @@ def compile(
     Warns
     -----
     UpdatesWarning
-        The graph was built in nn.training, but the step does not update the variables of its
-        random numbers (dropout) or of its running statistics (batch norm).
+        The graph was built in nn.training, but the step does not update the variables that hold the
+        states of random numbers (dropout) or the running statistics (batch norm).
     EqualModelsWarning
         The step trains two models of one structure and name that begin with the same values.
     PrecisionWarning
@@ -251,7 +252,8 @@ def compile_in(
 
 
 NODES: Final = "Make nodes by ngd.placeholder, ngd.constant and the functions of ngd.ops."
-"""The advice in an error about a value that is not a node."""
+"""The last sentence of an error about a value that is not a node: it lists the calls that make
+nodes."""
 
 
 def with_prints(graph: Graph) -> tuple[Graph, int]:

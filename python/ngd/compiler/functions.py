@@ -83,7 +83,7 @@ class Trace:
 
     step: Executable
     world: Group | None
-    """The world for which a step that depends on other ranks was compiled. None for another step,
+    """The world for which the step was compiled. None if the step does not depend on other ranks,
     or if the function has a group of its own."""
     leaf_indices: list[int] | None
     """The indices of the argument leaves that the step takes; None: all leaves."""
@@ -110,12 +110,12 @@ class Function:
     -----
     Arguments are treated as follows.
 
-    - NumPy arrays, DLPack tensors and buffers are placeholders. Another dtype or shape is another
+    - NumPy arrays, DLPack tensors and buffers are placeholders. A new dtype or shape causes a new
       trace.
     - Python floats are placeholders too. They are float64 scalars that take the dtype of the other
-      operand, as Python numbers do. Another value is not another trace.
+      operand, as Python numbers do. A new value does not cause a new trace.
     - Everything else is fixed in the trace: ints, bools, strings, None, variables, modules. It must
-      be hashable, and another value is another trace. If an int changes in each call, give it as an
+      be hashable, and a new value causes a new trace. If an int changes in each call, give it as an
       array, np.int64(n).
     - A parameter that the call does not give has its default value, which is not a placeholder
       even if it is a float or an array.
@@ -297,7 +297,7 @@ class Function:
         return tuple(bound.arguments.get(name, DEFAULT) for name in self._signature.parameters)
 
     def _trace_for(self, key: Key, leaves: Sequence[Any]) -> Trace:
-        """Return the trace for a key. Make it if it is missing or its world `is_replaced`."""
+        """Return the trace for a key; make the trace if it is missing or its world was replaced."""
         trace = self._traces.get(key)
         if trace is not None and not is_replaced(trace.world):
             return trace

@@ -80,8 +80,8 @@ def classify(leaf: Any, where: str, path: str) -> tuple[LeafSpec, Any] | None:
     """Return the spec of an argument's leaf, and the value with which the step is run.
 
     The value is an array if NumPy can read the leaf. The result is None if `leaf` is a structure
-    with leaves of its own. `Form.key` does not call this for NumPy arrays, floats and the static
-    types.
+    with leaves of its own. `Form.key` handles NumPy arrays, Python floats and the values of
+    `STATIC_TYPES` (int, bool, str, bytes, None) itself, and calls this function for other leaves.
     """
     if isinstance(leaf, Variable):
         return (Variable, leaf.id), leaf
@@ -174,7 +174,11 @@ class Key(NamedTuple):
 
 
 def without_extents(key: Key) -> tuple[Any, ...]:
-    """Return a key that is equal for arguments whose arrays differ only in extents."""
+    """Return a key that is equal for arguments whose arrays differ only in the sizes of axes.
+
+    The key has the dtype and the number of axes of each array. Traces with equal keys of this kind
+    have one hash of their computation (fingerprint.Family).
+    """
     ranks = ((x[0], len(x[1])) if is_array_spec(x) else x for x in key.specs)
     return (key.form, *ranks)
 

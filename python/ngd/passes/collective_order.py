@@ -39,9 +39,9 @@ def collectives_in_order(graph: Graph) -> list[Node]:
     order is the same on all ranks, whatever the order in which a script made its nodes. A node that
     needs the result of a collective is deeper, and so comes later, than this collective.
 
-    Messages from one rank to another keep the order in which they were made, because the other rank
-    makes its receives in that order. So a message is at least as deep as the message made before
-    it.
+    Messages (sends and receives between two ranks) keep the order in which they were made, because
+    the other rank makes the matching nodes in that order. So the depth of a message is raised, if
+    necessary, to the depth of the last earlier message of the same op, group and other rank.
     """
     communicating = {node for node in graph.nodes if communicates(node)}
     if not communicating:
@@ -81,8 +81,9 @@ def order_collectives(graph: Graph, target: Target, options: CompileOptions) -> 
     Collectives with the same op, attributes and operand are merged here, and in no later pass.
     Whether two different operands are equal may depend on a rank's own constants, so a later merge
     could differ between ranks. Operands are compared as nodes of the given graph, which is built in
-    the same way on all ranks, not as nodes of the new graph. If a rank is alone in its group, its
-    new graph has the inputs of collectives instead, so two operands may be equal on this rank only.
+    the same way on all ranks, not as nodes of the new graph. In the new graph, two operands may be
+    equal on one rank only. For example, on a rank that is alone in the group of all_reduce(x), the
+    new node of all_reduce(x) is the new node of x.
     """
     if not depends_on_group(graph):
         return graph
@@ -112,14 +113,14 @@ class Merged:
         self.first_equal: dict[Node, Node] = {}
         """For each collective of the given graph: the first collective that is equal to it."""
         self.new: dict[Any, Node] = {}
-        """The new node of the first collective with a key. The key has the op, operands and
-        attributes."""
+        """For each key (op, operands, attributes): the node of the new graph that replaces all
+        collectives with this key."""
         self.old: dict[Any, Node] = {}
 
     def first(self, node: Node, new: Node) -> Node:
-        """Return the new node of the first collective that is equal to `node`.
+        """Return the node of the new graph for the first collective that is equal to `node`.
 
-        If `node` is the first, store `new` as its new node, and return it.
+        If `node` is the first of these collectives, store `new` as this node, and return `new`.
         """
         operands = tuple(self.first_equal.get(i, i).id for i in node.inputs)
         key = (node.op, operands, tuple(sorted(node.attrs.items())))

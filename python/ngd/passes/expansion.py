@@ -15,10 +15,11 @@ from .target import Target, query_node
 
 
 def needs_kernel(node: Node) -> bool:
-    """Return whether a node needs a kernel of its own name.
+    """Return whether the device must have a kernel for the op of a node.
 
-    Elementwise ops and broadcasts do not, because they are fused. Loops and branches run graphs.
-    Leaves, collectives and views run no kernel.
+    This is False for elementwise ops and broadcasts, which become parts of fused kernels, and for
+    loops and branches, which run the programs of their bodies. It is also False for leaves,
+    collectives and views, which run no kernel.
     """
     kernel = node.op.kernel
     if kernel.is_elementwise or kernel.is_broadcast or kernel.control_flow:

@@ -4,9 +4,9 @@
 Two steps may have the same collectives and different data. If two ranks call them in different
 orders, the data would mix. So the ranks compare these numbers (src/cpp/comm/computations.hpp).
 Ranks may also run different computations on purpose. So two ranks with different numbers get an
-error only if one of them has loaded both steps. The number leaves out properties that usually
-differ between ranks: shapes, constants that are computed from shapes, the values of large arrays,
-groups, and algorithms.
+error only if one of the two ranks has loaded both steps. The number leaves out properties that
+usually differ between ranks: shapes, constants that are computed from shapes, the values of large
+arrays, and the groups and algorithms of collectives.
 
 The traces of one ngd.function that differ only in extents have one number (`Family`). So a Python
 number that the function takes from a shape, such as `x.shape[0]`, does not change the number.
@@ -37,9 +37,9 @@ SMALL: Final = 16
 
 @dataclass
 class Family:
-    """The number (a hash) of all traces of one function that differ only in extents.
+    """The traces of one function that differ only in the sizes of axes.
 
-    `number` is 0 until the first of these traces is compiled.
+    `number` is the hash that all of these traces have. It is 0 until the first one is compiled.
     """
 
     number: int = 0
@@ -110,7 +110,8 @@ def attr_text(node: Node, key: str, value: Any) -> str:
     """Return the text of an attribute for the digest of a node.
 
     For the body of a loop or branch, the text is the hash of its graph. The text is empty for a
-    large array, and for a constant that depends on the shapes of a rank's shard.
+    large array. It is also empty for a constant with the attribute `local`: such a constant was
+    computed from shapes, which may differ between ranks.
     """
     if node.op is CONSTANT and key == "value":
         is_compared = value.size <= SMALL and not node.attrs.get("local")

@@ -29,10 +29,11 @@ from .options import CompileOptions
 from .target import Target, query_node
 
 Transposition: TypeAlias = tuple[Node, Shape]
-"""A node, and the order of axes of a transposition of this node that the graph computes anyway."""
+"""A node, and the order of axes in which the graph transposes this node anyway. Using the result of
+this transposition costs nothing."""
 SMALL: Final = 16
-"""An operand of an elementwise op is small, and may be transposed for the op, if it has this many
-times fewer elements than the result."""
+"""An operand of an elementwise op is small if it has at most 1 / SMALL of the elements of the
+result. A small operand may be transposed for the op."""
 
 
 @cache
@@ -101,8 +102,9 @@ def move_elementwise_transposition(
 ) -> Node | None:
     """Return the value of an elementwise node, with the transposition moved to the result, or None.
 
-    `without_transposition` gives each operand the order of axes before the transposition. If that
-    is not cheap for one of the operands, the result is None.
+    The node has operands that are transpositions by `axes`. The new nodes compute the op in the
+    order of axes before this transposition, and transpose the result. The result is None if an
+    operand is not cheap to compute in that order (`without_transposition`).
     """
     if len(axes) != node.ndim:
         return None
@@ -121,10 +123,12 @@ def move_elementwise_transposition(
 def without_transposition(
     operand: Node, node: Node, axes: Shape, computed: Set[Transposition]
 ) -> Node | None:
-    """Return an operand of an elementwise node in the order of axes before the transposition.
+    """Return an operand of an elementwise node in the order of axes before a transposition.
 
-    An operand that is not transposed gets a transposition of its own if it is small, or if the
-    graph computes that transposition anyway. Otherwise the result is None.
+    `axes` is the order of axes of the transposition. For an operand that is a transposition by
+    `axes`, the result is the input of the operand. Another operand is
+    transposed by the inverse of `axes` if it is small, or if the graph computes this inverse
+    transposition anyway. Otherwise the result is None.
     """
     if operand.op.layout.is_transpose and operand.attrs["axes"] == axes:
         return operand.inputs[0]

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The costs of nodes: `Op.cost` for heavy ops, and rules for all other ops.
 
-An op that is composed of other ops has as many operations as these, but it reads and writes only
-its own operands and results. An op that only moves elements reads as many bytes as it writes. Any
-other op has one operation for each element of its largest operand or result.
+A cost is a number of operations, and a number of bytes that are read and written. If an op is
+composed of other ops, its number of operations is the sum over those ops, but it reads and writes
+only its own operands and results. An op that only moves elements reads as many bytes as it writes.
+Any other op has one operation for each element of its largest operand or result.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def cost_of(node: Node, bodies: Sequence[Cost] | None = None) -> Cost:
 
 
 def operations(node: Node, operands: Sequence[Type], results: Sequence[Type]) -> int:
-    """Return the number of operations on single elements of an op that is not heavy."""
+    """Return the number of scalar operations that a node performs whose op is not heavy."""
     op = node.op
     if op.comm.is_collective or isinstance(op, Start):
         return 0

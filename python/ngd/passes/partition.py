@@ -15,7 +15,8 @@ SMALL_BYTES: Final = 2048
 """A variable of at most this size is not divided: its all-reduce is one message (shm/inline.cpp).
 """
 UNIT: Final = 64
-"""Shards begin at multiples of this number of elements, so at a cache line for every dtype."""
+"""Each shard begins at a multiple of this number of elements. So the offset of a shard in bytes is
+a multiple of 64, the size of a cache line, whatever the size of an element is."""
 
 
 def shard_bounds(count: int, ranks: int) -> tuple[int, ...]:
@@ -43,7 +44,8 @@ class Partition:
     """The counterparts: the rank with the same local index on each host, in the order of the hosts.
     """
     is_once_over_hosts: bool = False
-    """True if a variable that only updates read has one copy over all hosts, not one per host."""
+    """True if all hosts together have one copy of each variable that is read only by updates
+    (optimizer state). False if each host has a copy."""
 
     @property
     def parts(self) -> int:
@@ -58,8 +60,10 @@ class Partition:
     def part(self, count: int) -> tuple[int, int]:
         """Return the begin and end of the elements that this rank updates.
 
-        If each host has a copy, these elements are the rank's shard of its host's copy. If all
-        hosts together have one copy (`is_once_over_hosts`), they are this host's part of the shard.
+        A variable has one shard per rank of a host. If each host has a copy of all elements, this
+        rank updates its shard in the copy of its host. If not (`is_once_over_hosts`), the shard is
+        divided among the ranks with the same local index on all hosts, and this rank updates its
+        part.
         """
         begin, end = self.slice(count)
         if not self.is_once_over_hosts:

@@ -43,7 +43,7 @@ class When(NamedTuple):
     """A group of passes that run only if a condition holds."""
 
     condition: Callable[[Graph, CompileOptions, bool], bool]
-    """A function of the graph, the options, and True if the previous pass has changed the graph."""
+    """A function of the graph, the options, and a bool: the previous pass has changed the graph."""
     passes: tuple[Pass, ...]
 
 
@@ -59,7 +59,8 @@ PER_OP: Final[tuple[Entry, ...]] = (
     When(was_changed, (simplify,)),
     fuse_post_operations,
 )
-"""The passes that process each op separately."""
+"""The passes before the fusion of elementwise ops. They order collectives, expand ops, simplify the
+graph, shard weight updates, choose layouts, and fuse post-operations into heavy ops."""
 
 FUSION: Final[tuple[Entry, ...]] = (
     share_sums,
@@ -69,12 +70,12 @@ FUSION: Final[tuple[Entry, ...]] = (
     fuse_products,
     split_collectives,
 )
-"""The passes that fuse ops to kernels. With a `memory_limit`, they run on each graph that
-`plan_within_limit` tries, to find one that keeps the limit."""
+"""The passes that fuse ops to kernels, and split collectives into start and wait. With a
+`memory_limit`, `plan_within_limit` runs them on each graph that it tries."""
 
 HIDING: Final = (fuse_post_operations, fuse_products)
-"""The passes after which a result of one op cannot be checked alone. NGD_CHECK_FINITE=1 omits them.
-"""
+"""The passes after which the result of a fused matmul or other heavy op is no longer in memory, so
+that it cannot be checked for NaN and infinity. NGD_CHECK_FINITE=1 omits these passes."""
 
 BODY_OPTIONS: Final = CompileOptions()
 """The options of the bodies of loops and branches: they compute in float32 (mixed_precision.md)."""
@@ -95,7 +96,7 @@ def run(graph: Graph, target: Target, options: CompileOptions) -> Plan:
 
 
 def fuse_and_plan(graph: Graph, target: Target, options: CompileOptions) -> Plan:
-    """Fuse ops, order the instructions and plan the memory; with NGD_CHECK=1, verify the plan."""
+    """Fuse ops, order the nodes and plan the memory; with NGD_CHECK=1, verify the plan."""
     graph = run_passes(graph, target, options, FUSION)
     plan_body = partial(run, target=target, options=BODY_OPTIONS)
     plan = plan_memory(schedule(graph, target), target, plan_body)

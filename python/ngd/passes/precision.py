@@ -13,11 +13,11 @@ The pass uses these words:
 - A *move* is an op that copies, repeats or views elements, or an op such as average pooling, which
   adds only a few elements for each element of its result.
 - A float32 value is *exact* if the next value of a variable, or the operand of a collective, is
-  computed from it by elementwise ops and moves. An exact value is never rounded. A value that is
-  computed only from variables, and is reduced to an exact value, is exact, too, such as weights
-  that are averaged. Activations that are reduced may be rounded.
+  computed from it by elementwise ops and moves. An exact value is never rounded. If the
+  result of a reduction is exact, its operand is exact if it is computed from variables and
+  constants only, such as weights that are averaged. Activations that are reduced may be rounded.
 - A float32 value is *wanted* in 16 bits if a product multiplies it, or if a kernel that computes a
-  wanted value reads it in full size.
+  wanted value reads it without broadcasting it.
 - A float32 value is needed *wide* if an op reads it that cannot widen 16-bit floats.
 
 A kernel of elementwise ops stores a result in float32, in 16 bits, or in both. A product stores its
@@ -96,7 +96,10 @@ class Uses:
                 self.visit(node)
 
     def visit(self, node: Node) -> None:
-        """Record in which dtypes a node needs its operands. Its readers were visited before it."""
+        """Record in which dtypes a node needs its operands.
+
+        Visit nodes in reverse order: all readers of a node before the node.
+        """
         wide_flags = zip(node.results, stay_float32(node), strict=True)
         self.float32_values.update(result for result, is_wide in wide_flags if is_wide)
         self.float32_values.update(chosen_values(node))
@@ -116,7 +119,7 @@ class Uses:
             self.float32_values.update(floats)
 
     def demand_exact(self, node: Node, floats: Sequence[Node]) -> None:
-        """Mark the operands of a node that must stay exact.
+        """Mark those operands of a node that must stay exact, which means: are never rounded.
 
         They are the operands of a collective, and those from which an exact result is computed.
         """
@@ -190,7 +193,7 @@ class Uses:
     ) -> bool:
         """Return whether the device has a kernel with these types of operands and results.
 
-        `made` has the types of the results; None: those of the node.
+        `made` has the types of the results; None stands for the types of the node's own results.
         """
         if self.target is None:
             return True
@@ -207,7 +210,8 @@ class Rewriting:
         self.stored: dict[Node, Node] = {}
         """For a float32 node of the new graph, the 16-bit node that it is cast from."""
         self.rounded: dict[Node, Node] = {}
-        """For a float32 node of the new graph that is needed in both dtypes: its 16-bit copy."""
+        """For a float32 node of the new graph that is stored in float32, but is also read in 16
+        bits: the 16-bit copy."""
 
     def to_16_bits(self, x: Node) -> Node:
         """Return a value as 16-bit floats."""
@@ -224,7 +228,10 @@ class Rewriting:
         return self.stored.get(x, x)
 
     def replacement_of(self, old: Node, new: Node) -> Node:
-        """Return the replacement of an old value: the new one, cast to float32 if necessary."""
+        """Return the node that replaces `old`, a value of the old graph.
+
+        This is `new`, a node of the new graph, or its cast to float32 if `new` has 16-bit floats.
+        """
         if new.type == old.type:
             return new
         wide = cast.node((new,), {"dtype": float32})
@@ -263,7 +270,10 @@ class Rewriting:
         return self.replacement_of(node, made)
 
     def fused(self, node: Node, inputs: tuple[Node, ...]) -> Node | tuple[Node, ...]:
-        """Return a fused kernel that reads and stores 16-bit floats if it may."""
+        """Return a fused kernel with casts for 16-bit operands and results.
+
+        The kernel is unchanged if it needs no casts, or if the device does not accept the new one.
+        """
         kernel = NarrowKernel(node, self.dtype)
         operands = [self.as_stored(x) for x in inputs]
         kernel.read(operands)
@@ -297,7 +307,10 @@ def moves(node: Node) -> bool:
 
 
 def made_of_variables(graph: Graph) -> set[Node]:
-    """Return the values that are computed only from variables and constants, without a product."""
+    """Return the values that are computed from variables and constants only.
+
+    Values that are computed by a matmul or a convolution are left out.
+    """
     made: set[Node] = set()
     for node in graph.nodes:
         read = [x for x in node.inputs if x.dtype == float32 and x.op is not CONSTANT]
@@ -308,7 +321,7 @@ def made_of_variables(graph: Graph) -> set[Node]:
 
 
 def unreduced(node: Node) -> tuple[Node, ...]:
-    """Return the results of an op, without the reductions of a fused kernel."""
+    """Return the results of an op; for a fused kernel, only those that are not reductions."""
     return stored_results(node) if is_reducing_kernel(node) else node.results
 
 
@@ -326,7 +339,8 @@ def stay_float32(node: Node) -> tuple[bool, ...]:
 def selecting_reductions() -> frozenset[str]:
     """Return the kinds of the reductions that return one of the elements, such as a maximum.
 
-    Gradients compare the elements with the result, so both need the same bits.
+    The gradient of such a reduction finds the chosen element by comparing the elements with the
+    result. So the elements must not be rounded if the result is not.
     """
     choosing = (op for op in OPS.values() if not op.fusion.is_linear_reduction)
     return frozenset(op.kernel.reduction for op in choosing if op.kernel.reduction)
@@ -413,7 +427,10 @@ class NarrowKernel:
 
     @property
     def positions(self) -> Iterable[int]:
-        """For each result of the original node, its position among the results of the new node."""
+        """For each result of the original node, its position among the results of the new node.
+
+        If a result is stored in both dtypes, this is the position of the float32 one.
+        """
         count = len(self.results)
         reductions = len(self.original.results) - count
         return (*range(count), *(len(self.types) + n for n in range(reductions)))

@@ -8,11 +8,12 @@ not kept.
 An op is *cheap* if it takes about one pass over memory: elementwise ops, broadcasts and moves. The
 *peak* is the instruction after which most bytes are kept, usually between the forward and the
 backward pass. A value *waits* if it is computed at the peak or before it, and is read after it. A
-*copy* of a waiting value is a second computation of it by cheap ops, from leaves, from other values
-that wait, or from much smaller values. The readers after the peak read the copy, so the value
-itself need not be kept. The ops of a copy depend on a *gate*, an op shortly before the first of
-these readers (ops/_custom.py, `after`). Otherwise the copy could be computed too early. The bits of
-the results do not change.
+*copy* of a waiting value is a second computation of the value by cheap ops. The copy is computed
+from leaves, from other waiting values, or from much smaller values, which are then kept. The
+readers after the peak read the copy, so the value itself need not be kept. The copy must not be
+computed too early, because it would then be kept at the peak, too. So its ops are made to depend on
+a *gate*, an op shortly before the first of these readers (ops/_custom.py, `after`). The bits of the
+results do not change.
 
 Only the planner knows how much memory a graph needs. So the pass works in rounds: it plans the
 graph, and if the plan is too large, it copies enough values to save the bytes above the limit. In
@@ -57,7 +58,7 @@ def plan_within_limit(
     limit: int,
     plan_of: Callable[[Graph], Plan],
 ) -> Plan:
-    """Return a plan of at most `limit` bytes, of the graph or of one that recomputes values.
+    """Return a plan of at most `limit` bytes, for the graph or for a graph that recomputes values.
 
     Raises
     ------
@@ -95,7 +96,7 @@ def bytes_of(plan: Plan) -> int:
 
 
 def difference(all: Cost, without: Cost) -> Cost:
-    """Return the cost `all` minus the cost `without`."""
+    """Return the cost with recomputed values (`all`) minus the cost without them (`without`)."""
     return Cost(all.flops - without.flops, all.bytes - without.bytes)
 
 
@@ -120,8 +121,9 @@ class Waiting:
             n for n in self.order if rounds and n.op.kernel.reduction in selecting_reductions()
         )
         self.compared = {source_of(node.inputs[0]) for node in ordered}
-        """The values that are compared with their own maximum. They are not copied, because the
-        copy may be rounded in another way."""
+        """With mixed precision, the operands of reductions such as a maximum; otherwise empty. The
+        gradient compares such an operand with the maximum. These values are not copied, because
+        mixed precision may round the copy in another way."""
         self.peak = self.peak_position()
 
     def last_reads(self) -> dict[Node, int]:
@@ -258,9 +260,10 @@ class Waiting:
         return made[copy.value]
 
     def gates(self, position: int) -> list[Node]:
-        """Return a list with the last op after the peak and before `position` that is not cheap.
+        """Return the gate of a copy whose first reader is at `position` in the order of execution.
 
-        The list is empty if there is no such op.
+        The copy is computed after its gate. The result is a list with one op: the last one after
+        the peak and before `position` that is not cheap. If no op is found, the list is empty.
         """
         for i in range(position - 1, self.peak, -1):
             node = self.order[i]

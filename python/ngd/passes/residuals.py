@@ -11,9 +11,10 @@ A *cheap* value is the result of an elementwise op, a broadcast or a move of ele
 constants and residuals. The residuals are chosen in three steps:
 
 1. Each value that is read by a gradient and is not cheap is a residual.
-2. Consider a value that is not cheap and that no gradient reads, and the cheap values that
-   gradients read and that can be recomputed from this one value. If the cheap values together have
-   more bytes than the value, the value is a residual.
+2. If a value is not cheap and no gradient reads it, it may still save memory to store it: cheap
+   values that gradients read can be recomputed from it. The value is a residual if these cheap
+   values together have more bytes than it has. For example, gradients read two cheap values of the
+   size of p = x @ w, which are both computed from p. Then p is stored instead of them.
 3. Each cheap value that is read by a gradient, and cannot be recomputed yet, is a residual.
 """
 
@@ -29,7 +30,8 @@ from .recompute import is_cheap
 
 MAX_SOURCES: Final = 8
 """A limit for step 2 of the choice of residuals (see the text of this module). A cheap value that
-depends on more than this number of values that are not cheap is treated as not cheap, too."""
+depends on more than this number of values that are not cheap is treated as not cheap, too. This
+bounds the size of the sets that step 2 computes."""
 
 
 def choose_residuals(
@@ -80,7 +82,10 @@ def read_values(
 
 
 def topological_values(roots: Sequence[Node], ends: set[Node]) -> list[Node]:
-    """Return the values that roots need. The walk stops at `ends`, which are included."""
+    """Return the roots and the nodes that they are computed from, in the order of the walk.
+
+    The walk goes from readers to operands. It stops at the nodes of `ends`, which are included.
+    """
     found: dict[Node, None] = {}
     stack = list(roots)
     while stack:

@@ -10,8 +10,9 @@ The next values of variables are written last, after every wait. So if the failu
 ends the step, no variable has changed. A next value is *direct* if its kernel writes to the memory
 of the variable. Otherwise it is a *store*: it is computed in other memory, and copied at the end.
 
-If the ranks of a host share a variable (sharding/updates.py), each rank writes its part after all
-ranks have computed everything else. From then on, a rank reads only its own part of the variable.
+If the ranks of a host share a variable (sharding/updates.py), each rank writes its part at the end
+of the step, after all ranks have computed everything else. While the ranks write, a rank reads only
+its own part of the variable.
 """
 
 from __future__ import annotations
@@ -73,7 +74,10 @@ def schedule(graph: Graph, target: Target) -> Schedule:
 
 
 def reads_others(node: Node, shared: dict[Node, Node]) -> bool:
-    """Return whether a node reads bytes of a shared variable that another rank may be writing."""
+    """Return whether a node reads bytes of a shared variable that are not in this rank's own part.
+
+    At the end of a step, other ranks write these bytes, so no node may read them then.
+    """
     if not shared or is_view(node):
         return False
     read = ((shared.get(source_of(operand)), operand) for operand in node.inputs)
@@ -85,8 +89,8 @@ def reads_others(node: Node, shared: dict[Node, Node]) -> bool:
 def direct_candidates(graph: Graph, starts: list[Node]) -> dict[Node, Node]:
     """Return the next values that could be computed in the memory of their variable.
 
-    The result has the variable of each. Such a value is the next value of one variable only. It is
-    not an output, and no collective needs it.
+    The result is a dict from each of these values to its variable. Such a value is the next value
+    of one variable only. It is not an output, and no collective needs it.
     """
     times = Counter(value for _, value in graph.updates)
     outputs = set(graph.outputs)
@@ -107,9 +111,10 @@ def keep_safe(
 ) -> dict[Node, Node]:
     """Return the candidates that do not overwrite a value that is read later.
 
-    A candidate is a next value that could be computed in the memory of its variable. A kernel may
-    write over an operand only if the device allows it. A store that copies the old value of another
-    variable reads it before any candidate writes; plan_memory takes care of that.
+    A candidate is a next value that could be computed in the memory of its variable. If its kernel
+    is the last reader of the variable's old value, the device must allow the kernel to write over
+    this operand. An old value that is the next value of another variable needs no test: plan_memory
+    copies it before any candidate is written.
     """
     position = {node: i for i, node in enumerate(order)}
     last_read: dict[Node, int] = {}

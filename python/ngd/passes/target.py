@@ -19,10 +19,11 @@ class Verdict(NamedTuple):
     """The name of the kernel. If the op is not accepted: each kernel, with the reason why it does
     not fit."""
     in_place: frozenset[tuple[int, int]]
-    """The pairs (result, operand) for which the result may be computed over the operand.
+    """The pairs (result, operand) for which the result may be written to the memory of the operand.
 
-    Several pairs may be used at the same time, but two results never share bytes. A result over
-    several operands in the same memory needs the pair with each of them.
+    Several pairs may be used at the same time, but two results never share bytes. If several
+    operands are in one memory, a result may be written there only if all its pairs with these
+    operands are in the set.
     """
 
 
@@ -36,8 +37,7 @@ class Sharing(NamedTuple):
     variables: frozenset[Node] = frozenset()
     """The shared variables that the step updates."""
     once: frozenset[Node] = frozenset()
-    """The variables that an earlier step shares already. Each host keeps one copy of such a
-    variable."""
+    """The variables of which an earlier step has already made one copy per host."""
     has_uniform_types: bool = False
     """True if all values of the step are known to have the same shapes and dtypes on all ranks."""
 
@@ -60,8 +60,8 @@ class Target(Protocol):
     def first_fit(self, lives: list[tuple[int, int, int]]) -> list[int]:
         """Return the offsets of blocks (first instruction, last instruction, bytes) in an arena.
 
-        The blocks are placed one after the other. Each gets the lowest offset at which its bytes
-        are free during its whole lifetime.
+        The blocks are placed in the order of the list. Each block gets the lowest offset at which
+        all of its bytes are free from its first to its last instruction.
         """
         ...
 

@@ -9,7 +9,10 @@ from ..graph.node import Node, offset_of
 
 
 def parts_written(graph: Graph) -> dict[Node, Node]:
-    """Return the part that this rank writes of each variable that the ranks of a host share."""
+    """Return a dict from each variable that the ranks of a host share to the part of this rank.
+
+    The part is a view of the variable; this rank writes only these bytes.
+    """
     return {source_of(v): v for v, _ in graph.updates if v.op is not VARIABLE}
 
 
@@ -26,7 +29,10 @@ def source_of(node: Node) -> Node:
 
 
 def span_of(view: Node) -> tuple[int, int]:
-    """Return the first byte and the end of a view in the memory of its source."""
+    """Return the offset of the first byte of a view, and the offset of the byte after its last one.
+
+    The offsets are relative to the first byte of the view's source (`source_of`).
+    """
     begin, node = 0, view
     while is_view(node):
         begin += offset_of(node) or 0

@@ -9,10 +9,10 @@ Three facts decide whether two ops may be results of one kernel. Together they a
 of an op:
 
 - its *depth*: the largest number of ops that are not elementwise on a path to the op.
-- its *need*: a sort key; a value with a lesser need is needed earlier. Consider the ops that
-  are not elementwise and that the op reaches through elementwise ops only. Each of them has a pair:
-  the order of the first collective that it is or leads to, and its depth. The need is the least of
-  these pairs.
+- its *need*: a sort key; a value with a lesser need is needed earlier. The need is the least pair
+  (first collective, depth) of the ops that are not elementwise and that read the value, directly or
+  through elementwise ops. The first collective of such an op is the op itself, if it is a
+  collective, or else the first collective that depends on the op.
 - its shape.
 
 Each elementwise op is visited once, after all ops that read it:
@@ -26,12 +26,13 @@ Each elementwise op is visited once, after all ops that read it:
 A merge delays no result. All results of a kernel can be computed at one depth, and they are needed
 at one depth and before the same collective.
 
-A merge makes no cycle either. Along every edge neither depth nor need decreases, and shapes only
-grow, by broadcasting. An op that is not elementwise increases the depth. So a path between two ops
-of one merge key contains only ops of this merge key, and a cycle could only consist of kernels of
-one merge key. These kernels are numbered in the order in which they are started. An op never joins
-a kernel whose number is less than that of another kernel of its merge key that reads the op. So
-numbers do not increase along edges, and in a cycle all numbers would be equal. Absorbed ops change
+A merge makes no cycle either. From an operand to its reader neither depth nor need decreases, and
+shapes only grow, by broadcasting. An op that is not elementwise increases the depth. So a path
+between two ops of one merge key contains only ops of this merge key, and a cycle could only consist
+of kernels of one merge key. These kernels are numbered in the order in which they are started.
+Ops are visited readers first. So if kernel 2 reads an op that kernel 3 reads, too, the op may join
+kernel 3 or a later one, but not kernel 2. So the number of a kernel that computes an operand is not
+less than the numbers of its readers, and in a cycle all numbers would be equal. Absorbed ops change
 none of this, because only their own kernel reads them.
 """
 
@@ -73,8 +74,8 @@ Need: TypeAlias = tuple[Order, float]
 """The need of a value: the least pair (first collective, depth) of the ops that need the value.
 
 These ops are not elementwise, and read the value directly or through elementwise ops. The first
-collective is the first one that the op is or leads to. A value with a lesser need is needed
-earlier. See the text of this module."""
+collective of an op is the op itself, if it is a collective, or else the first collective that
+depends on the op. A value with a lesser need is needed earlier."""
 LAST: Final[Need] = (Order(maxsize), inf)
 """The need of a value that is only an output or the next value of a variable."""
 
@@ -141,24 +142,27 @@ def fuse_elementwise(graph: Graph, target: Target, options: CompileOptions) -> G
 
 
 class Bundle(Protocol):
-    """Nodes that `order_bundles` puts side by side, such as the ops of a fused kernel."""
+    """Nodes that `order_bundles` puts next to each other in the order of nodes.
+
+    The ops of a fused kernel are an example.
+    """
 
     @property
     def members(self) -> Sequence[Node]:
-        """The nodes of the bundle. `order_bundles` takes a dict from each of them to the bundle."""
+        """The nodes of the bundle, in their order."""
         ...
 
     @property
     def outside(self) -> Collection[Node]:
-        """The nodes that come before all members in the order."""
+        """The nodes that must come before all members, such as the operands of the bundle."""
         ...
 
 
 def order_bundles(roots: Iterable[Node], kernels: Mapping[Node, Bundle]) -> list[Node]:
-    """Return the nodes in the order of `topological`, but with the ops of a kernel side by side.
+    """Return nodes in the order of `topological`, but with the ops of a kernel next to each other.
 
-    `kernels` has, for each op of a kernel, the kernel. Its ops come after all values that it reads,
-    in the order of its `members`.
+    `kernels` maps each op of a kernel to the kernel. The ops of a kernel come after all nodes of
+    `Bundle.outside`, in the order of `Bundle.members`.
     """
     order: list[Node] = []
     seen: set[Node] = set()
@@ -194,8 +198,9 @@ class Grouping:
         self.readers: dict[Node, dict[Kernel, None]] = {}
         """For each value, the kernels that read it."""
         self.latest: dict[tuple[MergeKey, Node], Kernel] = {}
-        """For a merge key and an operand of the shape in this key: the kernel with this key that
-        was the last to get an op that reads the operand."""
+        """For a pair (merge key, operand of the shape in this key): a kernel with this key that
+        reads the operand. If several kernels do, it is the one to which such a reader was added
+        last. Another reader of the operand may be merged into this kernel."""
         for node in reversed(graph.nodes):
             if not is_elementwise(node):
                 if node.inputs:
@@ -255,9 +260,10 @@ class Grouping:
 
 
 def depths(graph: Graph) -> dict[Node, int]:
-    """Return the depth of each value: the most ops that are not elementwise on a path to it.
+    """Return the depth of each value.
 
-    The op that computes the value counts, too. A leaf has depth 0.
+    The depth is the largest number of ops that are not elementwise on a path from a leaf to the
+    value. The op that computes the value counts, too. A leaf has depth 0.
     """
     found: dict[Node, int] = {}
     for node in graph.nodes:
@@ -310,7 +316,10 @@ def external(node: Node) -> list[Node]:
 
 
 def see_through(node: Node) -> Node:
-    """Return the node under all broadcasts: a kernel reads it with stride 0 instead of them."""
+    """Return the operand under a chain of broadcasts, or the node itself if it is not a broadcast.
+
+    A kernel reads this operand with stride 0, so the broadcasts need not be computed.
+    """
     while node.op.kernel.is_broadcast:
         node = node.inputs[0]
     return node
@@ -333,8 +342,8 @@ class BodyWriter:
         self.values: dict[Node, Value] = {}
         """The numbered value of each node that the kernel computes."""
         self.inputs: dict[tuple[int, tuple[int, ...]], tuple[Input, Node]] = {}
-        """For the id of a node and the strides with which the kernel reads the node: a pair of the
-        input in the statements, and the node itself."""
+        """For each pair (id of a node, strides with which the kernel reads the node): a pair of the
+        `Input` by which statements name the node, and the node."""
         self.statements: list[Statement] = []
 
     def operand(self, node: Node) -> Operand:
@@ -382,7 +391,10 @@ def emit(kernel: Kernel, new: dict[Node, Node]) -> Node:
 
 
 def broadcast_chain(node: Node) -> tuple[Shape, ...]:
-    """Return the shapes of a node and of the operands below it, through a chain of broadcasts."""
+    """Return the shapes along a chain of broadcasts, which begins with the node.
+
+    The last shape is that of the first operand that is not a broadcast.
+    """
     shapes = [node.shape]
     while node.op.kernel.is_broadcast:
         node = node.inputs[0]
@@ -392,9 +404,9 @@ def broadcast_chain(node: Node) -> tuple[Shape, ...]:
 
 @lru_cache(maxsize=4096)
 def broadcast_strides(shapes: tuple[Shape, ...], shape: Shape) -> tuple[int, ...]:
-    """Return the strides, in elements, with which a kernel reads an operand that is broadcast.
+    """Return the strides, in elements, with which a kernel reads the operand under broadcasts.
 
-    `shapes` is the result of `broadcast_chain`. The kernel computes over `shape`.
+    `shapes` is the result of `broadcast_chain`. `shape` is the shape of the kernel's results.
     """
     view = np.lib.stride_tricks.as_strided(
         np.empty(1, np.int8), shapes[-1], dense_strides(shapes[-1])
@@ -414,7 +426,10 @@ def dense_strides(shape: Shape) -> tuple[int, ...]:
 
 
 def dense_operands(kernel: Node) -> dict[Node, int]:
-    """Return the input numbers of the operands that a kernel reads whole and in row-major order."""
+    """Return the operands that a kernel reads without broadcasting and in row-major order.
+
+    The result maps each of these operands to its number among the inputs of the kernel.
+    """
     shape, strides = kernel.shape, body_of(kernel).input_strides
     dense = dense_strides(shape)
     return {

@@ -116,11 +116,10 @@ class Reductions(NamedTuple):
 
 
 class Products(NamedTuple):
-    """The matmuls that a kernel computes block by block instead of reading their results."""
+    """The matmuls that a kernel computes block by block, so their results are not in memory."""
 
     numbers: tuple[int, ...]
-    """The numbers of the inputs that are results of matmuls. The statements name these inputs by
-    the same numbers: input 2 is `i2`."""
+    """The numbers of the inputs that are results of matmuls. In the statements, input 2 is `i2`."""
     shape: Shape
     attrs: tuple[tuple[str, Any], ...]
     """The attributes of the matmuls, which are equal for all of them."""
@@ -154,8 +153,8 @@ class KernelBody:
     ) -> KernelBody:
         """Return the body with other statements before its own.
 
-        `replacements` has, for some inputs, the values that the body's own statements then read
-        instead.
+        `replacements` maps inputs to values of the added statements. The body's own statements
+        read these values instead of the inputs.
         """
         if not statements:
             return self
@@ -202,7 +201,11 @@ class KernelBody:
     def with_statements(
         self, statements: tuple[Statement, ...], numbers: Mapping[int, int] | Sequence[int]
     ) -> KernelBody:
-        """Return the body with other statements; `numbers` has the new number of each old one."""
+        """Return the body with other statements.
+
+        `numbers` maps the old number of each statement whose value is stored or reduced to its new
+        number.
+        """
         reductions = self.reductions
         if reductions is not None:
             new_numbers = tuple(numbers[number] for number in reductions.statements)
@@ -243,9 +246,9 @@ class FusedKernel(Op):
 
     A node of this op has one attribute: `body`, its `KernelBody`.
 
-
-    `keeps_float32` has True for each stored result that stays float32 (ngd.full_precision), and
-    False for each other one. An empty tuple means that none stays float32.
+    `keeps_float32` is a property of the op. It has True for each stored result that mixed precision
+    must not store as a 16-bit float (ngd.full_precision), and False for each other stored result.
+    An empty tuple means False for all results.
     """
 
     def __init__(

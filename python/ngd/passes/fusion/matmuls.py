@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Matmuls that elementwise kernels compute block by block, and whose results are not stored.
 
-The gradient of a layer's weights is such a matmul, and the update of the weights is such a kernel.
+For example, the gradient of a layer's weights is a matmul, and an elementwise kernel reads the
+gradient to update the weights.
 In a step whose batch is small compared to the layer, writing the gradient and reading it again
 takes a tenth of the time of the matmul. If such a gradient is summed over the ranks
 (gradient_factors.py), the kernel computes one matmul per rank. `Op.gradient_factors` returns the
 *factors* A and B of such a matmul A^T B. The device reports whether the fused kernel is faster.
 
-The factors have to live until the kernel runs. So they may have no more bytes than the result.
-Inputs and variables do not count, because they live anyway. The kernel is the only reader of a
+The fusion saves the memory of the result, but the factors stay in memory until the kernel runs. So
+the two factors together may have no more bytes than the result. Factors that are inputs or
+variables are not counted, because they stay in memory anyway. The kernel is the only reader of a
 matmul that it computes, so the fusion makes no cycle.
 """
 
@@ -33,7 +35,7 @@ from .patterns import uses
 
 MOST_PRODUCTS: Final = 4
 MOST_DEPTH: Final = 256
-"""The largest number of rows of each of the two factors of a matmul A^T B in a kernel.
+"""The largest depth of a matmul A^T B in a kernel. The depth is the number of rows of A and of B.
 `MOST_PRODUCTS` is the largest number of matmuls in one kernel. Both are limits of the C++ kernel
 (src/cpp/kernels/fused/elementwise_product.cpp)."""
 
@@ -120,10 +122,10 @@ def with_matmuls(kernel: Node, numbers: Sequence[int]) -> Node:
 
 
 def accepts_sum(product: Node, ranks: int, target: Target, options: CompileOptions) -> bool:
-    """Return whether one kernel can compute a shard of the sum of the matmuls of several ranks.
+    """Return whether one kernel can compute some rows of a sum of matmuls, one matmul per rank.
 
-    `product` is the matmul A^T B of one rank. The sum over the ranks has the shape of `product`,
-    and the shard is 1 / `ranks` of its rows. The kernel computes only these rows of each matmul.
+    `product` is the matmul A^T B of one rank. The sum over the ranks has the shape of `product`.
+    The kernel reads the factors of all ranks, and computes 1 / `ranks` of the rows of the sum.
     """
     factors = product.op.gradient_factors(product)
     if factors is None:
@@ -141,7 +143,7 @@ def accepts_sum(product: Node, ranks: int, target: Target, options: CompileOptio
 
 
 def placeholder_of(name: str, value_type: Type) -> Node:
-    """Return a placeholder of a type, for a question to the device about a kernel."""
+    """Return a placeholder of a type, for a graph that is made only to query the device."""
     return Node(PLACEHOLDER, (), {"name": name, "uniform": True}, value_type)
 
 

@@ -39,7 +39,10 @@ class Pattern:
     """True if the node may have only one reader, because the replacement removes the node."""
 
     def may_match(self, op: Op, operands: Sequence[Op]) -> bool:
-        """Return whether the traits of a node's op, and of its operands' ops, allow a match."""
+        """Return False if no node with this op and these ops of operands can match.
+
+        This is a quick test, which needs no node. `matches` finds the matches.
+        """
         if not self.trait(op) or len(operands) < len(self.operands):
             return False
         first_operands = operands[: len(self.operands)]
@@ -76,10 +79,10 @@ class Rule:
     pattern: Pattern
     condition: Callable[[Match], bool]
     replacement: Callable[[Match], Node | None]
-    """A function that returns the new node, or None if the match cannot be replaced."""
+    """A function that takes a match, and returns the new node or None (no replacement)."""
 
     def apply(self, node: Node, counts: Mapping[Node, int], target: Target) -> Node | None:
-        """Return a replacement of a node that the device accepts, or None."""
+        """Return a replacement of `node` for which the device has a kernel, or None."""
         for match in self.pattern.matches(node, counts):
             new = self.replacement(match) if self.condition(match) else None
             if new is not None and query_node(target, source_of(new)).accepted:

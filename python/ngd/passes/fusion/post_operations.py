@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fusion of biases and post-operations into the kernel of the heavy op before them.
 
-A *heavy op* is one with a cost of its own, such as a matmul or a convolution. A *post-operation* is
+A *heavy op* (`Op.is_heavy`) is, for example, a matmul or a convolution. A *post-operation* is
 an op that the kernel of a heavy op applies to its result before it stores it, such as an activation
 or a residual sum. For example, relu(a @ b + bias) becomes one matrix multiplication. A heavy op
 lists the post-operations of its kernel (`Fusion.post_operations`). With 16-bit floats the separate
 ops would round each result, so they are not fused.
 
 The kernel does not store the operand of a post-operation. So a post-operation is fused only if
-nothing else reads its operand: gelu and silu are fused in a step without their gradients, which
-read it. The fused node keeps the call site of the heavy op, so that reports and errors name its
-line and layer.
+nothing else reads its operand. For example, the gradients of gelu and silu read the operands of
+gelu and silu. So these two are fused in inference, but not in a step that computes the gradients.
+The fused node keeps the call site of the heavy op, so that reports and errors name the line and the
+layer of the heavy op.
 
 The pass also runs before `expand` if the graph has ops that are composed of other ops, such as gelu
 (has_composites). Equal nodes are merged before that. Otherwise one of two equal nodes could be
@@ -41,8 +42,9 @@ RESHAPED: Final = Pattern("view", lambda op: op.kernel.is_view, (HEAVY,), read_o
 def same_type(match: Match) -> bool:
     """Return whether the types allow the fusion of a heavy op and the op after it.
 
-    The op after it keeps the type of its operand, and this is float32 or float64: separate 16-bit
-    ops would round once more than the fused ones. `ngd.full_precision` marks both ops or none.
+    The result of the op after it must have the type of the operand, and the dtype float32 or
+    float64: separate 16-bit ops would round once more than the fused ones. `ngd.full_precision`
+    must apply to both ops or to neither.
     """
     behind = match["behind"]
     read = match.get("view", match["heavy"])
@@ -63,16 +65,16 @@ def with_bias(match: Match) -> Node | None:
 
 
 def post_operation_name(behind: Node) -> str:
-    """Return the kernel name of an op, by which heavy ops list it as a post-operation."""
+    """Return the kernel name of an op. Heavy ops list their post-operations by kernel names."""
     return behind.op.lower(**behind.attrs)[0]
 
 
 def takes_residual(match: Match) -> bool:
     """Return whether the kernel of the heavy op can add the residual. It can add only one.
 
-    A broadcast residual is not fused: this kernel would need it in full size, and an elementwise
-    kernel reads it with stride 0. A gradient whose matmul an elementwise kernel can compute itself
-    is left to that kernel (matmuls.py).
+    A broadcast residual is not fused: the heavy op's kernel would need the result of the broadcast
+    in memory, and an elementwise kernel does not. The sum is not fused either if an elementwise
+    kernel can compute the heavy op, a matmul with small factors, itself (matmuls.py).
     """
     heavy, residual = match["heavy"], match["residual"]
     if has_small_factors(heavy):
@@ -141,7 +143,7 @@ def post_operation_names() -> frozenset[str]:
 
 
 def has_composites(graph: Graph, options: CompileOptions, changed: bool) -> bool:
-    """Return whether a graph has an op with an expansion that may be a post-operation (gelu)."""
+    """Return whether a graph has a possible post-operation that is composed of other ops (gelu)."""
     return any(
         node.op.has_expansion and post_operation_name(node) in post_operation_names()
         for node in graph.nodes

@@ -3,16 +3,18 @@
 
 First, `share_sums` moves factors that are constant along the axes out of a sum, if the remaining
 product is summed anyway. For example, the backward pass of a norm needs sum(dy) and sum(dy *
-weight), and sum(dy * value) and sum(dy * weight * value). Then `fuse_reductions` gives elementwise
+weight), and sum(dy * value) and sum(dy * weight * value). If weight is constant along the axes, the
+sums with weight are computed as weight * sum(dy) and weight * sum(dy * value), so two sums are
+saved. Then `fuse_reductions` gives elementwise
 kernels the reductions of the kernel's results, and those reductions of the kernel's operands that
 can be computed at the kernel's depth, over one set of axes. A result that only these reductions
 read is not stored.
 
 Neither pass makes a cycle. A reduction of a result comes after the kernel anyway. A reduction of an
-operand has the depth of the kernel (elementwise.depths), and depths increase from each kernel and
-each reduction to its readers. If collectives wait for the kernel, the first of them is also the
-first one that waits for the reduction (elementwise.needs). So the kernel waits for nothing that
-this collective does not wait for anyway.
+operand is fused only if it has the depth of the kernel (elementwise.depths). Depths increase to
+each reduction, so neither of the two needs a result of the other. The fusion delays no collective
+either: the first collective that needs the kernel is also the first one that needs the reduction
+(elementwise.needs).
 """
 
 from __future__ import annotations
@@ -42,18 +44,23 @@ from .kernel_body import (
 )
 
 EXACT: Final = (float32, float64)
-"""The dtypes of sums that may be shared. In 16 bits, a sum without a small factor may overflow."""
+"""The dtypes of sums that may be shared. A 16-bit sum may overflow if a small factor is moved out.
+"""
 MAX_FACTORS: Final = 8
 MAX_REDUCTIONS: Final = 8
 
 Product: TypeAlias = tuple[Shape, tuple[int, Shape], tuple[int, ...]]
 """The key of a sum of a product. Sums with equal keys differ only in factors that are constant
-along the axes of the sum. The key has the axes of the sum; the number of axes of the operand, and
-its extents along the axes of the sum; the sorted ids of the factors that vary along these axes."""
+along the axes of the sum. The key has three parts: the axes of the sum; a pair of the operand's
+number of axes and the sizes of the summed axes; the sorted ids of the factors that vary along the
+summed axes."""
 
 
 class SumBundle(NamedTuple):
-    """A sum, and the nodes that must come before it in the new graph; see elementwise.Bundle."""
+    """A sum that is computed from another sum, as a bundle for `order_bundles`.
+
+    `outside` has the nodes that must come before the sum: its operand, and that of the other sum.
+    """
 
     members: Sequence[Node]
     outside: Sequence[Node]
@@ -85,9 +92,9 @@ def share_sums(graph: Graph, target: Target, options: CompileOptions) -> Graph:
 
 
 def shareable_sums(graph: Graph) -> Iterator[tuple[Node, tuple[Node, list[Node]]]]:
-    """Yield each sum that equals another sum times constant factors.
+    """Yield each sum that equals another sum times factors that are constant along the summed axes.
 
-    Each sum comes with a pair: the operand of that other sum, and these factors.
+    Each sum comes with a pair: the operand of that other sum, and the list of these factors.
     """
     sums_by_product: dict[Product, list[tuple[Node, Counter[Node]]]] = {}
     for node in graph.nodes:
@@ -159,7 +166,7 @@ class ReducingKernel(NamedTuple):
 
     @property
     def outside(self) -> Sequence[Node]:
-        """The operands of the kernel."""
+        """The operands of the kernel. They must come before the kernel and its reductions."""
         return self.kernel.inputs
 
     @property
@@ -228,9 +235,9 @@ def reducing_kernels(graph: Graph) -> Iterator[ReducingKernel]:
 def reductions_by_kernel(graph: Graph, reductions: Sequence[Node]) -> dict[Node, list[Node]]:
     """Return for each elementwise kernel the reductions that it may compute.
 
-    Such a reduction reads a result of the kernel. Or it reads an operand of the kernel, and has two
-    things in common with the kernel: the depth, and the first collective that needs its result
-    (both are defined in elementwise.py).
+    Such a reduction reads a result of the kernel. Or it reads an operand of the kernel, and two
+    conditions hold: the reduction and the kernel have the same depth, and the first collective that
+    needs the reduction is the first one that needs the kernel (elementwise.py).
     """
     depth_of = depths(graph)
     need_of = needs(graph, depth_of)

@@ -11,12 +11,11 @@ that uses it. A collective is *pending* from its start to its wait.
 collective is pending, no instruction writes to its operand or touches its result.
 
 The second proof is needed because other ranks read the operand of a pending collective. If the
-collective works in place, they write to it, too: in an all_to_all, two ranks swap halves of the
-blocks that they exchange. The bytes are safe before the start, from the start to the wait, and
-after the wait.
+collective works in place, the other ranks may also write to the operand. The bytes of operand and
+result are safe before the start, from the start to the wait, and after the wait.
 
-1. Every instruction that used these bytes earlier is before the start in program order. The other
-   ranks do not touch them until they have seen that this rank has started.
+1. Before the start, this rank has completed all earlier instructions that use these bytes. The
+   other ranks do not touch the bytes until they have seen that this rank has started.
 2. From the start to the wait, no instruction of this rank touches the result or writes to the
    operand (`verify`).
 3. When the wait returns, every rank has reported its last access (src/cpp/comm/communicator.hpp).
@@ -44,20 +43,20 @@ from ...ops.collectives.groups import Ranks
 class Storage:
     """A range of bytes in a lane (a kind of memory), alive from instruction `first` to `last`.
 
-    The lanes are "input", "output", "variable" and "constant", which are numbered arrays, and the
-    arenas "private" and "shared". A result that no instruction reads is in the lane "nowhere",
-    which has no bytes.
+    The lanes "input", "output", "variable" and "constant" are lists of arrays; a storage in them
+    is one array, or a part of it. The lanes "private" and "shared" are arenas. A result that no
+    instruction reads is in the lane "nowhere", which has no bytes.
     """
 
     space: str
     position: int = 0
-    """The number of the array in a lane of numbered arrays, or the byte offset in an arena."""
+    """The number of the array in a lane that is a list of arrays; the byte offset in an arena."""
     bytes: int = 0
     first: int = 0
     last: int = 0
     whole: Storage | None = None
-    """The storage that this one is a part of; None: this one is not a part. A whole is never a part
-    itself."""
+    """The storage that contains this one, or None if this one is not a part of another. A storage
+    that contains others is never a part itself."""
     offset: int = 0
     """The offset in the whole storage, in bytes. In an arena, `position` includes it."""
 
@@ -74,7 +73,10 @@ class Storage:
 
     @property
     def address(self) -> tuple[str, int, int]:
-        """The lane, `position`, and the offset in bytes; 0 in an arena (`position` includes it)."""
+        """The lane, `position`, and the byte offset in the array at `position`.
+
+        In an arena the offset is 0, because `position` includes it.
+        """
         return self.space, self.position, 0 if self.is_planned else self.offset
 
     def overlaps(self, other: Storage) -> bool:
@@ -103,8 +105,9 @@ class Instruction:
     group: Ranks | None = None
     """The group of the start of a collective; None: the group of the executable."""
     bodies: list[Plan] = field(default_factory=list)
-    """The plans of the graphs that a loop or branch runs. If there are any, the last two `outputs`
-    of this instruction are the memory for the private and shared arenas of these plans."""
+    """The plans of the graphs that a loop or branch runs; empty for another instruction. A loop or
+    branch has two more `outputs` after its results: the first is memory for the private arenas of
+    these plans, and the second is memory for the shared arenas."""
     cost: Cost = field(default_factory=Cost)
     made_of: tuple[tuple[str, str], ...] = ()
     """The names of the ops that a kernel computes, each with its call site."""
@@ -125,7 +128,7 @@ class Plan:
     shared: dict[Node, tuple[int, int]] = field(default_factory=dict)
     """Shared variables, each with the begin and end of the bytes that this rank writes."""
     whole: list[Node] = field(default_factory=list)
-    """The updated variables that are not in `shared`. This rank writes all of their bytes."""
+    """The updated variables that the ranks do not share. This rank writes all of their bytes."""
     private_bytes: int = 0
     shared_bytes: int = 0
     unshared_bytes: int = 0
@@ -144,7 +147,10 @@ class Plan:
         self.verify_pending()
 
     def verify_start(self, step: Instruction) -> None:
-        """Raise an error if result and operand of a start overlap, and are not in one storage."""
+        """Raise an error if the result of a start overlaps its operand by mistake.
+
+        An overlap within one storage is legal: the collective works in place.
+        """
         operand, result = step.inputs[0], step.outputs[0]
         same_storage = (operand[1].whole or operand[1]) is (result[1].whole or result[1])
         if overlap(operand, result) and not same_storage:
@@ -153,11 +159,11 @@ class Plan:
             )
 
     def verify_pending(self) -> None:
-        """Raise an error if an instruction touches a buffer of a pending collective.
+        """Raise an error if an instruction uses a buffer of a pending collective illegally.
 
-        While a collective is pending, its operand may be read, and its result may be neither read
-        nor written. So no two pending results overlap. Operands overlap only if they are parts of
-        one storage. Then no instruction writes to any part of it.
+        While a collective is pending, no instruction may read or write its result, or write to its
+        operand. If the operand is a part of a storage, no instruction may write to any part of
+        this storage. Instructions and other collectives may read the operand.
         """
         operands, results = Spans(), Spans()
         for number, step in enumerate(self.steps):
@@ -203,7 +209,10 @@ class Plan:
 
 
 class Spans:
-    """A set of numbered spans of bytes in several lanes; two of them are disjoint or equal."""
+    """A set of spans of bytes in several lanes, each with a number.
+
+    Any two spans of the set are disjoint or equal. Equal spans may have different numbers.
+    """
 
     def __init__(self) -> None:
         self.spaces: dict[str, list[tuple[int, int, int]]] = {}
@@ -227,9 +236,9 @@ class Spans:
 
 
 def extent(value: tuple[Type, Storage]) -> tuple[str, int, int]:
-    """Return the lane of a value, and where the value begins and ends in it.
+    """Return the lane of a value, and the begin and end of the value in the lane.
 
-    The unit is a byte in an arena, and one array in the other lanes.
+    In an arena, these are byte offsets. In another lane, array n begins at n and ends at n + 1.
     """
     type_, storage = value
     size = type_.bytes if storage.is_planned else bool(type_.bytes)

@@ -51,7 +51,10 @@ def plan_memory(schedule: Schedule, target: Target, plan_body: Callable[[Graph],
 
 
 class Uses:
-    """The readers of the values of a schedule. A view counts as the node whose memory it shows."""
+    """The readers of the values of a schedule.
+
+    A reader of a view counts as a reader of the node whose memory the view shows.
+    """
 
     def __init__(self, schedule: Schedule) -> None:
         self.last_reader = last_readers(schedule)
@@ -71,7 +74,8 @@ class Uses:
         """Return the all_gathers whose operand may be computed inside their result.
 
         The keys are the operands, and the values are the starts of the all_gathers. No later node
-        and no other collective reads such an operand. It is a whole value, not a view of a part.
+        and no other collective reads such an operand. The all_gather sends all bytes of the value
+        that a node has computed, not a slice of the value.
         """
         return {
             source: node
@@ -194,8 +198,8 @@ class Planner:
     def deliver_outputs(self, *, are_variables: bool) -> None:
         """Copy outputs that were not computed in the memory of the results.
 
-        With `are_variables`, these are the outputs that are values of variables; otherwise all
-        others.
+        If `are_variables` is True, copy only the outputs that are old values of variables. If it is
+        False, copy only the other outputs.
         """
         for number, output in enumerate(self.schedule.graph.outputs):
             if (source_of(output).op is VARIABLE) is not are_variables:
@@ -220,12 +224,14 @@ class Planner:
     def emit_barriers(self, *, before_writes: bool) -> None:
         """Emit the barriers of a step whose variables are shared by several ranks.
 
-        After the barriers before the writes, all ranks have read the old values, and no rank of any
-        host has failed. After the last barriers, all ranks of the host have written their parts.
-        The first barrier counts as a write of this step, because other ranks write from there on.
-        So a failure poisons the variables: reading them is an error. On several hosts, the ranks of
-        a host have a barrier of their own, too. They wait for this barrier before the one over all
-        hosts, because only ranks of the same host can find out which of them has died.
+        Before the writes, there is a barrier of all ranks. After it, all ranks have read the old
+        values, and no rank has failed. On several hosts, the ranks of each host also have a barrier
+        of their own. They wait for it first, because only ranks of the same host can find out which
+        of them has died. After the writes, there is one barrier of the ranks of each host. After
+        it, these ranks have written their parts.
+        The barriers before the writes count as writes of this step, because other ranks write when
+        these barriers are complete. So a later failure poisons the variables: reading them is an
+        error.
         """
         if not self.plan.shared:
             return
@@ -306,8 +312,8 @@ class Planner:
     def arenas_of_bodies(self, node: Node, bodies: list[Plan]) -> list[tuple[Type, Storage]]:
         """Return the private and the shared storage for the bodies of a loop or branch.
 
-        The bodies run one at a time, and each has its arenas in these storages. The private one
-        also has the memory that the loop or branch itself needs.
+        The bodies run one at a time, and each has its arenas in these storages. The private storage
+        also has the memory that the loop or branch itself needs (`Op.scratch_bytes`).
         """
         private = max(align_up(body.private_bytes) for body in bodies)
         private += node.op.scratch_bytes(**node.attrs)
@@ -333,9 +339,9 @@ class Planner:
     def choose_received(self, node: Node, source: Storage) -> Storage:
         """Return the storage of the result of a collective.
 
-        It is the storage of the operand if the collective can work in place there, and if no other
-        instruction and no other collective reads the operand later. Otherwise it is new memory, or
-        for an all_gather the memory in which its operand was computed.
+        If no later node and no other collective reads the operand, and the collective can work in
+        place, this is the storage of the operand, or a part of it. Otherwise it is new memory. For
+        an all_gather whose operand was computed inside the memory of the result, it is that memory.
         """
         assert isinstance(node.op, Start)
         block, operand = node.op.block, node.inputs[0]

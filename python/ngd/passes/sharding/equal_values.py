@@ -2,7 +2,8 @@
 """Analysis of the values of a step that are equal on all ranks, as far as the graph proves it.
 
 `Node.uniform` is set while a graph is built, and assumes that every variable is equal on all ranks.
-This analysis knows which variables are not, and which ranks are meant: those of the executable.
+This analysis also knows which variables may differ. It proves that values are equal on the ranks of
+one group, the group of the executable.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from .uniform import is_per_rank
 class Equal:
     """The nodes of a graph whose values are equal on the ranks of a group.
 
-    `varies(variable)` returns whether another step writes values to the variable that are not
-    proved equal.
+    `varies` is a function of a variable. It returns whether a step other than that of this graph
+    writes values to the variable that are not proved equal on these ranks.
     """
 
     def __init__(self, graph: Graph, group: Any, varies: Callable[[Node], bool]) -> None:
@@ -41,7 +42,10 @@ class Equal:
             self.unproved = unproved
 
     def proved(self) -> set[Node]:
-        """Return the nodes that are proved equal if the variables in `unproved` may differ."""
+        """Return the nodes that are proved equal on all ranks of the group.
+
+        The proof takes into account that the variables in `self.unproved` may differ.
+        """
         equal: set[Node] = set()
         for node in self.graph.nodes:
             if self.is_equal(node, equal):
@@ -49,7 +53,10 @@ class Equal:
         return equal
 
     def is_equal(self, node: Node, equal: set[Node]) -> bool:
-        """Return whether a node is proved equal; `equal` has the nodes before it that are."""
+        """Return whether a node is proved equal on all ranks of the group.
+
+        `equal` has the earlier nodes that are proved equal.
+        """
         if node.op is VARIABLE:
             return not (node in self.unproved or is_per_rank(node) or self.varies(node))
         if node.op is PLACEHOLDER:
@@ -67,7 +74,11 @@ class Equal:
         return node.op.kind.has_equal_results and (group == self.group or group is joined_world())
 
     def reaching(self, sources: set[Node]) -> set[Node]:
-        """Return the equal values that are computed from a collective or from one of `sources`."""
+        """Return the equal values that are computed from a collective or from one of `sources`.
+
+        `sources` are the variables that are shared. A variable is shared only if its next value is
+        among the returned values, so not if the step only sets it to a constant.
+        """
         reached: set[Node] = set()
         for node in self.graph.nodes:
             is_collective = isinstance(node.op, Collective)
@@ -78,7 +89,10 @@ class Equal:
         return reached
 
     def dependencies_of(self, values: list[Node]) -> list[Node]:
-        """Return the nodes from which some values are computed, down to the nearest collectives."""
+        """Return the nodes of `values`, and the nodes from which they are computed.
+
+        The operands of a collective are left out; the collective itself is included.
+        """
         needed = set(values)
         for node in reversed(self.graph.nodes):
             if not needed.isdisjoint(node.results) and not isinstance(node.op, Collective):

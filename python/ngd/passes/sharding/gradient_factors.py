@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The exchange of gradient factors between ranks, instead of the reduction of gradients.
 
-The gradient of a layer's weights is A^T B, a matmul whose depth is the number of the rank's
-samples. A and B are the *gradient factors*. In a large layer with few samples, they have far fewer
-elements than their product. If a rank needs only its rows of the sum over the ranks (updates.py),
-it is cheaper to exchange the factors. Each rank gathers B of all ranks, and those columns of A of
-all ranks that make its rows. Then it multiplies them. That takes as many operations as before. But
-no gradient is written or reduced, and the update computes the matmuls block by block
-(fusion/matmuls.py). This is sufficient factor broadcasting (P. Xie et al. 2016,
+The gradient of a layer's weights is A^T B. A and B are the *gradient factors*: they have one row
+for each of the rank's samples. In a large layer with few samples, they have far fewer elements than
+their product. If a rank needs only its rows of the sum over the ranks (updates.py), it is cheaper
+to exchange the factors. Rows i to j of A^T B are computed from columns i to j of A, and from B. So
+each rank gathers, from all ranks, B and these columns of A, and multiplies them. That takes as many
+operations as before. But no gradient is written or reduced, and the update computes the matmuls
+block by block (fusion/matmuls.py). This is sufficient factor broadcasting (P. Xie et al. 2016,
 "Lighter-Communication Distributed Machine Learning via Sufficient Factor Broadcasting", UAI),
 within a host.
 
@@ -54,9 +54,9 @@ def factors_of(
 ) -> Factors | None:
     """Return the factors to exchange for a sum over the ranks; None to reduce the sum instead.
 
-    `old` is the sum before the pass, and `operand` is its operand in the new graph. `reads` is the
-    number of readers of the operand before the pass. `bounds` has the beginnings of the ranks'
-    shards of the sum, then the end of the last one.
+    `old` is the sum in the old graph, and `operand` is the sum's operand in the new graph. `reads`
+    is the number of readers of the operand in the old graph: if there are several, the result is
+    None. `bounds` has the beginnings of the ranks' shards of the sum, then the end of the last one.
     """
     ranks, one_host = target.size, target.sharing.partition.counterparts.size == 1
     if not (target.sharing.has_uniform_types and one_host) or options.has_low_precision:

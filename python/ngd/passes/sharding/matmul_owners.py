@@ -4,12 +4,12 @@
 Muon (optim/muon.py) multiplies matrices that are computed from a whole gradient, many times. All
 ranks have the sum of the gradient, so each of them would compute the same. Instead, such a *chain*
 of matmuls has an *owner*: one rank that computes the chain and broadcasts its result to the other
-ranks of its host. If there are several chains, the ranks own nearly equal work and compute at the
-same time. "Muon is Scalable for LLM Training" (J. Liu et al. 2025, arXiv:2502.16982, section 2.3)
-divides the work in this way, too.
+ranks of its host. If there are several chains, the chains are divided so that each rank computes a
+nearly equal number of operations, and the ranks compute at the same time. "Muon is Scalable for LLM
+Training" (J. Liu et al. 2025, arXiv:2502.16982, section 2.3) divides the work in this way, too.
 
-A chain begins at a sum over the ranks. Its *end* is the first node that all of its matmuls lead to.
-The rest of the step reads the matmuls only through the end.
+A chain begins at a sum over the ranks. The *end* of a chain comes after all of its matmuls. It is
+the first node with this property: the rest of the step reads the matmuls only through this node.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ from ..collective_order import order_of
 from ..op_costs import cost_of
 
 MIN_FLOPS: Final = 4_000_000
-"""The least number of operations of a chain that are worth a broadcast; they take about 40 us."""
+"""The least number of operations of a chain for which an owner and a broadcast are worth it. A rank
+computes this number of operations in about 40 us."""
 MIN_FLOPS_PER_BYTE: Final = 64
-"""The least number of operations of a chain, per byte of the sum, that is worth a broadcast."""
+"""The least number of operations of a chain, per byte of the sum at which it begins, for which an
+owner and a broadcast are worth it."""
 
 
 @dataclass
@@ -52,7 +54,7 @@ class Chain:
 
 
 def assign_owners(candidates: Iterable[Chain], ends: Ends, ranks: int) -> dict[Node, Chain]:
-    """Return the chains of matmuls that get an owner, by the end of each chain.
+    """Return a dict from the end of each chain of matmuls that gets an owner to the chain.
 
     The end is the node through which the rest of the step reads the chain. The owners are chosen so
     that the ranks of a host have nearly equal work. All ranks make the same choice, in the same
@@ -78,7 +80,8 @@ def assign_owners(candidates: Iterable[Chain], ends: Ends, ranks: int) -> dict[N
 def chains(graph: Graph, is_sum: Callable[[Node], bool]) -> Iterable[Chain]:
     """Return a chain for each sum over the ranks from which matmuls are computed.
 
-    The rest of the step may read such a chain at several nodes. Then the chain has no end.
+    The rest of the step may read such a chain at several nodes. Then the chain has no end, and gets
+    no owner.
     """
     sums: dict[Node, set[Node]] = {}  # the sums that a node depends on, except through scalars
     candidates: dict[Node, Chain] = {}
@@ -103,8 +106,8 @@ class Ends:
     """The search for the end of each chain: the one node through which the step reads its matmuls.
 
     `values` are the next values of the shared variables; each end is among the nodes from which
-    they are computed. `totals` has, for each total (a reduction to one element) that the ranks may
-    reduce together, the sums over the ranks that the total is computed from.
+    they are computed. A *total* is a reduction to one element, for which each rank may reduce its
+    shard of the operand. `totals` maps each total to the all-reduces from which it is computed.
     """
 
     def __init__(
@@ -159,7 +162,8 @@ class Ends:
         """Return whether the ranks communicate to compute a node: a collective or a total.
 
         A *total* is a reduction to one element, for which each rank may reduce its shard. A total
-        that is computed from no sum over the ranks except the chain's own one does not count.
+        counts only if it is computed from a sum over the ranks that is not `chain.total`, the sum
+        at which the chain begins.
         """
         totals = self.totals.get(node, ())
         return node.op.order is not None or any(each is not chain.total for each in totals)
@@ -177,7 +181,7 @@ class Ends:
         return False
 
     def needs_same_collectives(self, end: Node, owned_by_end: Mapping[Node, Chain]) -> bool:
-        """Return whether ranks that do not own a chain also need each collective that it needs.
+        """Return whether every rank needs each collective that the chain needs, not only the owner.
 
         Otherwise only the owner of the chain would call the collective.
         """

@@ -4,7 +4,8 @@
 The needs start at the outputs and at the next values of variables, and are passed on to operands:
 
 - A node that computes element by element computes the shard of its result from the shards of its
-  operands. So do views and repetitions of one element (`has_shards`).
+  operands. A view of all elements does so, too, and so does a broadcast of a single element
+  (`has_shards`).
 - A sum over the ranks computes the shard of its result from its whole operand, by a reduce-scatter.
 - Another node computes its whole result, and the shard is taken from that.
 - A *total* is a reduction to one element whose operand the ranks compute as shards. Each rank
@@ -12,10 +13,10 @@ The needs start at the outputs and at the next values of variables, and are pass
   shard of its operand.
 - A node whose whole result is needed needs its whole operands.
 
-A node may be needed in both ways. A total costs a collective. This cost is worth it only if the
-total is computed from a sum over the ranks that is not needed whole. Totals that are not worth it
-are dropped, which adds needs of whole values. So the walk is repeated until all remaining totals
-are worth it.
+A node may be needed both whole and as a shard. A total costs a collective. It saves something only
+if it is computed from a sum over the ranks that is not needed whole. Every other total is dropped:
+each rank then needs the operand whole. This may make other totals useless. So the walk is repeated
+until no total is dropped.
 """
 
 from __future__ import annotations
@@ -41,15 +42,16 @@ class ShardNeeds:
         self.values = list(updates.values())
         """The next values of the shared variables."""
         self.sums = self.find_sums()
-        """For each value that can have shards, the sums over the ranks that it is computed from."""
+        """For each value whose shard can be computed from shards of sums over the ranks (see
+        `has_shards`): these sums."""
         self.totals = {node for node in graph.nodes if self.may_be_total(node)}
         """The totals: nodes that reduce a value with shards to one element."""
         sums_of_totals = {total: self.sums[total.inputs[0]] for total in self.totals}
         candidates = chains(graph, self.is_sum)
         ends = Ends(graph, self.values, sums_of_totals)
         self.owned_chains = assign_owners(candidates, ends, sharing.partition.host_ranks.size)
-        """The chains of matmuls that one rank per host computes, by the end of each chain: the node
-        through which the rest of the step reads the chain."""
+        """The chains of matmuls that one rank per host computes. The key of a chain is its end: the
+        node through which the rest of the step reads the chain."""
         self.whole: set[Node] = set()
         """The nodes that this rank needs whole."""
         self.sharded: set[Node] = set()
@@ -59,7 +61,10 @@ class ShardNeeds:
         """The variables of which all hosts together keep one copy."""
 
     def find_sums(self) -> dict[Node, set[Node]]:
-        """Return for each value that can have shards the sums that it is computed from."""
+        """Return the sums over the ranks from which each value is computed.
+
+        Only values are keys whose shards can be computed from the shards of these sums.
+        """
         sums: dict[Node, set[Node]] = {}
         for node in self.graph.nodes:
             if self.is_sum(node):
@@ -73,8 +78,8 @@ class ShardNeeds:
     def is_sum(self, node: Node) -> bool:
         """Return whether a node is an all-reduce over the ranks of the step that can be divided.
 
-        With several hosts, a divided all-reduce would round 16-bit floats twice. So these stay as
-        they are.
+        With several hosts, a divided all-reduce would round 16-bit floats twice. So the result is
+        False for an all-reduce of 16-bit floats on several hosts.
         """
         partition, group = self.sharing.partition, self.sharing.group
         if not isinstance(node.op, Ordered) or not is_divided(node.type, partition.parts):
@@ -111,7 +116,10 @@ class ShardNeeds:
             self.totals = worth_it
 
     def pass_on_needs(self) -> None:
-        """Find the needs of all nodes, from the outputs and next values down to the leaves."""
+        """Find the needs of all nodes in one walk, given the present `totals`.
+
+        The walk goes from the outputs and next values to the leaves.
+        """
         shared = set(self.values)
         self.sharded = set(shared)
         other_values = (value for _, value in self.graph.updates if value not in shared)
@@ -129,7 +137,11 @@ class ShardNeeds:
                 self.need_operands_of_whole(node)
 
     def need_operands_of_shard(self, node: Node) -> None:
-        """Add the operands that a node needs for its shard: as shards, or whole if sizes differ."""
+        """Add the needs of a node that computes its shard.
+
+        It needs the shard of an operand with as many elements as its result. It needs any other
+        operand whole.
+        """
         for operand in node.inputs:
             has_same_size = operand.type.count == node.type.count
             (self.sharded if has_same_size else self.whole).add(operand)
@@ -142,11 +154,11 @@ class ShardNeeds:
             self.whole.update(node.inputs)
 
     def variables_once_over_hosts(self, updates: Mapping[Node, Node]) -> set[Node]:
-        """Return the variables that all hosts together keep once: those that only updates read.
+        """Return the variables of which all hosts together keep one copy.
 
-        The set is empty if each host has its own copy of all variables (`is_once_over_hosts` of the
-        partition is False). A variable of which each host has a copy from an earlier
-        step is not in it.
+        These variables are read only by updates (optimizer state). If an earlier step has already
+        made one copy per host of a variable, the variable is left out. The set is empty if
+        `is_once_over_hosts` of the partition is False: each host has a copy of every variable.
         """
         if not self.sharing.partition.is_once_over_hosts:
             return set()

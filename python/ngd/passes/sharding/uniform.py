@@ -4,7 +4,7 @@
 A next value is computed from collectives, variables, constants and arguments. Only the nearest
 collectives count: if a collective gives all ranks of its group the same result, the results are
 equal even if the operands differ between the ranks. So the ranks that should hold equal values of a
-variable are those that are together in the groups of all nearest collectives of its next value
+variable are the intersection of the groups of all nearest collectives of its next value
 (docs/adr/0047-variables-that-differ.md).
 """
 
@@ -34,7 +34,7 @@ class Origin(NamedTuple):
     varies: bool = False
     """True if a source differs between ranks."""
     is_shard: bool = False
-    """True if a source is a collective that gives each rank another block, or a receive."""
+    """True if a source is a receive, or a collective that gives each rank a different block."""
 
 
 CONSTANT_ORIGIN = Origin()
@@ -46,7 +46,7 @@ class NextValue(NamedTuple):
     variable: Node
     value: Node
     groups: frozenset[Any]
-    """The ranks whose values should be equal: those that are in all of these groups."""
+    """The groups whose intersection is the ranks on which the values should be equal."""
     varies: bool
     """True if a value from which the next value is computed differs between ranks."""
     computation: bytes
@@ -57,7 +57,10 @@ class NextValue(NamedTuple):
 
 
 def gives_shards(kind: Kind) -> bool:
-    """Return whether a collective of this kind gives each rank values of its own."""
+    """Return whether this kind of collective gives each rank a different result.
+
+    Examples are reduce_scatter, and a receive from another rank.
+    """
     return kind.result == "block" or kind.operand == "blocks" or kind.is_point_to_point
 
 
@@ -128,8 +131,9 @@ def next_values(graph: Graph, group: Any) -> list[NextValue]:
     """Return the next values that should be equal on several ranks.
 
     The next values of per-rank variables are left out, and those that are computed from a rank's
-    own block of a collective. A step without collectives has none. A next value that is computed
-    from no collective should be equal on the ranks that are in all groups of the step.
+    own block of a collective. A step without collectives has none. If a next value is computed
+    from no collective, it should be equal on the intersection of all groups in which the step has
+    collectives.
     """
     if not graph.updates:
         return []
@@ -158,7 +162,10 @@ def computations_of(graph: Graph) -> dict[Node, bytes]:
 
 
 def source_of_variation(value: Node, group: Any) -> Node:
-    """Return a leaf from which a varying value is computed, without a collective in between."""
+    """Return a node that makes a value differ between ranks, to name it in an error message.
+
+    It is a leaf or a collective. No other collective is between it and the value.
+    """
     to_visit, seen = [value], {value}
     while to_visit:
         node = to_visit.pop()
@@ -173,7 +180,10 @@ def source_of_variation(value: Node, group: Any) -> Node:
 
 
 def varying(values: Iterable[NextValue]) -> list[NextValue]:
-    """Return the next values that may differ between ranks and whose groups have several ranks."""
+    """Return the next values that may differ between ranks.
+
+    A next value is left out if one of its groups has only one rank.
+    """
     return [v for v in values if v.varies and all(each.size > 1 for each in v.groups)]
 
 

@@ -15,8 +15,9 @@ message. Each rank keeps a copy of it.
 Over several hosts with equal numbers of consecutive ranks, a rank has a shard of its host's copy. A
 gradient is reduced over the ranks of the host first, and then over the counterparts, which have the
 same shard on the other hosts. With `shard="world"` (ZeRO stage 1, S. Rajbhandari et al. 2020,
-arXiv:1910.02054) each counterpart updates a part of the shard. They gather the parts of variables
-that a host keeps whole.
+arXiv:1910.02054) each counterpart updates a part of the shard. If each host keeps a copy of the
+variable, such as a weight, the counterparts then gather the new parts from one another. If the
+variable is read only by updates, each host keeps only its parts.
 
 If a gradient is a matrix product over few samples, the ranks of one host exchange its factors and
 not the gradient (gradient_factors.py). One rank of a host computes the matrix products that need a
@@ -110,10 +111,11 @@ def shard_updates(graph: Graph, target: Target, options: CompileOptions) -> Grap
 
 
 def shareable_variables(graph: Graph, equal: Equal, ranks: int, shared: set[Node]) -> set[Node]:
-    """Return the variables whose updates a step can shard; it shares those in `shared` already.
+    """Return the variables whose updates a step can shard.
 
-    Their next values are equal on all ranks, and are computed from a collective or from a shared
-    variable. A variable that is only set back to a constant is not shared.
+    The next values of these variables are proved equal on all ranks, and are computed from a
+    collective or from a shared variable. `shared` has the variables that ranks already share. A
+    variable that the step only sets to a constant is not returned.
     """
     able = {
         v: value
@@ -135,7 +137,8 @@ class Levels(NamedTuple):
     level: dict[Node, int]
     """The largest number of totals (reductions to one element) on a path that ends at a node."""
     last_collective: dict[Node, int]
-    """The number of the last collective that a node is computed from; -1 without one."""
+    """For each node, the highest number in the order of collectives (`collective_number`) among the
+    node and the nodes that it is computed from; -1 if there is no collective among them."""
 
 
 def levels_of(graph: Graph, totals: set[Node]) -> Levels:
@@ -182,12 +185,13 @@ class ShardedGraph:
         self.shards: dict[Node, Node] = {}
         """For each old node of which a shard is needed, the node of this shard."""
         self.taken_shards: dict[Node, Node] = {}
-        """For each new node that is computed whole, the node of its shard."""
+        """For each new node that is computed whole and of which a shard is needed: the node that
+        takes this shard, a slice of the whole value. So each slice is made only once."""
         self.totals: dict[Node, Node] = {}
         """The new node of each total (reduction to one element) of the old graph."""
         self.owned_sums = {chain.total: chain.total for chain in needs.owned_chains.values()}
         """The new node of each sum over the ranks at which a chain of matmuls with an owner begins.
-        """
+        The ranks that are not the owner receive the chain's result in the memory of this sum."""
         self.level_reached = 0
         self.last_number = max(map(collective_number, graph.nodes))
         """The number of the last collective of the graph."""
@@ -213,7 +217,11 @@ class ShardedGraph:
         return new
 
     def shard_of(self, old: Node, whole: Node, inputs: tuple[Node, ...]) -> Node:
-        """Return the shard of an old node, given its new node `whole` and the inputs of `whole`."""
+        """Return the node of the new graph that computes the shard of `old`, a node of the old one.
+
+        `whole` is the new node that computes the whole value, and `inputs` are the inputs of
+        `whole`. `whole` is read only if the shard cannot be computed from shards of the operands.
+        """
         if self.needs.is_sum(old) and old not in self.needs.whole:
             return self.shard_of_sum(old, inputs[0])
         if not has_shards(old) or old in self.needs.owned_chains:
@@ -246,7 +254,11 @@ class ShardedGraph:
         return Ordered(broadcast, order).node((new,), attrs)
 
     def operand_shard(self, operand: Node, new: Node, reader: Node) -> Node:
-        """Return the operand from which a reader computes its shard: a shard, or one element."""
+        """Return the operand from which a reader computes its shard.
+
+        If the operand has one element, this is a scalar. Otherwise it is the shard of the operand,
+        which is first broadcast to the shape of the reader if necessary.
+        """
         if operand.type.count == reader.type.count:
             return self.shards[operand]
         if operand.type.count == 1:
@@ -279,7 +291,10 @@ class ShardedGraph:
         return elements_of(variable, begin, end), gathered
 
     def reduce_shard(self, old: Node, operand: Node) -> Node:
-        """Return the shard of a sum, reduced inside the host and then between counterparts."""
+        """Return the shard of a sum, reduced over the ranks of the host, then over counterparts.
+
+        The counterparts are the ranks that have the same local index on the other hosts.
+        """
         here, there = self.partition.host_ranks, self.partition.counterparts
         number, reduce_op = collective_number(old), old.attrs["reduce_op"]
         between_hosts = Order(number, Stage.BETWEEN_HOSTS)
@@ -301,7 +316,10 @@ class ShardedGraph:
         return Ordered(REDUCE_SHARD, order).node((row,), attrs | self.group_attrs(ranks))
 
     def group_attrs(self, ranks: Ranks) -> dict[str, Any]:
-        """Return the attributes that give a collective's group; {} for the group of the step."""
+        """Return the attributes that specify the group of a collective.
+
+        They are {} if `ranks` is the group of the step, which is the default.
+        """
         return {} if ranks is self.target.sharing.group else {"group": ranks}
 
     def reduce_totals(self, level: int) -> None:
