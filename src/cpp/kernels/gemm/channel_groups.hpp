@@ -16,7 +16,7 @@ namespace ngd::kernels::gemm {
 struct ChannelGroups {
   std::int64_t vectors, lanes, count;
 
-  // Divide the vectors of `channels` into groups that are no wider than a GEMM tile. The number of
+  // Divide the vectors of `channels` into groups, each of which fits a GEMM tile. The number of
   // groups is the smallest possible multiple of `multiple`, for example the number of threads that
   // share the groups. If there are fewer vectors than this number, each vector is a group.
   ChannelGroups(std::int64_t channels, std::int64_t multiple, const GemmTile<float>& tile)

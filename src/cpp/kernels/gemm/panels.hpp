@@ -186,9 +186,9 @@ class Panels {
   // panel begins at `column`. At the end of the block, it is the block's first panel in the next
   // range of the depth. After the last range, it is the first panel of the next block.
   //
-  // Return an empty Prefetch after the last column of the thread's part, and also if B is not stored
-  // in rows. If B is stored in rows, a panel is many short pieces that are far apart, which the
-  // CPU's prefetcher does not detect.
+  // Return an empty Prefetch after the last column of the thread's part, and always if B is not
+  // stored in rows. If B is stored in rows, a panel is many short pieces that are far apart, which
+  // the CPU's prefetcher does not detect.
   Prefetch next_panel(const Block<T>& block, std::int64_t column) const {
     const View<T>& b = block.b;
     std::int64_t row = block.depth.begin;
