@@ -17,9 +17,9 @@ struct View {
   std::int64_t row, column;
 };
 
-// The work of one tile. For i < rows and j < columns, the sum over p < depth of A(i, p) * b[p *
-// b_step + j] is stored in c[i * c_stride + j], or added to it if `add`. Then the bias is added and
-// relu is applied, if they are set.
+// The work of one tile. For i < rows and j < columns, the sum over p < depth of
+// A(i, p) * b[p * b_step + j] is stored in c[i * c_stride + j], or added to it if `add`. Then the
+// bias is added and relu is applied, if they are set.
 //
 // A(i, p) is a[i / R * a_panel + p * a_step + i % R], with R = GemmTile::rows. For one p, the R
 // elements of a panel of A are adjacent. A tile reads all R elements even if `rows` is smaller.
@@ -50,8 +50,8 @@ struct GemmTile {
   // is padded with zeros.
   void (*pack)(View<T> lines, std::int64_t used, std::int64_t depth, std::int64_t width, T* panel);
   void (*multiply)(const TileWork<T>& work);
-  // Compute a tile as `multiply` does, for rows of A that are not packed: A(i, p) is a[i * a_panel
-  // + p * a_step].
+  // Compute a tile as `multiply` does, for rows of A that are not packed. Here A(i, p) is
+  // a[i * a_panel + p * a_step].
   void (*multiply_strided)(const TileWork<T>& work);
 
   // Compute a tile as `multiply` does, for few columns. A vector along a row of C would be mostly

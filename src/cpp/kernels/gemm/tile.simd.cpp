@@ -222,7 +222,7 @@ NGD_INLINE Vector<T> load_rows(const T* a, std::int64_t next) {
   }
 }
 
-// Compute `columns` columns of a narrow tile (see multiply_narrow), from column `first` on.
+// Compute `columns` columns of a narrow tile (GemmTile::multiply_narrow), from column `first` on.
 template <class T, int columns>
 void multiply_narrow_tile(const TileWork<T>& work, std::int64_t first) {
   constexpr int kPanels = kLanes<T> / kRows;

@@ -2,10 +2,11 @@
 // Convolutions and their gradients by oneDNN: f32 on all CPUs, bf16 and f16 on CPUs for which it
 // has kernels. If the operands are 16-bit floats, the result or the bias may be f32.
 //
-// If the channels are last in memory, oneDNN's primitive reads the data and writes the result as
-// ngd stores them, and only the weights are copied to a layout that oneDNN chooses. If the channels
-// are first, oneDNN chooses the layout of each operand. A reorder, which is a further primitive,
-// then copies each operand to this layout in scratch memory, and the result back.
+// If the channels are last in memory, oneDNN's primitive uses the data and the result as ngd stores
+// them, and oneDNN chooses only the layout of the weights. If the channels are first, oneDNN
+// chooses the layout of each operand. If a chosen layout differs from ngd's, a reorder (a further
+// primitive) copies the operand to this layout in scratch memory before the convolution, or copies
+// the output back after the convolution.
 #include <algorithm>
 #include <optional>
 #include <string_view>
@@ -73,9 +74,8 @@ dnnl::primitive_attr user_scratchpad() {
 dnnl::primitive_desc describe(const ConvShape& s) {
   const auto direct = dnnl::algorithm::convolution_direct;
   // oneDNN requires the primitive of the forward convolution as a hint for the primitive of a
-  // gradient. In the hint, the data, the weights and the result have the dtype s.factors of the two
-  // multiplied operands. This is also true for 16-bit operands with a gradient of f32: there is one
-  // dtype in the hint.
+  // gradient. In the hint, the data, the weights and the result all have the dtype of the two
+  // multiplied operands (s.factors), even if the gradient has the dtype f32.
   const auto layout_of = [&](TensorType type, bool is_hint) {
     if (is_hint) type.dtype = s.factors;
     return s.channels_last ? stored_layout(type, s) : in_any_layout(plain(type));

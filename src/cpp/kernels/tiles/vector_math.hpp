@@ -165,8 +165,8 @@ NGD_INLINE float hyperbolic_tangent(float x) {
 }
 
 // P and Q are polynomials. For |x| < 1, erf(x) = x + x P(x^2). Otherwise, erf(x) has the sign of x
-// and the magnitude 1 - e^Q(|x|), where Q(m) approximates log(erfc(m)) for m in [1, 4]. For |x| >
-// 4, Q(4) is used.
+// and the magnitude 1 - e^Q(|x|), where Q(m) approximates log(erfc(m)) for m in [1, 4]. For
+// |x| > 4, Q(4) is used.
 NGD_INLINE float error_function(float x) {
   const float magnitude = __builtin_fabsf(x);
   const float square = x * x;

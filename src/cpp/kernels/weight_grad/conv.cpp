@@ -108,8 +108,8 @@ class WeightGradient final : public Kernel {
     }
   }
 
-  // Pack a group of channels of the data that kernel position k reads, for `count` output
-  // positions. Data outside of the image are 0.
+  // Pack a group of channels of the data that kernel position k reads, for `count` output positions
+  // from number `first` on. Data outside of the image are 0.
   void pack(const float* data, std::int64_t first, std::int64_t count, std::int64_t k,
             std::int64_t group, float* to) const {
     const std::int64_t width = in_.width(group), num_columns = s_.counts[2],

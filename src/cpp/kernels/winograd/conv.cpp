@@ -75,7 +75,8 @@ struct Images {
   }
 };
 
-// Return the plane stride for these numbers of tiles and channels.
+// Return the number of elements from one plane to the next, for planes of `tiles` tiles with
+// `channels` channels.
 std::int64_t plane_stride(std::int64_t tiles, std::int64_t channels, const GemmTile<float>& tile) {
   return round_up(tiles, tile.rows) * channels + kLine;
 }
@@ -160,7 +161,8 @@ class TileConv {
   std::int64_t sums_width() const { return divides_tiles_ ? columns_ : max_width_; }
   std::int64_t sums_elements() const { return kPlanes * plane_stride(block_, sums_width(), tile_); }
 
-  // Transform all kernels. Then each thread computes its share of the tiles, block by block.
+  // Transform all kernels. Then each thread computes all channels of the result for its share of
+  // the tiles, block by block.
   void run_by_tiles(const float* data, const float* kernels, const float* bias, float* out,
                     float* scratch) const {
     device::for_pieces(groups_.count, [&](std::int64_t g) {
@@ -203,7 +205,7 @@ class TileConv {
     }
   }
 
-  // Compute the columns of one group, for the tiles of a phase.
+  // Compute one group of the result's channels, for the tiles of a phase.
   void add_columns(std::int64_t group, std::int64_t first, std::int64_t phase_count,
                    const float* values, const float* kernels, float* workspace, const float* bias,
                    float* out) const {

@@ -26,9 +26,9 @@ inline constexpr int kTile = 4, kInputTile = 6, kKernel = 3;
 inline constexpr int kPlanes = kInputTile * kInputTile;
 inline constexpr int kWeights = kKernel * kKernel;
 
-// A tile of an image with channels last. Position (i, j) of the tile is image[at + i * row + j *
-// column]. Only the positions with i in [top, bottom) and j in [left, right) are in the image.
-// Positions outside of the image are read as 0, and not written.
+// A tile of an image with channels last. Position (i, j) of the tile is
+// image[at + i * row + j * column]. Only the positions with i in [top, bottom) and j in
+// [left, right) are in the image. Positions outside of the image are read as 0, and not written.
 template <class Element>
 struct Tile {
   Element* image;

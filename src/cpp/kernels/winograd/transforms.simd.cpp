@@ -19,7 +19,6 @@ constexpr float kRoot = 1.41421356237309505F;  // the points are +-kRoot and +-k
 NGD_INLINE Vector load(const float* from) { return *reinterpret_cast<const Stored*>(from); }
 NGD_INLINE void store(Vector value, float* to) { *reinterpret_cast<Stored*>(to) = value; }
 
-// Return true if the whole tile is in the image.
 template <class Element>
 NGD_INLINE bool is_inside_image(const Tile<Element>& t, int side) {
   return t.top == 0 && t.left == 0 && t.bottom == side && t.right == side;
