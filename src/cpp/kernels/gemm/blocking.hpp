@@ -85,8 +85,9 @@ struct Blocking {
     return blocking;
   }
 
-  // Return the blocking of a StreamingGemm. For the columns of a block, B is packed over the whole
-  // depth at once. The sums of the block are stored in scratch memory.
+  // Return the blocking of a StreamingGemm. For the columns of a block, the scratch memory holds
+  // packed B of the whole depth, which all blocks with these columns read. It also holds the sums of
+  // a block.
   template <class T>
   static Blocking streaming(const MatmulShape& shape, std::int64_t num_products,
                             const GemmTile<T>& tile, std::int64_t threads) {
