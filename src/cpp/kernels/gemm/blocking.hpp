@@ -86,8 +86,8 @@ struct Blocking {
   }
 
   // Return the blocking of a StreamingGemm. For the columns of a block, the scratch memory holds
-  // packed B of the whole depth, which all blocks with these columns read. It also holds the sums of
-  // a block.
+  // packed B of the whole depth, which all blocks with these columns read. It also holds the sums
+  // of a block.
   template <class T>
   static Blocking streaming(const MatmulShape& shape, std::int64_t num_products,
                             const GemmTile<T>& tile, std::int64_t threads) {
