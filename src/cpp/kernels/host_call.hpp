@@ -15,8 +15,9 @@ struct HostBuffer {
   std::size_t bytes;
 };
 
-// Call function number `function` of the program. Return false if it has raised an exception. The
-// callback then keeps the exception, and the call that runs the step raises it.
+// The type of the callback, which calls Python function number `function` of the program. It
+// returns false if the Python function has raised an exception. It then keeps the exception, and
+// the call that runs the step raises the exception later.
 using HostCallback = bool (*)(std::int64_t function, std::span<const HostBuffer> inputs,
                               std::span<const HostBuffer> outputs) noexcept;
 

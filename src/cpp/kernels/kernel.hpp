@@ -65,11 +65,13 @@ class Kernel {
 // The answer of a row to a query.
 struct Offer {
   std::unique_ptr<Kernel> kernel;  // null: refused
-  // The reason for a refusal. It is empty if a later row of the table has the same kernel without
-  // this row's conditions, because the later row gives the reason if it refuses too.
+  // The reason for a refusal, for the error message of find(). The text is empty if a later row of
+  // the table has the same kernel for more queries: if that row refuses too, its reason is
+  // reported.
   std::string refusal = {};
-  // False if 16-bit operands are widened in memory or their products are emulated: the kernel is
-  // then slower than the same kernel of float32.
+  // True if the kernel computes with its operands as they are stored. False if the kernel widens
+  // 16-bit operands in memory, or emulates their products: it is then slower than the same kernel
+  // of float32.
   bool is_native = true;
 
   static Offer refuse(std::string reason) { return {nullptr, std::move(reason)}; }

@@ -12,8 +12,8 @@ namespace ngd::kernels {
 // runs on. The default cache sizes are those of Zen 4 with 16 MiB of L3, because the rules that use
 // the sizes were measured there.
 //
-// Tile loops and reductions ignore this SIMD level. They use simd_level(), the level of this
-// process, because their results are the same on all levels.
+// Tile loops and reductions do not use the member `simd`, but simd_level(), the SIMD level of this
+// process. Their results have the same bits on all levels, so a test needs no other level for them.
 struct Machine {
   int threads = 1;
   SimdLevel simd = SimdLevel::Baseline;

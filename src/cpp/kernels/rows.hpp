@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Declarations of the functions offer_KERNEL, one per kernel in table.inc. Such a function returns
-// a kernel for a query, or the reason for a refusal.
+// Declarations of the functions offer_<kernel>, one per kernel in table.inc. Such a function
+// returns a kernel for a query, or the reason for a refusal.
 #pragma once
 
 #include "kernels/kernel.hpp"

@@ -26,7 +26,8 @@ std::vector<bool> reduced_axes(const KernelQuery& query, std::size_t num_axes) {
   return is_reduced;
 }
 
-// Append an axis to the plan, or merge it with the last one. strides: one per input.
+// Append an axis of `length` to the plan, or merge the axis with the plan's last one. strides: for
+// each input, the stride of the axis in elements.
 void add_axis(Plan& plan, std::int64_t length, const std::vector<std::int64_t>& strides,
               bool may_merge) {
   bool is_merged = may_merge && !plan.shape.empty();
@@ -86,9 +87,10 @@ void choose_tiles(Plan& plan, std::int64_t max_length) {
   }
 }
 
-// Choose tiles that fit the reduction with geometry g, which adds in blocks (reduce/loops.hpp). If
-// the last axis is kept, a tile never has rows of two blocks of kRowBlock rows. If the last axis is
-// reduced, a tile that is a piece of a row is one block of kBlockBytes.
+// Choose tiles that fit the blocks in which the reduction with geometry g combines its elements
+// (reduce/loops.hpp). If the last axis is kept, a block is kRowBlock rows, and all rows of a tile
+// are in the same block. If the last axis is reduced, and a row is divided into several tiles, each
+// tile is one block of kBlockBytes.
 void choose_reduced_tiles(Plan& plan, std::int64_t max_length, const reduce::Geometry& g) {
   if (plan.inner != (g.by_rows ? g.along.length : g.width))
     throw Refusal("an input is read unevenly along a row");

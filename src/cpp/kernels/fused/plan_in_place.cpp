@@ -6,8 +6,8 @@
 namespace ngd::kernels::fused {
 
 // An output may use the memory of an input if no loop reads a tile of the input after a loop has
-// written the same tile of the output. 16-bit inputs are widened to buffers before a loop writes an
-// output.
+// written the same tile of the output. A 16-bit input never prevents this: its tile is widened to a
+// float32 buffer before a loop writes an output, and the other loops read the buffer.
 void plan_in_place(Plan& plan, const Body& body, const Pairs& pairs) {
   // For each input: the last statement whose loop reads it, or -1.
   std::vector<std::int64_t> last_read(plan.inputs.size(), -1);

@@ -162,9 +162,9 @@ class LoopPlanner {
     add_loop(narrowing(dtype), slot, plan_.outputs[as_index(output)].slot);
   }
 
-  // Release the buffers whose values no loop after that of statement t reads. If `has_no_buffer` is
-  // true, statement t has no buffer of its own to release: its value is in the memory of an output,
-  // or in the slot of its operand.
+  // Release the buffers that the loop of statement t is the last one to read. Also release the
+  // buffer of t itself if no loop reads its value. If `has_no_buffer` is true, t has no buffer to
+  // release: its value is in the memory of an output, or in the slot of its operand.
   void release_dead(int t, bool has_no_buffer) {
     if (last_use_[as_index(t)] < 0 && !has_no_buffer) slots_.release(slot_of_[as_index(t)]);
     for (int r = 0; r < t; ++r)
@@ -173,8 +173,8 @@ class LoopPlanner {
         slots_.release(slot_of_[as_index(r)]);
   }
 
-  // If an earlier output is the value of the same statement as output k, add a loop that copies the
-  // earlier output to output k.
+  // If output k has the value of the same statement as an earlier output, add a loop that copies
+  // the earlier output to output k. Otherwise, add nothing.
   void copy_repeated_output(std::size_t k) {
     const int first = output_of(static_cast<int>(body_.results[k]));
     if (first == static_cast<int>(k)) return;

@@ -31,7 +31,8 @@ bool is_zero(const Operand& operand) {
 }
 
 // Return the loop that computes the statement `first` and then the statement `second`, or null if
-// there is no such loop. `number` is the number of `first` in the body.
+// there is no such loop. `number` is the index of `first` in the body, by which the operands of
+// `second` refer to the value of `first`.
 TileFunction pair_function(const Statement& first, int number, const Statement& second) {
   if (first.dtype != second.dtype) return nullptr;
   if (first.dtype != DType::F32 && first.dtype != DType::F64) return nullptr;
@@ -46,8 +47,9 @@ TileFunction pair_function(const Statement& first, int number, const Statement& 
 }
 
 // Count the uses of each statement's value. Only a statement whose value is used exactly once can
-// be the first of a pair. A value that is stored or reduced counts as used twice, because a pair's
-// loop does not store its first value.
+// be the first of a pair, because the loop of a pair does not store the value of its first
+// statement. A value that is stored or reduced counts as two uses, so that its statement is never
+// the first of a pair.
 std::vector<int> count_uses(const Body& body) {
   std::vector<int> num_uses(body.statements.size());
   for (const Statement& statement : body.statements)

@@ -25,8 +25,8 @@ int Slots::buffer() {
 int Slots::constant(DType dtype, std::uint64_t bits) {
   const auto [entry, is_new] = constants_.try_emplace({tile_dtype(dtype), bits}, 0);
   if (is_new) {
-    // Take a new buffer, not one that is free now: earlier loops use a free buffer again in each
-    // tile, but a constant is stored only once, before the first tile.
+    // Take a new buffer, not one that earlier loops have released. Those loops overwrite the
+    // released buffer in each tile, but a constant is stored only once, before the first tile.
     std::vector<int> in_use;
     std::swap(in_use, free_);
     entry->second = buffer();

@@ -29,8 +29,9 @@ const SoftmaxLoops<T>& loops_of(const SoftmaxTable& table) {
     return table.f64;
 }
 
-// The rows of a tensor along one axis. Row r begins at element
-// r / inner * length * inner + r % inner, and the stride of its elements is `inner`.
+// The rows of a tensor along one axis. length: the elements of a row, which are the extent of the
+// axis. inner: the product of the extents of the axes after it, which is also the stride of a row's
+// elements. Row r begins at element r / inner * length * inner + r % inner.
 struct Rows {
   Rows(const Shape& shape, std::size_t axis, int threads) : length(shape[axis]) {
     for (std::size_t a = 0; a < shape.size(); ++a)
@@ -249,7 +250,8 @@ class SoftmaxCrossEntropy final : public Kernel {
     return index_at(labels_.dtype, args.inputs[1], row);
   }
 
-  // Call `body` with the element type of the tensors that have one value per row, such as dy.
+  // Call `body`, a lambda with one template parameter: the C++ type of the elements of the losses
+  // and of dy, which have one value per row.
   template <class T, class Body>
   void visit_rows(Body&& body) const {
     if constexpr (std::is_same_v<T, double>)
@@ -282,9 +284,9 @@ class SoftmaxCrossEntropy final : public Kernel {
         w.scale[r] = T(static_cast<const S*>(args.inputs[2])[row + r]);
     });
     T* y = stage.result_rows(args.outputs[0], row, w.x);
-    // The result is (e / sum - one_hot) * dy. Subtract the sum from e at the label first, because
-    // (e - sum) / sum = e / sum - 1. y may be the same memory as e, which the division then
-    // overwrites.
+    // The result is (e / sum - one_hot) * dy, where e are the exponentials in w.e. For the label's
+    // element, (e - sum) / sum = e / sum - 1. So first subtract the sum from this element of w.e,
+    // and then divide all elements. y may be the same memory as w.e: divide() then overwrites e.
     for (std::int64_t r = 0; r < rows; ++r) {
       T& e = w.e[r * rows_.length + label(args, row + r)];
       e = e - w.sums[r];

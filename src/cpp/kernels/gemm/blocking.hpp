@@ -30,11 +30,14 @@ struct BlockLimits {
   std::int64_t rows, columns;
 };
 inline constexpr BlockLimits kPackedLimits{128, 480};
-// The limits of a StreamingGemm. With several products, the limit of columns is divided by their
-// number. Blocks are wide because a sink, the object that gets the computed blocks, reads its other
-// operands in rows that are far apart, and the TLB does not keep their pages for long. 1024 x 1024
-// of depth 128 with an update of the weights takes 2,950 us with these limits, and 3,450 us with
-// blocks of at most 64 rows and 384 columns (Zen 4; matmul and update as two kernels: 3,450 us).
+// The block limits of a StreamingGemm. If the GEMM has several products, the limit of columns is
+// divided by their number. Blocks are wide because a sink, the object that gets the computed
+// blocks, reads its other operands in rows that are far apart, and the TLB does not keep the pages
+// of many such rows.
+//
+// Measured on Zen 4: a product of 1024 x 1024 with depth 128, with an update of the weights in the
+// sink, takes 2,950 us with these limits. It takes 3,450 us with blocks of at most 64 rows and 384
+// columns, which is the time of a matmul and an update in two separate kernels.
 inline constexpr BlockLimits kStreamingLimits{32, 1056};
 inline constexpr std::int64_t kMaxBlockDepth = 256;
 inline constexpr std::int64_t kMaxKeptElements = 1 << 19;   // of A, if it is packed for all depths
@@ -69,8 +72,9 @@ struct Blocking {
   // StreamingGemm. part_elements: the total.
   std::int64_t a_elements = 0, b_elements = 0, c_elements = 0, part_elements = 0;
 
-  // Return the blocking of a PackedGemm. If A has no more rows than a block, each panel of B is
-  // used only once, and the memory for one panel of B is enough.
+  // Return the blocking of a PackedGemm. If the rows of each thread's part are a single block, each
+  // packed panel of B is used only once. The scratch memory then holds one panel of B. Otherwise,
+  // it holds all panels of a block.
   template <class T>
   static Blocking packed(const MatmulShape& shape, const GemmTile<T>& tile, std::int64_t threads) {
     Blocking blocking = divide(shape, tile, threads, kPackedLimits);
@@ -81,8 +85,9 @@ struct Blocking {
     return blocking;
   }
 
-  // Return the blocking of a StreamingGemm. B is packed for all depths, and the sums of a block are
-  // in scratch memory.
+  // Return the blocking of a StreamingGemm. For the columns of a block, the scratch memory holds
+  // packed B of the whole depth, which all blocks with these columns read. It also holds the sums
+  // of a block.
   template <class T>
   static Blocking streaming(const MatmulShape& shape, std::int64_t num_products,
                             const GemmTile<T>& tile, std::int64_t threads) {

@@ -16,8 +16,9 @@ namespace ngd::kernels::gemm {
 struct ChannelGroups {
   std::int64_t vectors, lanes, count;
 
-  // Divide `channels` into the smallest number of groups that is a multiple of `multiple` and for
-  // which a group fits a tile. If there are fewer vectors than that, each vector is a group.
+  // Divide the vectors of `channels` into groups, each of which fits a GEMM tile. The number of
+  // groups is the smallest possible multiple of `multiple`, for example the number of threads that
+  // share the groups. If there are fewer vectors than this number, each vector is a group.
   ChannelGroups(std::int64_t channels, std::int64_t multiple, const GemmTile<float>& tile)
       : vectors(channels / tile.lanes), lanes(tile.lanes) {
     const std::int64_t max_vectors = tile.columns / lanes;

@@ -26,9 +26,9 @@ View<T> view_of_b(const MatmulShape& shape, const T* b) {
   return {b, shape.transpose_b ? shape.k : 1, shape.transpose_b ? 1 : shape.n};
 }
 
-// Rows of A in the form that tiles read, for the members a, a_panel and a_step of TileWork: the
-// first element, and the numbers of elements from one panel to the next and from one step of the
-// depth to the next.
+// Rows of A, packed or in place. The members are the values of `a`, `a_panel` and `a_step` in
+// TileWork. data: the first element. panel: elements from one panel to the next. step: elements
+// from one step of the depth to the next.
 template <class T>
 struct TileRows {
   const T* data;
@@ -49,9 +49,9 @@ struct Block {
   std::int64_t c_stride = 0;
 };
 
-// A sink that prefetches nothing. A sink is the object that uses the computed blocks. Its function
-// prefetch_tile is called before each tile of the last range of the depth, so that the sink can
-// prefetch memory that it needs later.
+// A sink that prefetches nothing. A sink is the object that uses the computed blocks. The depth is
+// multiplied in ranges, one after the other. Before each tile of the last range, the GEMM calls
+// prefetch_tile, so that the sink can prefetch the memory that it needs when the block is complete.
 struct NoSink {
   void prefetch_tile(Range, Range) const {}
 };
@@ -133,8 +133,9 @@ class Panels {
     }
   };
 
-  // Set b and b_step of `work` to the panel of B that begins at column j. If tiles cannot read the
-  // panel in place, and this block packs B, pack it to `panel` first.
+  // Set b and b_step of `work` to the panel of B that begins at column j: in place if tiles can
+  // read it there, and otherwise packed, in `panel`. If block.packs_b is true, pack the panel
+  // first. Otherwise, an earlier block has packed it.
   void read_panel(const Block<T>& block, std::int64_t j, T* panel, TileWork<T>& work) const {
     const View<T>& b = block.b;
     const T* from = b.data + j * b.row + block.depth.begin * b.column;
@@ -154,10 +155,12 @@ class Panels {
            b.column * static_cast<std::int64_t>(sizeof(T)) < kMaxRowBytes;
   }
 
-  // Return true if tiles read these rows of A in place, without packing: they are whole panels, and
-  // few tiles read them. Their stride must not be a multiple of 256 bytes, because they would then
-  // compete for the same sets of the first-level cache. Packing 784 x 128 would take 12 us of a
-  // step of 440 us (a network with layers of 784, 100 and 10, Zen 4).
+  // Return true if tiles read these rows of A in place, without packing. The rows must be whole
+  // panels, adjacent in memory, and B must have at most kMaxTiles tiles of columns. The stride from
+  // one step of the depth to the next must be less than kMaxStrideBytes. It must not be a multiple
+  // of 256 bytes, because the steps would then share few sets of the first-level cache. Packing 784
+  // x 128 would take 12 us of a training step of 440 us (a network with layers of 784, 100 and 10,
+  // Zen 4).
   bool reads_rows_in_place(View<T> a, std::int64_t rows) const {
     constexpr std::int64_t kMaxStrideBytes = 4096, kConflictBytes = 256, kMaxTiles = 3;
     const std::int64_t bytes = a.column * static_cast<std::int64_t>(sizeof(T));
@@ -167,8 +170,9 @@ class Panels {
 
   bool is_narrow(std::int64_t columns) const { return columns <= tile_.narrow_columns; }
 
-  // Return the number of columns of the next panel, if `left` columns are left. If a few columns
-  // would remain after the last whole vector, the panel ends there, and they become a narrow panel.
+  // Return the number of columns of the next panel, if `left` columns are left. If the columns
+  // after the last whole vector are few enough for a narrow panel, the returned panel has only
+  // whole vectors, and the remaining columns become the next panel, a narrow one.
   std::int64_t panel_width(std::int64_t left) const {
     const std::int64_t num_extra = left % tile_.lanes;
     if (left - num_extra == tile_.columns + tile_.lanes)
@@ -177,11 +181,14 @@ class Panels {
     return left > num_extra && num_extra > 0 && is_narrow(num_extra) ? left - num_extra : left;
   }
 
-  // Return the memory from which the next panel of B is packed, for a prefetch. The panel begins at
-  // `column` of the block. At the end of the block, the next panel is the block's first one in the
-  // next range of the depth, or, after the last range, the first panel after the block. The result
-  // is empty after the last column of the thread's part, and unless B is stored in rows. In rows, a
-  // panel is many short pieces far apart, which the CPU's prefetcher does not detect.
+  // Return the memory from which the panel of B after this one is packed, for a prefetch. `column`
+  // is the first column after this panel. There are three cases. Inside of the block, the next
+  // panel begins at `column`. At the end of the block, it is the block's first panel in the next
+  // range of the depth. After the last range, it is the first panel of the next block.
+  //
+  // Return an empty Prefetch after the last column of the thread's part, and always if B is not
+  // stored in rows. If B is stored in rows, a panel is many short pieces that are far apart, which
+  // the CPU's prefetcher does not detect.
   Prefetch next_panel(const Block<T>& block, std::int64_t column) const {
     const View<T>& b = block.b;
     std::int64_t row = block.depth.begin;

@@ -21,8 +21,8 @@ struct View {
 // A(i, p) * b[p * b_step + j] is stored in c[i * c_stride + j], or added to it if `add`. Then the
 // bias is added and relu is applied, if they are set.
 //
-// A(i, p) is a[i / R * a_panel + p * a_step + i % R], with R = GemmTile::rows. In each step, the R
-// rows of a panel of A are adjacent, and all of them are read.
+// A(i, p) is a[i / R * a_panel + p * a_step + i % R], with R = GemmTile::rows. For one p, the R
+// elements of a panel of A are adjacent. A tile reads all R elements even if `rows` is smaller.
 template <class T>
 struct TileWork {
   std::int64_t depth;
@@ -50,13 +50,14 @@ struct GemmTile {
   // is padded with zeros.
   void (*pack)(View<T> lines, std::int64_t used, std::int64_t depth, std::int64_t width, T* panel);
   void (*multiply)(const TileWork<T>& work);
-  // Compute a tile as `multiply` does, for rows of A that are not packed: A(i, p) is a[i * a_panel
-  // + p * a_step].
+  // Compute a tile as `multiply` does, for rows of A that are not packed. Here A(i, p) is
+  // a[i * a_panel + p * a_step].
   void (*multiply_strided)(const TileWork<T>& work);
 
   // Compute a tile as `multiply` does, for few columns. A vector along a row of C would be mostly
-  // empty. So the vectors have one element per row: each holds a column of several adjacent panels
-  // of A. Null if this level does not have the function.
+  // empty, so each vector has one element per row of C instead. For each step of the depth, a
+  // vector of A is loaded from one panel, or from several adjacent panels if it has more elements
+  // than a panel has rows. The function is null if this SIMD level does not have it.
   void (*multiply_narrow)(const TileWork<T>& work);
   std::int64_t narrow_rows, narrow_columns;  // the largest narrow tile
 };

@@ -4,9 +4,9 @@
 // A tile has kRows rows and kVectors vectors of columns. Each step of the depth loads kVectors
 // vectors of a row of B. For each of the kRows elements of a column of A, it broadcasts the
 // element, multiplies it by these vectors, and adds the products to the sums of a row of the tile.
-// The sums fill at least half of the vector registers. The additions to different sums are
-// independent, and are enough to cover the latency of multiply-add. The other registers are for the
-// operands.
+// The sums of a tile fill at least half of the vector registers, and the other registers are for
+// the operands. The additions to different sums are independent, so enough multiply-adds run at
+// once to hide their latency.
 #include "kernels/gemm/tile.hpp"
 
 #include <algorithm>
@@ -65,8 +65,9 @@ NGD_INLINE void transpose_lines(const T* from, std::int64_t stride, std::int64_t
   for (int i = 0; i < lines; ++i) store(v[i], panel + i * kSteps * width);
 }
 
-// Copy lines to a panel, if neighbouring lines are adjacent in memory: `batch` lines at once. The
-// rest is copied in smaller batches.
+// Copy `used` lines to a panel. Neighbouring lines must be adjacent in memory. Each memcpy copies
+// one element each of `batch` lines. The last lines, which are fewer than `batch`, are copied in
+// smaller batches.
 template <class T, int batch>
 void copy_lines(View<T> lines, std::int64_t used, std::int64_t depth, std::int64_t width,
                 T* panel) {
@@ -101,8 +102,9 @@ void pack_panel(View<T> lines, std::int64_t used, std::int64_t depth, std::int64
       panel[p * width + i] = lines.data[i * lines.row + p * lines.column];
 }
 
-// Copy `panels` panels of kRows lines each, if neighbouring lines are adjacent in memory. Each step
-// copies from one dense row of the operand, which has elements of all these panels.
+// Pack `panels` panels of kRows lines each. Neighbouring lines must be adjacent in memory: the
+// elements of all lines for one step of the depth are then one dense row of the operand. Each step
+// copies one such row.
 template <class T, int panels>
 void copy_panels(View<T> lines, std::int64_t depth, T* panel) {
   for (std::int64_t p = 0; p < depth; ++p) {
@@ -160,8 +162,9 @@ NGD_INLINE void store_tile(const TileWork<T>& work, const Vector<T> (&sums)[kRow
   }
 }
 
-// Compute a tile of `vectors` vectors of columns. If `strided`, compute it as multiply_strided
-// does, and otherwise as multiply does.
+// Compute a tile of `vectors` vectors of columns. If `strided`, A is read as by
+// GemmTile::multiply_strided, which does not need packed rows. Otherwise, A is read in panels, as
+// by GemmTile::multiply.
 template <class T, int vectors, bool strided>
 void multiply_tile(const TileWork<T>& work) {
   const std::int64_t next = strided ? work.a_panel : 1;  // elements from a row of A to the next row
@@ -203,9 +206,10 @@ void multiply_tile(const TileWork<T>& work) {
   finish(work, {edge, kColumns, 1});
 }
 
-// Load the elements of kLanes rows of A for one step of the depth, from the address `a` on. A panel
-// has kRows adjacent elements per step. If a vector needs two panels, `next` is the number of
-// elements from the first panel to the second one.
+// Load one element of each of kLanes rows of A, for one step of the depth, from the address `a` on.
+// For one step, a panel has kRows adjacent elements. If kLanes is 2 * kRows, the vector needs two
+// panels, and `next` is the number of elements from the first panel to the second one. If kLanes is
+// kRows, `next` is not used.
 template <class T>
 NGD_INLINE Vector<T> load_rows(const T* a, std::int64_t next) {
   if constexpr (kLanes<T> == kRows) {
@@ -218,7 +222,7 @@ NGD_INLINE Vector<T> load_rows(const T* a, std::int64_t next) {
   }
 }
 
-// Compute `columns` columns of a narrow tile (see multiply_narrow), from column `first` on.
+// Compute `columns` columns of a narrow tile (GemmTile::multiply_narrow), from column `first` on.
 template <class T, int columns>
 void multiply_narrow_tile(const TileWork<T>& work, std::int64_t first) {
   constexpr int kPanels = kLanes<T> / kRows;

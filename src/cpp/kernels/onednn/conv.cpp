@@ -2,10 +2,11 @@
 // Convolutions and their gradients by oneDNN: f32 on all CPUs, bf16 and f16 on CPUs for which it
 // has kernels. If the operands are 16-bit floats, the result or the bias may be f32.
 //
-// With channels last, the primitive reads data and writes results in their own layout, and only the
-// weights are reordered. Otherwise, oneDNN chooses the layout of each operand. Reorders before and
-// after the primitive copy operands to and from scratch memory, which is one pass over each
-// operand.
+// If the channels are last in memory, oneDNN's primitive uses the data and the result as ngd stores
+// them, and oneDNN chooses only the layout of the weights. If the channels are first, oneDNN
+// chooses the layout of each operand. If a chosen layout differs from ngd's, a reorder (a further
+// primitive) copies the operand to this layout in scratch memory before the convolution, or copies
+// the output back after the convolution.
 #include <algorithm>
 #include <optional>
 #include <string_view>
@@ -72,9 +73,9 @@ dnnl::primitive_attr user_scratchpad() {
 // 4.2; depthwise 7 x 7 of [8, 96, 28, 28]: bias 1.8 and 2.9, gelu 2.1 and 3.7.
 dnnl::primitive_desc describe(const ConvShape& s) {
   const auto direct = dnnl::algorithm::convolution_direct;
-  // oneDNN takes the primitive of the forward convolution as a hint for the primitive of a
-  // gradient. All operands of the hint have s.factors, the dtype of the two multiplied operands,
-  // even if the gradient is f32.
+  // oneDNN requires the primitive of the forward convolution as a hint for the primitive of a
+  // gradient. In the hint, the data, the weights and the result all have the dtype of the two
+  // multiplied operands (s.factors), even if the gradient has the dtype f32.
   const auto layout_of = [&](TensorType type, bool is_hint) {
     if (is_hint) type.dtype = s.factors;
     return s.channels_last ? stored_layout(type, s) : in_any_layout(plain(type));
@@ -121,8 +122,9 @@ struct Operand {
   std::optional<dnnl::reorder::primitive_desc> reorder = {};
 };
 
-// The descriptions of the primitives of a convolution, for which oneDNN has not generated code yet,
-// and the operands: the inputs of the query, and then the output.
+// The plan of a convolution: the descriptions of its primitives, for which oneDNN has not generated
+// code yet, and its operands. The operands are the inputs of the query in order, and the last one
+// is the output.
 struct Plan {
   explicit Plan(const KernelQuery& query) : Plan(ConvShape(query)) {}
   explicit Plan(const ConvShape& s) : convolution(describe(s)) {
@@ -173,8 +175,8 @@ struct Plan {
 
   dnnl::primitive_desc convolution;
   std::vector<Operand> operands;
-  // scratchpad: the bytes of the scratchpad that all primitives share, the largest that one of them
-  // needs. bytes: the whole scratch memory.
+  // scratchpad: the bytes of oneDNN's scratchpad. The primitives run one after the other and share
+  // it, so it has the size of the largest one. bytes: all scratch memory of the plan.
   std::size_t scratchpad = 0, bytes = 0;
 };
 
@@ -231,14 +233,14 @@ class Primitives {
   std::vector<Step> steps_;
 };
 
-// Return the number of threads for a convolution.
+// Return the number of threads for a convolution: 1 if it is small, and otherwise all threads.
 //
-// With AVX-512, oneDNN uses fewer threads than it is given if the work has fewer parts. Then
-// libgomp ends the other threads of the team, and the next kernel creates them again. Ending and
-// creating a thread takes 37 us. A core computes 4 MFLOP in this time (Zen 4). Small convolutions
-// take less time on one thread. The number of parts of a weight gradient is the product of the
-// numbers of samples, of groups, of blocks of 16 input channels and of blocks of 16 output
-// channels.
+// With AVX-512, oneDNN runs on fewer threads than it is given if the convolution has fewer parts
+// than threads. libgomp then ends the other threads, and the next kernel creates them again. This
+// takes 37 us per thread, in which a core computes 4 MFLOP (Zen 4). So one thread is faster for a
+// weight gradient with at most 4 MFLOP per ended thread. It is also faster for convolutions of at
+// most 1 MFLOP. The number of parts of a weight gradient is the product of the numbers of samples,
+// of groups, of blocks of 16 input channels and of blocks of 16 output channels.
 int threads_for(const ConvShape& s, const Machine& machine) {
   constexpr std::int64_t kSmall = 1'000'000, kPerThread = 4'000'000;  // FLOP
   constexpr std::int64_t kChannels = 16;                              // per part
@@ -274,10 +276,11 @@ bool meets_data(const ConvShape& s, std::size_t axis, std::int64_t k) {
   return false;
 }
 
-// Return true if 16-bit convolutions of this shape can be trusted in oneDNN. With oneDNN 3.2, tests
-// with random shapes found reads and writes outside of the operands for four kinds of shapes: with
-// one or three spatial axes, with a kernel position that reads only padding, with one channel, and
-// for kernels of 1 x 1 with a stride and few channels.
+// Return true if oneDNN computes 16-bit convolutions of this shape without memory errors. With
+// oneDNN 3.2, tests with random shapes found reads and writes outside of the operands for four
+// kinds of shapes: with one or three spatial axes, with a kernel position that reads only padding,
+// with one channel of the data, and for kernels of 1 x 1 with a stride and fewer than 16 input or
+// output channels per group.
 bool is_trusted_in_16_bits(const ConvShape& s) {
   if (s.axes != 2 || (s.in == 1 && s.groups == 1)) return false;
   for (std::size_t axis = 1; axis < 3; ++axis)

@@ -22,9 +22,9 @@ dnnl::memory::data_type data_type(DType dtype);  // only F32, F16 and BF16
 // on other CPUs with AVX-512.
 bool has_native_products(DType dtype);
 
-// Add a post-operation, which a primitive applies to its own result. Return false if the name is
-// unknown. relu is not a post-operation, because oneDNN's relu turns NaN into 0. The others keep
-// NaN on each SIMD level.
+// Add a post-operation, which a primitive applies to its own result: "gelu", "gelu_tanh" or "silu".
+// Return false for any other name. The name "relu" is not accepted, because oneDNN's relu turns NaN
+// into 0. The accepted functions keep NaN on each SIMD level.
 bool append_post(dnnl::post_ops& posts, const std::string& name);
 
 // While this object exists, each OpenMP region of the calling thread has `threads` threads,
@@ -41,10 +41,10 @@ class ThreadScope {
   bool is_dynamic_;
 };
 
-// The primitives of a kernel, which are built for a number of threads and run on them. A `Plan`
-// describes the primitives without their code. `Plan` has a constructor that takes a query, and
-// scratch_bytes(). `Primitives` has a constructor that takes a plan and generates the code, and
-// run(args, scratch).
+// The primitives of a kernel, which are built for a number of threads and run on them. Both
+// template parameters are classes of the kernel. `Plan` describes the primitives without their
+// code: it has a constructor that takes a query, and a function scratch_bytes(). `Primitives` has a
+// constructor that takes a plan and generates the code, and a function run(args, scratch).
 //
 // Plans and primitives are constructed inside of a ThreadScope. oneDNN keeps primitives in a cache,
 // by their descriptors and by the number of threads that OpenMP has when they are constructed.
@@ -75,9 +75,9 @@ class Threaded {
     return Plan(query);
   }
 
-  // Build the primitives for one thread, with their own scratch memory, and run them. In a forked
-  // child, no second thread may start (device/threads.hpp), and a primitive cannot run on fewer
-  // threads than it was built for.
+  // Run the kernel on one thread, in a forked child: no second thread may start there
+  // (device/threads.hpp). A primitive cannot run on fewer threads than it was built for, so the
+  // first call builds other primitives for one thread, with their own scratch memory.
   void run_on_one_thread(const KernelArgs& args) const {
     const ThreadScope scope(1);
     if (one_thread_primitives_ == nullptr) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// matmul by oneDNN: f32 on all CPUs, f16 and bf16 on CPUs for which it has kernels. With 16-bit
-// factors, the result, the bias and the added operand may each be f32. The table first asks ngd's
-// GEMM, which serves the shapes that it multiplies faster (fallback/matmul.cpp).
+// matmul by oneDNN: f32 on all CPUs, f16 and bf16 on CPUs for which it has kernels. If the two
+// multiplied operands are 16-bit floats, each of the result, the bias and the operand that `post`
+// adds may be f32. The table first asks ngd's GEMM, which serves the shapes that it multiplies
+// faster (fallback/matmul.cpp).
 #include <algorithm>
 #include <optional>
 #include <unordered_map>

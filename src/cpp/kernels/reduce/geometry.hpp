@@ -1,14 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// The division of a reduction over any axes into tasks.
+// The division of a reduction over any axes into tasks. The order of a sum does not depend on the
+// number of threads.
 //
-// An axis is reduced or kept. Neighbouring axes of one kind are merged. If the last axis is
-// reduced, a segment is a piece of a dense row, and has one result. If the last axis is kept, a
-// segment is a block of rows, and has one result per column. Rows with more than kMaxColumns
-// columns are then divided into pieces of columns. The segments with the same results are divided
-// into chunks, whose size does not depend on the number of threads. A task reduces one chunk, for
-// one index of the kept axes and one piece of columns. So the order of a sum does not depend on the
-// number of threads. If there are several chunks, each task keeps its accumulators in scratch
-// memory; a cell is the memory of one accumulator. The cells of the chunks are combined at the end.
+// An axis is reduced or kept. Neighbouring axes of one kind are merged. The words are:
+//   segment  If the last axis is reduced: a piece of a dense row, which is reduced to one element.
+//            If the last axis is kept: a block of rows, which is reduced to one element per column.
+//   piece of columns  A part of the columns, if the last axis is kept. A row with at most
+//            kMaxColumns columns has one piece, and a longer row has several.
+//   result   The elements of the output for one index of the kept axes that are not in the
+//            segments, and for one piece of columns.
+//   chunk    A part of the segments that are reduced to one result. The size of a chunk does not
+//            depend on the number of threads.
+//   task     The reduction of one chunk.
+//   cell     The memory of one accumulator. If a result has several chunks, each task keeps its
+//            accumulators in cells in scratch memory. At the end, the cells of the chunks of each
+//            result are combined.
 #pragma once
 
 #include <algorithm>
@@ -40,13 +46,13 @@ struct Geometry {
   std::int64_t chunk = 1, chunks = 1;  // segments per chunk; chunks per result
   std::int64_t total = 1;              // elements that are reduced to one result
 
-  // Return the number of tasks. Tasks are numbered by index of the kept axes, then by piece of
-  // columns, and then by chunk: the chunk varies fastest.
+  // Return the number of tasks. Tasks are numbered in row-major order by (index of the kept axes,
+  // piece of columns, chunk): the chunk varies fastest.
   std::int64_t tasks() const { return kept_count * column_pieces * chunks; }
   std::int64_t cells() const { return chunks > 1 ? tasks() * columns : 0; }
-  // `result` is the number of a pair of an index of the kept axes and a piece of columns.
-  // columns_of() returns the number of columns of the piece, and first_of() returns the index of
-  // its first column in the output.
+  // Functions of a result. `result` is index * column_pieces + piece, for an index of the kept axes
+  // and a piece of columns. columns_of() returns the number of columns of the piece, and first_of()
+  // returns the index of its first column in the output.
   std::int64_t columns_of(std::int64_t result) const {
     return std::min(columns, width - result % column_pieces * columns);
   }
@@ -75,15 +81,15 @@ void for_segments(const Geometry& g, std::int64_t task, const Visit& visit) {
   }
 }
 
-// Return the smallest number of tasks that is worth a thread: they reduce about kGrainWork
-// elements.
+// Return the smallest number of tasks for which another thread is used: they reduce about
+// kGrainWork elements together.
 inline std::int64_t grain_of(const Geometry& g) {
   const std::int64_t work = std::max<std::int64_t>(1, g.total / g.chunks) * g.columns;
   return std::max<std::int64_t>(1, kGrainWork / work);
 }
 
-// If results have several chunks, call combine(i) for each result i, so that it combines the
-// chunks. The threads share the results.
+// If results have several chunks, call combine(i) for each result i: it combines the chunks of
+// result i. The threads share the results. If results have one chunk, call nothing.
 template <class Combine>
 void combine_results(const Geometry& g, const Combine& combine) {
   if (g.chunks == 1) return;

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The inner loops of the reduce kernels, one set per reduction and dtype.
 //
-// The accumulator of floats is a float64, and that of other elements has their dtype. The order is
-// the same on every SIMD level. If the last axis is reduced, a row of floats is divided into blocks
-// of kBlockBytes. A block is reduced by a lane tree (tiles/lane_tree.hpp), and the results of
-// blocks are added to the row's accumulator in order. If the last axis is kept, each column has an
-// accumulator, and the rows are divided into blocks of kRowBlock rows. Each column of a block is
-// reduced in the element's type, and the results are added to the accumulators in order.
+// The accumulators of floats are float64. Those of other elements have the dtype of the elements.
+// Elements are combined in an order that is the same on every SIMD level: "combine" means to add,
+// multiply, or take the maximum or the minimum. If the last axis is reduced, a row of floats is
+// divided into blocks of kBlockBytes. A lane tree (tiles/lane_tree.hpp) reduces each block, and the
+// results of the blocks are combined with the row's accumulator in order. If the last axis is kept,
+// each column has an accumulator, and the rows are divided into blocks of kRowBlock rows. In each
+// block, each column is reduced in the dtype of the elements. The results of the blocks are
+// combined with the accumulators in order.
 #pragma once
 
 #include <cstdint>
@@ -30,10 +32,10 @@ struct ReduceLoops {
   // one row to the next.
   void (*columns)(const void* elements, std::int64_t rows, std::int64_t stride, std::int64_t width,
                   void* accumulators);
-  // The same as `columns`, for a block of rows that is given in several calls: begin_rows at the
-  // beginning of the block, add_rows for some of its rows, and end_rows at the end, which combines
-  // the partial results with the accumulators. `partials` has one partial result per column, in the
-  // elements' type.
+  // These three functions do the work of the function `columns` for one block of rows that is given
+  // in several calls. Call begin_rows at the beginning of the block, and add_rows for each part of
+  // its rows. At the end, end_rows combines the partial results with the accumulators. `partials`
+  // has one partial result per column, in the dtype of the elements.
   void (*begin_rows)(void* partials, std::int64_t width);
   void (*add_rows)(const void* elements, std::int64_t rows, std::int64_t stride, std::int64_t width,
                    void* partials);

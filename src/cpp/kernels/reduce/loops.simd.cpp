@@ -111,8 +111,8 @@ struct FloatLoops {
       accumulators[j] = combine<reduction>(accumulators[j], static_cast<Accumulator>(partial[j]));
   }
 
-  // Combine `rows` rows of `vectors` whole vectors of columns with the partial results, which stay
-  // in registers.
+  // Combine each of `rows` rows with the partial results, which stay in registers. A row has
+  // `vectors` whole vectors of columns.
   template <int vectors>
   NGD_INLINE void stripe(const T* x, std::int64_t rows, std::int64_t stride, T* partial) {
     Register v[vectors];
@@ -130,9 +130,10 @@ struct FloatLoops {
     for (int k = 0; k < vectors; ++k) *reinterpret_cast<Stored*>(partial + k * kColumns) = v[k];
   }
 
-  // The same as stripe(), for `width` columns that are fewer than the lanes of a vector. The vector
-  // of a row also reads elements of the next row, and these lanes are ignored. The last rows are
-  // read one element at a time, because a vector could read past the end of the array.
+  // Combine `rows` rows with the partial results, as stripe() does, for `width` columns that are
+  // fewer than the lanes of a vector. The vector of a row also loads elements after the row's
+  // columns, and these lanes are ignored. The rows whose vectors would end after the last element
+  // of the last row are read one element at a time.
   NGD_INLINE void narrow_stripe(const T* x, std::int64_t rows, std::int64_t stride,
                                 std::int64_t width, T* partial) {
     const std::int64_t readable = (rows - 1) * stride + width;

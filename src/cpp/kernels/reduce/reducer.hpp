@@ -24,9 +24,9 @@ struct Reducer {
   // Return the reason why there is no such reduction, or an empty text if there is one.
   static std::string refusal(const std::string& op, DType dtype);
 
-  // Combine the cells of all chunks of a result by a balanced tree, and return the cells of the
-  // first chunk. These then have the accumulators of the whole result. `cells` has the cells of all
-  // tasks, in order; a cell is the memory of one accumulator.
+  // Combine the accumulators of all chunks of a result, in place, by a balanced tree. Return the
+  // cells of the first chunk, which then have the accumulators of the whole result. `cells` has the
+  // cells of all tasks in the order of their numbers; a cell is the memory of one accumulator.
   std::byte* combine(const Geometry& geometry, std::int64_t result, std::byte* cells) const;
   // Combine the chunks of a result, and store the result in the output.
   void finish(const Geometry& geometry, std::int64_t result, std::byte* cells, void* output) const;
@@ -41,15 +41,16 @@ struct Reducer {
 };
 
 // Return the number of rows per tile, for tiles of `columns` columns and at most `elements`
-// elements. The number divides kRowBlock, the number of rows that the loops reduce before they add
-// to the accumulators. So no tile has rows of two such blocks.
+// elements. A tile must not have rows of two blocks of kRowBlock rows, because the loops reduce
+// each block before they combine it with the accumulators. So the number divides kRowBlock.
 inline std::int64_t rows_of_a_tile(std::int64_t elements, std::int64_t columns) {
   std::int64_t rows = kRowBlock;
   while (rows > 1 && rows * columns > elements) rows /= 2;
   return rows;
 }
 
-// The rows of one tile: `count` rows from number `begin` on, of a segment that has `all` rows.
+// The rows of one tile: `count` rows from number `begin` on. They belong to a segment, a block of
+// `all` rows that are reduced together.
 struct TileRows {
   std::int64_t begin, count, all;
 };

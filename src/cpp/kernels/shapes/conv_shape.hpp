@@ -13,9 +13,11 @@
 
 namespace ngd::kernels {
 
-// A convolution computes result[n, g * out + o, p], the sum over the channels i < in and the kernel
-// positions k of data[n, g * in + i, p * stride - before + k * dilation] * weights[g * out + o, i,
-// k]. `before` is the padding before the data, and the padding counts as 0. In the shapes of this
+// A convolution computes result[n, g * out + o, p], for sample n, group g, output channel o < out
+// of the group, and position p. It is the sum, over the input channels i < in of the group and the
+// kernel positions k, of
+//   data[n, g * in + i, p * stride - before + k * dilation] * weights[g * out + o, i, k].
+// `before` is the padding before the data, and the padding counts as 0. In the shapes of this
 // struct, the channels precede the spatial axes, even if they are last in memory.
 struct ConvShape : Windows {
   enum class Which { Forward, DataGrad, WeightGrad };

@@ -19,8 +19,9 @@ inline std::int64_t index_at(DType dtype, const void* indices, std::int64_t i) {
                              : static_cast<const std::int64_t*>(indices)[i];
 }
 
-// The range of valid indices into one axis, for one call of the public API, and the facts for an
-// error message about an invalid index: the call, the axis, and the shape of the indices.
+// The check of indices into one axis. It has the range of valid indices, and the parts of the error
+// message about an invalid index: the name of the public function that the user called, the axis,
+// and the shape of the indices.
 struct IndexCheck {
   std::string caller;   // the public call
   std::string of_axis;  // " for axis N", if the call has one array of indices per axis

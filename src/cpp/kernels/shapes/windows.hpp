@@ -20,10 +20,12 @@ struct Windows {
   Axes extents{1, 1, 1}, kernel{1, 1, 1}, counts{1, 1, 1};
   Axes strides{1, 1, 1}, before{}, after{}, dilations{1, 1, 1};
 
-  // Set the members from the attributes, the shapes of the data and of the windows [N, C,
-  // spatial...], and the shape of a kernel [..., spatial...]. Return the reason if the shapes do
-  // not fit each other, or an empty text if they do. If `beyond` is true, there may be one more
-  // window per axis than fits: the last window then ends after the padding (ceil mode of pooling).
+  // Set the members from the attributes and three shapes. `data` is the shape [N, C, spatial...] of
+  // the data. `windows` is the shape of the result, [N, C, spatial...], whose spatial axes have one
+  // element per window. `kernel_shape` ends with the spatial axes of a kernel. Return the reason if
+  // the shapes do not fit each other, or an empty text if they do. If `beyond` is true, an axis may
+  // have one more window than fits: the last window then ends after the padding (ceil mode of
+  // pooling).
   std::string read(const Attrs& attrs, const Shape& data, const Shape& windows,
                    const Shape& kernel_shape, bool beyond = false) {
     const std::size_t rank = data.size();

@@ -2,16 +2,19 @@
 // The lane tree: a reduction of dense elements in an order that is the same on every SIMD level.
 // For *.simd.cpp files.
 //
-// A lane is one element of a vector. There are four accumulators, 0 to 3, of 64 bytes each. An
-// accumulator has kLanes lanes. A step combines the next kStep = 4 * kLanes elements with the
-// accumulators: the first kLanes elements with the lanes of accumulator 0, the next kLanes elements
-// with those of accumulator 1, and so on. If fewer than kStep elements are left, each further group
-// of kLanes elements is combined with accumulator 0. At the end, accumulators 0 and 1 are combined
-// lane by lane, then 2 and 3, and then both results. In this last vector, lane l is combined with
-// lane l + kLanes / 2, then with lane l + kLanes / 4, and so on, until one lane is left. The caller
-// combines the last elements, which are fewer than kLanes. If the registers of a SIMD level are
-// smaller than 64 bytes, an accumulator consists of several registers (kParts), which does not
-// change the order.
+// A lane is one element of a vector. There are four accumulators, 0 to 3. Each is a vector of 64
+// bytes, which has kLanes lanes. The reduction has these steps:
+//   1. While at least kStep = 4 * kLanes elements are left, combine the next kLanes elements with
+//      accumulator 0, lane by lane, the next kLanes elements with accumulator 1, and so on.
+//   2. While at least kLanes elements are left, combine the next kLanes elements with
+//      accumulator 0.
+//   3. Combine accumulators 0 and 1 lane by lane, then 2 and 3, and then both results. This gives
+//      one vector.
+//   4. In this vector, combine lane l with lane l + kLanes / 2, then with lane l + kLanes / 4, and
+//      so on, until one lane is left.
+// The caller combines the last elements, which are fewer than kLanes. If the registers of a SIMD
+// level are smaller than 64 bytes, an accumulator consists of several registers (kParts), which
+// does not change the order.
 #pragma once
 
 #include <cstdint>
@@ -48,9 +51,10 @@ struct LaneTree {
     for (int r = 0; r < 4 * kParts; ++r) v[r] = load(from + r * kPartLanes);
   }
 
-  // Combine the accumulators with the elements of x from x[i] on, as long as kLanes elements are
-  // left. Then combine the four accumulators to one, and store its kLanes lanes in `lanes`. Return
-  // the index in x of the first element that is not combined.
+  // Combine the elements x[i] to x[count - 1] with the accumulators: groups of kStep elements with
+  // all four, and then groups of kLanes elements with accumulator 0. The last elements, fewer than
+  // kLanes, are not combined. Then combine the four accumulators to one, and store its kLanes lanes
+  // in `lanes`. Return the index in x of the first element that is not combined.
   NGD_INLINE std::int64_t combine_vectors(Accumulators& v, const T* x, std::int64_t i,
                                           std::int64_t count, T* lanes) {
     for (; i + kStep <= count; i += kStep)
@@ -72,8 +76,8 @@ struct LaneTree {
   }
 
  private:
-  // Combine each register v[r] with kPartLanes elements, from from[r * kPartLanes] on. This is a
-  // fold expression, because GCC loads each vector twice in an unrolled loop.
+  // Combine register v[r] with the kPartLanes elements that begin at from[r * kPartLanes], for each
+  // r. This is a fold expression, because GCC loads each vector twice in an unrolled loop.
   template <int... r>
   NGD_INLINE void combine_each(Accumulators& v, const T* from, std::integer_sequence<int, r...>) {
     ((v[r] = Op::combine(v[r], load(from + r * kPartLanes))), ...);

@@ -24,8 +24,8 @@ using TileFunction = void (*)(const void* a, const void* b, const void* c, void*
                               std::int64_t count);
 
 // A pair is two statements of f32 or f64 that one loop computes, second(first(a, b), c). Its
-// results have the same bits as those of two loops. First and Second list the operations that can
-// be the first and the second statement of a pair.
+// results have the same bits as those of two loops. The enumerators of First are the operations of
+// the first statement, and those of Second are the operations of the second statement.
 enum class First : std::uint8_t { Add, Subtract, Multiply };
 enum class Second : std::uint8_t { Add, Subtract, SubtractFrom, Multiply, Relu };
 inline constexpr int kFirsts = 3, kSeconds = 5;

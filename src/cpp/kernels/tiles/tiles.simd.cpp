@@ -55,8 +55,9 @@ constexpr bool contains_dtype(Domain domain, int dtype) {
 #include "kernels/tiles/opcodes.inc"
 #undef NGD_OP
 
-// If the op is sin or cos, and an argument exceeds kTrigonometricLimit, compute all elements by
-// libm and return true. This is rare. Otherwise, compute nothing and return false.
+// For sin and cos of float32: if the magnitude of an argument exceeds kTrigonometricLimit, compute
+// all elements by libm and return true. This is rare. If no magnitude exceeds the limit, or for
+// another op or dtype, compute nothing and return false.
 template <class Op, class T>
 bool compute_by_libm(const T* a, T* out, std::int64_t count) {
   if constexpr (std::is_same_v<T, float> &&

@@ -8,17 +8,19 @@
 
 namespace ngd::kernels::tiles::NGD_SIMD_LEVEL {
 
-// Return a0 b0 a1 b1 ..., from the second halves of both vectors if `second` is true, and from the
-// first halves otherwise.
+// Interleave the second halves of vectors a and b if `second` is true, and their first halves
+// otherwise. Return the vector: element 0 of the half of a, element 0 of the half of b, element 1
+// of the half of a, and so on.
 template <bool second, class Vector, int... i>
 NGD_INLINE Vector interleave(Vector a, Vector b, std::integer_sequence<int, i...>) {
   constexpr int kLanes = sizeof...(i), kFirst = second ? kLanes / 2 : 0;
   return __builtin_shufflevector(a, b, (kFirst + i / 2 + i % 2 * kLanes)...);
 }
 
-// Transpose `lines` vectors. Afterwards, they contain element 0 of all lines, then element 1 of all
-// lines, and so on. `lines` is a power of two, and at most the number of elements of a vector. Each
-// round is a perfect shuffle: it interleaves line i with line i + lines / 2.
+// Transpose a matrix whose rows are the `lines` vectors v[i]. Afterwards, v has the elements of the
+// transposed matrix in row-major order: element 0 of each line, then element 1 of each line, and so
+// on. `lines` is a power of two, and at most the number of elements of a vector. Each round is a
+// perfect shuffle: it interleaves line i with line i + lines / 2.
 template <int lines, class Vector>
 NGD_INLINE void transpose(Vector (&v)[lines]) {
   constexpr int kLanes = sizeof(v[0]) / sizeof(v[0][0]);

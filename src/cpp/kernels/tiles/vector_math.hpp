@@ -76,7 +76,8 @@ struct ExponentParts {
 };
 
 NGD_INLINE ExponentParts split_exponent(float x) {
-  // After adding 1.5 * 2^23, the low mantissa bits contain the nearest integer.
+  // Round x * log2(e) to the nearest integer n. After adding kShift = 1.5 * 2^23, the low bits of
+  // the mantissa contain n.
   constexpr float kShift = 12582912.0f, kLog2E = 1.44269504088896341f;
   const float shifted = x * kLog2E + kShift;
   const float n = shifted - kShift;
@@ -113,8 +114,9 @@ NGD_INLINE float exponential_minus_one(float x) {
   const float clamped = low > 89.0f ? 89.0f : low;
   const auto [r, n] = split_exponent(clamped);
   const float fraction = exponential_tail(r) * (r * r) + r;
-  // With x = n * log(2) + r and fraction = e^r - 1, e^x - 1 is 2^n * (fraction + 1) - 1. Half of
-  // this is computed, and then doubled, because n can be 128, and 2^128 exceeds the largest float.
+  // With x = n * log(2) + r and fraction = e^r - 1, e^x - 1 is 2^n * (fraction + 1) - 1. Compute
+  // half of it, 2^(n-1) * fraction + (2^(n-1) - 0.5), and double the result. 2^n itself is not
+  // computed, because n can be 128, and 2^128 exceeds the largest float.
   const float half_scale = power_of_two(n - 1);
   const float result = 2.0f * (half_scale * fraction + (half_scale - 0.5f));
   return x == 0.0f ? x : result;
@@ -162,8 +164,9 @@ NGD_INLINE float hyperbolic_tangent(float x) {
   return with_sign_of(e / (e + 2.0f), x);
 }
 
-// For |x| < 1, erf(x) = x + x P(x^2). Otherwise, erf(x) has the sign of x and the magnitude 1 -
-// e^Q(|x|), where Q approximates log(erfc) on [1, 4]. For |x| > 4, Q(4) is used.
+// P and Q are polynomials. For |x| < 1, erf(x) = x + x P(x^2). Otherwise, erf(x) has the sign of x
+// and the magnitude 1 - e^Q(|x|), where Q(m) approximates log(erfc(m)) for m in [1, 4]. For
+// |x| > 4, Q(4) is used.
 NGD_INLINE float error_function(float x) {
   const float magnitude = __builtin_fabsf(x);
   const float square = x * x;

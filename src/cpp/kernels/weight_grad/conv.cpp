@@ -4,11 +4,15 @@
 // For each position in the kernel, the gradient is a matrix. Its element (o, i) is the sum, over
 // the output positions, of channel o of dy times channel i of the data that this kernel position
 // reads. So the depth of these GEMMs is the number of output positions. The sums are computed in
-// blocks of output positions: a block of dy stays in the core's cache, while the blocks of the data
-// are packed one after the other, for each kernel position and group of channels. Tiles read dy in
-// place if its channels fill whole tiles. Otherwise, dy is packed. If the sums of one thread fit a
-// quarter of the shared cache, and there are enough output positions, the threads divide the output
-// positions, and their sums are added at the end. Otherwise, the threads divide the channels of dy.
+// blocks of output positions. A block of dy stays in the core's L2 cache, while the matching blocks
+// of the data are packed one after the other: one for each kernel position and group of channels.
+// GEMM tiles read dy in place if its number of channels is a multiple of the tile's rows.
+// Otherwise, dy is packed.
+//
+// The threads divide the output positions if the sums of one thread fit a quarter of the shared L3
+// cache, and there are enough output positions. Each thread then has sums of its own, which are
+// added at the end. Otherwise, each thread computes the sums for some of dy's channels over all
+// output positions.
 #include <algorithm>
 #include <cstring>
 
@@ -40,8 +44,9 @@ class WeightGradient final : public Kernel {
         positions_(s.batch * s.window_count()),
         in_(s.in, 1, tile_),
         packs_dy_(s.out % tile_.rows != 0) {
-    // block_ is the number of output positions for which dy fills half of the core's cache, but at
-    // least kBlock / 2 and at most kBlock.
+    // The output positions per block. The block of dy should fill half of the core's L2 cache, but
+    // a block has at least kBlock / 2 positions even if it fills more, and at most kBlock positions
+    // even if it fills less.
     block_ = std::clamp<std::int64_t>(machine.core_cache_bytes / 2 / 4 / s.out, kBlock / 2, kBlock);
     // The threads divide the output positions if the sums of one thread fit a quarter of the shared
     // cache, and each thread has at least two blocks of output positions.
@@ -103,8 +108,8 @@ class WeightGradient final : public Kernel {
     }
   }
 
-  // Pack a group of channels of the data that kernel position k reads, for `count` output
-  // positions. Data outside of the image are 0.
+  // Pack a group of channels of the data that kernel position k reads, for `count` output positions
+  // from number `first` on. Data outside of the image are 0.
   void pack(const float* data, std::int64_t first, std::int64_t count, std::int64_t k,
             std::int64_t group, float* to) const {
     const std::int64_t width = in_.width(group), num_columns = s_.counts[2],
@@ -128,9 +133,9 @@ class WeightGradient final : public Kernel {
     }
   }
 
-  // Multiply one block of dy by one packed block of the data, tile by tile. The products are added
-  // to the sums, or replace them if not `add`. next: the part of dy that is read next, which the
-  // tiles prefetch, or null.
+  // Multiply one block of dy by one packed block of the data, tile by tile. If `add`, add the
+  // products to the sums, and otherwise store them as the sums. next: the part of dy that is read
+  // next, which the tiles prefetch, or null to prefetch nothing.
   void multiply(const float* dy, Range rows, const float* b, std::int64_t columns,
                 std::int64_t count, bool add, const float* next, float* sums) const {
     TileWork<float> work{};
@@ -179,9 +184,11 @@ class WeightGradient final : public Kernel {
   std::int64_t piece_elements_;
 };
 
-// Return true if this is the fastest kernel for the shape: for strides of 2 and more, for many
-// channels of the data, and for a dy that does not fit in the shared cache. ADR 43 has the
-// measurements.
+// Return true if this is the fastest kernel for the shape. For kernels of several positions: with
+// strides of 2 and more on both axes, at least 128 channels of the data and of dy, and at least two
+// blocks of output positions. For 1 x 1 kernels: with at least 1024 channels of the data, or with
+// at most 128 channels of the data, at least 4 times as many channels of dy, and a dy that does not
+// fit in the shared cache. docs/adr/0043-convolution-weight-gradients.md has the measurements.
 bool is_fastest(const ConvShape& s, const Machine& machine) {
   constexpr std::int64_t kManyChannels = 1024, kSomeChannels = 128;
   const std::int64_t positions = s.batch * s.window_count();

@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // Winograd's convolution: float32 convolutions with 3 x 3 kernels, and their gradients, with a
-// quarter of the multiplications. transforms.hpp defines the method and tiles. A tile has 36
-// transformed values per channel, and plane v holds value v of all tiles.
+// quarter of the multiplications. transforms.hpp defines the method and the tiles, which are parts
+// of the images. For each channel, a tile is transformed to 36 values, and each kernel too. Plane
+// v, from 0 to 35, has value number v of all tiles or kernels.
 //
 // For each plane, the products of the transformed data and kernels are one GEMM. Its rows are the
 // tiles of all images, its depth is the channels of the data, and its columns are the channels of
-// the result. ngd's GEMM tiles compute it, for a block of tiles at once. A data gradient is a
-// convolution of dy with rotated kernels. A weight gradient sums the products of the transformed
-// data and the transformed dy over all tiles, so the depth of its GEMMs is the number of tiles.
+// the result. ngd's GEMM computes it for a block of tiles at once. A data gradient is a convolution
+// of dy with rotated kernels. A weight gradient sums the products of the transformed data and the
+// transformed dy over all tiles, so the depth of its GEMMs is the number of tiles.
 //
-// Transformed values must be used while they are in a cache. If the transformed kernels fit the
-// shared cache, and each thread has enough tiles, a thread computes some tiles with all kernels.
-// Otherwise, the work is done in phases: all threads transform the tiles of a phase, and then each
-// thread computes some groups of the result's channels with the kernels of these channels.
+// Transformed values must be used while they are in a cache. So a convolution or a data gradient is
+// computed in one of two ways. If the transformed kernels fit the shared cache, and each thread has
+// enough tiles, each thread computes all channels of the result for some of the tiles. Otherwise,
+// the tiles are processed in phases. In a phase, the threads first transform the data of many tiles
+// together. Then each thread computes some channels of the result for all tiles of the phase.
 #include <algorithm>
 #include <vector>
 
@@ -35,8 +37,8 @@ using gemm::GemmTile;
 using gemm::TileWork;
 using Which = ConvShape::Which;
 
-// The elements of a cache line. A plane stride is an odd number of cache lines, so that the planes
-// do not compete for the same sets of the cache.
+// The number of floats in a cache line. The stride from one plane to the next is an odd number of
+// cache lines, so that the planes do not compete for the same sets of the cache.
 constexpr std::int64_t kLine = 16;
 
 constexpr std::int64_t kBlock = 48;           // tiles per block, if the work is done in phases
@@ -48,7 +50,9 @@ constexpr std::int64_t kMinSumTiles = 64;     // the minimum of tiles per block 
 struct Images {
   std::int64_t height, width, channels, before_rows, before_columns, tiles_high, tiles_wide;
 
-  // Return tile number `number`, which has side * side positions, from channel `channel` on.
+  // Return tile number `number` of all images, from channel `channel` on. Tiles are numbered in
+  // row-major order by (image, row of tiles, column of tiles). A tile has `side` positions along
+  // each of its two axes.
   template <class Element>
   Tile<Element> tile(Element* data, std::int64_t number, int side, std::int64_t channel = 0) const {
     const std::int64_t image = number / (tiles_high * tiles_wide),
@@ -71,12 +75,13 @@ struct Images {
   }
 };
 
-// Return the plane stride for these numbers of tiles and channels.
+// Return the number of elements from one plane to the next, for planes of `tiles` tiles with
+// `channels` channels.
 std::int64_t plane_stride(std::int64_t tiles, std::int64_t channels, const GemmTile<float>& tile) {
   return round_up(tiles, tile.rows) * channels + kLine;
 }
 
-// The division of the images into tiles, and the number of threads (pieces), for all three ops.
+// The division of the images into tiles, for all three ops. pieces: the number of threads.
 struct Tiling {
   Images data, result;  // tiles of `data` have 6 x 6 positions, and those of `result` 4 x 4
   std::int64_t images, tiles, pieces;
@@ -111,9 +116,10 @@ class TileConv {
         columns_(tiling_.result.channels),
         tiles_per_thread_(tiling_.tiles / tiling_.pieces),
         // The threads divide the tiles if the transformed kernels fit three quarters of the shared
-        // cache, and one of two conditions is true: each thread has at least 2 * tile_.rows tiles,
-        // or there are fewer vectors of columns (the result's channels) than threads. Otherwise,
-        // the threads divide the columns.
+        // cache, and one of two conditions is true. Either each thread has at least 2 * tile_.rows
+        // tiles, where tile_.rows is the number of rows of a GEMM tile. Or there are fewer vectors
+        // of columns (the result's channels) than threads, so that some threads would get no
+        // columns. Otherwise, the threads divide the columns.
         divides_tiles_(
             kPlanes * depth_ * columns_ * 4 <= machine.shared_cache_bytes / 4 * 3 &&
             (tiles_per_thread_ >= 2 * tile_.rows || columns_ / tile_.lanes < tiling_.pieces)),
@@ -155,7 +161,8 @@ class TileConv {
   std::int64_t sums_width() const { return divides_tiles_ ? columns_ : max_width_; }
   std::int64_t sums_elements() const { return kPlanes * plane_stride(block_, sums_width(), tile_); }
 
-  // Transform all kernels. Then each thread computes its share of the tiles, block by block.
+  // Transform all kernels. Then each thread computes all channels of the result for its share of
+  // the tiles, block by block.
   void run_by_tiles(const float* data, const float* kernels, const float* bias, float* out,
                     float* scratch) const {
     device::for_pieces(groups_.count, [&](std::int64_t g) {
@@ -179,7 +186,7 @@ class TileConv {
   }
 
   // In each phase, all threads transform the data of many tiles. Then each thread computes some
-  // groups of columns for these tiles.
+  // groups of the result's channels for these tiles.
   void run_by_columns(const float* data, const float* kernels, const float* bias, float* out,
                       float* scratch) const {
     float* workspaces = scratch + data_elements(phase_tiles_);
@@ -198,7 +205,7 @@ class TileConv {
     }
   }
 
-  // Compute the columns of one group, for the tiles of a phase.
+  // Compute one group of the result's channels, for the tiles of a phase.
   void add_columns(std::int64_t group, std::int64_t first, std::int64_t phase_count,
                    const float* values, const float* kernels, float* workspace, const float* bias,
                    float* out) const {
@@ -231,7 +238,9 @@ class TileConv {
                             values + k * width + j, kernels_stride(group));
   }
 
-  // Multiply plane v of `count` transformed tiles by plane v of a group of transformed kernels.
+  // Compute plane v of the sums, for `count` tiles and one group of the result's channels: multiply
+  // plane v of the transformed data by plane v of the transformed kernels. A plane has one of the
+  // 36 transformed values of each tile or kernel.
   void multiply(std::int64_t v, std::int64_t group, const float* values, std::int64_t values_stride,
                 std::int64_t count, const float* kernels, float* sums) const {
     TileWork<float> work{};
@@ -270,8 +279,9 @@ class TileConv {
   std::int64_t kernel_elements_ = 0, max_width_ = 0;
 };
 
-// A weight gradient. The channels of the data and the channels of dy are divided into groups. A
-// pair is one group of each, and has its own sums.
+// A weight gradient. The channels of the data are divided into groups, and so are the channels of
+// dy. A pair is a group of the data's channels with a group of dy's channels. Each pair has its own
+// sums, in 36 planes: one per transformed value.
 class WeightGradient {
  public:
   WeightGradient(const ConvShape& s, const Machine& machine)
@@ -286,7 +296,8 @@ class WeightGradient {
                        tiles_per_thread = tiling_.tiles / tiling_.pieces;
     // The threads divide the tiles if the sums of one thread fit a quarter of the shared cache, and
     // each thread has at least kMinSumTiles tiles. Each thread then has sums of its own, which are
-    // added at the end. Otherwise, the threads divide the planes of the pairs.
+    // added at the end. Otherwise, all threads work on the same tiles, and each thread computes
+    // some planes of the sums.
     divides_tiles_ = pairs_ * sums_elements() * 4 <= machine.shared_cache_bytes / 4 &&
                      tiles_per_thread >= kMinSumTiles;
     const std::int64_t num_sharing = divides_tiles_ ? 1 : tiling_.pieces;
@@ -376,8 +387,9 @@ class WeightGradient {
                           values + out_offset(g) + i * out_.width(g), values_stride(out_, g));
   }
 
-  // Add the products of plane v of `count` tiles to plane v of a pair's sums. If not `add`, store
-  // them there instead.
+  // Multiply the transformed data by the transformed dy for `count` tiles, in plane v and for one
+  // pair of a group of the data's channels and a group of dy's channels. If `add`, add the products
+  // to plane v of the pair's sums, and otherwise store them there.
   void multiply(std::int64_t pair, std::int64_t v, std::int64_t count, bool add,
                 const float* values, float* sums) const {
     const std::int64_t in = pair / out_.count, out = pair % out_.count;
@@ -395,7 +407,9 @@ class WeightGradient {
     }
   }
 
-  // Add the sums of the threads for some pairs, and transform them to weight gradients.
+  // Transform the sums of `phase_count` pairs to weight gradients, from pair `first` on. A pair is
+  // a group of the data's channels with a group of dy's channels. If several threads have sums for
+  // the same pair, the sums are added first.
   void finish(std::int64_t first, std::int64_t phase_count, std::int64_t threads, const float* sums,
               float* weights) const {
     device::for_pieces(phase_count * in_.lanes, [&](std::int64_t task) {
@@ -458,7 +472,7 @@ class WeightGrad final : public Kernel {
 
 // Return true if this is the fastest kernel for the shape: there are at least kMinTiles tiles,
 // which share the cost of transforming the kernels, and at least half of the tiles' positions are
-// in the images. ADR 42 has the measurements.
+// in the images. docs/adr/0042-winograd.md has the measurements.
 bool is_fastest(const Tiling& tiling) {
   constexpr std::int64_t kMinTiles = 16;
   return tiling.tiles >= kMinTiles && 2 * tiling.num_positions() >= tiling.tiles * kTile * kTile;

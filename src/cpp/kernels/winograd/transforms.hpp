@@ -6,12 +6,12 @@
 // result. A tile of the data is transformed to 36 values per channel, and so is each 3 x 3 kernel.
 // The products of both, summed over the channels, are 36 values again. Their transform is the tile
 // of the result. This takes 36 multiplications per channel instead of 16 * 9 = 144. The
-// interpolation points are 0, -1/sqrt(2), 1/sqrt(2), -sqrt(2), sqrt(2) and infinity. ADR 42 has the
-// rounding errors.
+// interpolation points are 0, -1/sqrt(2), 1/sqrt(2), -sqrt(2), sqrt(2) and infinity.
+// docs/adr/0042-winograd.md has the rounding errors.
 //
 // The transformed values are stored in 36 planes. Value v of a tile is in plane v, at the same
-// index in all planes. plane_stride: elements from one plane to the next. Channels are multiples of
-// `lanes`.
+// index in all planes. plane_stride: elements from one plane to the next. The number of channels is
+// a multiple of `lanes`, the number of channels per vector.
 #pragma once
 
 #include <cstdint>
@@ -26,9 +26,9 @@ inline constexpr int kTile = 4, kInputTile = 6, kKernel = 3;
 inline constexpr int kPlanes = kInputTile * kInputTile;
 inline constexpr int kWeights = kKernel * kKernel;
 
-// A tile of an image with channels last. Position (i, j) is image[at + i * row + j * column]. Only
-// the positions with i in [top, bottom) and j in [left, right) are in the image. The others are
-// read as 0, and not written.
+// A tile of an image with channels last. Position (i, j) of the tile is
+// image[at + i * row + j * column]. Only the positions with i in [top, bottom) and j in
+// [left, right) are in the image. Positions outside of the image are read as 0, and not written.
 template <class Element>
 struct Tile {
   Element* image;
@@ -48,13 +48,13 @@ struct Transforms {
   // Transform sums of products to a tile of the result. bias: one element per channel, or null.
   void (*result)(const float* from, std::int64_t plane_stride, std::int64_t channels,
                  const float* bias, const Tile<float>& to);
-  // Transform `lanes` kernels. step: elements from one kernel to the next. rotated: rotate the
-  // kernels by 180 degrees.
+  // Transform `lanes` kernels at once, one per lane of a vector. step: elements from one kernel to
+  // the next. rotated: rotate the kernels by 180 degrees.
   void (*weights)(const float* kernels, std::int64_t step, bool rotated, float* to,
                   std::int64_t plane_stride);
-  // Transform sums to the gradients of `lanes` kernels. The `parts` parts of the sums are added
-  // first. part_stride: elements from one part to the next. step: elements from one kernel to the
-  // next.
+  // Transform sums to the gradients of `lanes` kernels at once. The sums are stored as `parts`
+  // arrays, such as one per thread, which are added first. part_stride: elements from one array to
+  // the next. step: elements from one kernel to the next.
   void (*weight_adjoints)(const float* from, std::int64_t plane_stride, std::int64_t parts,
                           std::int64_t part_stride, float* kernels, std::int64_t step);
 };

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The transforms of transforms.hpp. The positions of a tile form a grid. Its transform first
-// transforms each row, and then each column. Each struct has the transform of one line: a row or a
-// column. An element of a line is a vector: one position of several channels.
+// The transforms of transforms.hpp. A tile is a grid of positions. To transform a tile, each row of
+// the grid is transformed, and then each column. A line is a row or a column, and each struct below
+// has the transform of one line. An element of a line is a vector: one position of several
+// channels.
 #include "kernels/winograd/transforms.hpp"
 
 #include "base/simd_loops.hpp"
@@ -18,7 +19,6 @@ constexpr float kRoot = 1.41421356237309505F;  // the points are +-kRoot and +-k
 NGD_INLINE Vector load(const float* from) { return *reinterpret_cast<const Stored*>(from); }
 NGD_INLINE void store(Vector value, float* to) { *reinterpret_cast<Stored*>(to) = value; }
 
-// Return true if the whole tile is in the image.
 template <class Element>
 NGD_INLINE bool is_inside_image(const Tile<Element>& t, int side) {
   return t.top == 0 && t.left == 0 && t.bottom == side && t.right == side;
