@@ -96,7 +96,7 @@ class Phase(Enum):
     """The phase of a job that ends.
 
     In LAST_WORDS, the ranks have got no signal yet. In SIGNALLED, they have got a signal that they
-    can handle, such as SIGTERM. In KILLED, they have got SIGKILL. The values are these states in words.
+    can handle, such as SIGTERM. In KILLED, they have got SIGKILL. The values describe this.
     """
 
     LAST_WORDS = "none: ranks that have noticed the failure end by themselves"
