@@ -110,7 +110,10 @@ The key is (call, keyword). The value ends the error message, and has no period.
 """
 
 SEE_ALSO: Final = {"ops.gather": " Use ops.take(x, indices, axis) to take elements by index."}
-"""The sentence at the end of the error message of a call, with another call for a similar task."""
+"""A dict from a call to the last sentence of its error messages.
+
+The sentence recommends another call, which users may have meant.
+"""
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

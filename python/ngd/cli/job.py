@@ -268,7 +268,8 @@ class Job:
         """Return the exit status of a job whose ranks have all ended.
 
         It is 0 if no failure and no signal ended the job. If the launcher got a signal and all
-        ranks ended with the same exit code, it is this code. Otherwise `Ending` has it.
+        ranks ended by themselves with the same exit code, it is this code. Otherwise it is
+        `Ending.exit_code`, for example the code of the rank that failed first.
         """
         ending, codes = self.attempt.ending, self.attempt.codes
         if ending is None:
@@ -360,7 +361,7 @@ class Job:
         return [] if ending is None or ending.deadline is None else [ending.deadline]
 
     def _read_signals(self) -> None:
-        """End the job after a first signal, and kill the ranks after a second one."""
+        """End the job after a signal. If the job is ending already, kill the ranks."""
         for number in self.signals.read():
             self.restarts.forbid()
             ending = self.attempt.ending

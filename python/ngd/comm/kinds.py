@@ -37,9 +37,9 @@ class Kind(NamedTuple):
 
     name: str
     operand: Part
-    """The content of a rank's operand."""
+    """The type of a rank's operand: whole, block, blocks or nothing (see `Part`)."""
     result: Part
-    """The content of a rank's result."""
+    """The type of a rank's result: whole, block, blocks or nothing (see `Part`)."""
     root_only: Literal["", "operand", "result"] = ""
     """The array that is used only on the root: "operand" or "result"; empty if there is no root.
 

@@ -168,7 +168,7 @@ def newcomers() -> int | None:
     Returns
     -------
     int or None
-        The number of waiting ranks, or None if the ranks of the job are fixed.
+        The number of waiting ranks, or None if the job is not elastic.
 
     Examples
     --------
@@ -232,7 +232,8 @@ class Board:
     def waits(self, member: int) -> World | None:
         """Record that a member waits for the next world.
 
-        If all veterans wait now, form the new world and return it. Otherwise return None.
+        If all veterans wait now, form the new world and return it. Otherwise return None. A veteran
+        is a member that has been in a world or started with the job.
         """
         self.waiting.add(member)
         return self.settle()
