@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The open `with` blocks that do not affect a compiled step, such as `nn.training`.
+"""The open `with` blocks in which a call of an @ngd.function is an error, such as `nn.training`.
 
-An @ngd.function is traced once, and its later calls run the compiled step. The trace does not
-record the blocks around a call, so later calls would ignore these blocks. To prevent this, a call
-of an @ngd.function inside such a block raises an error.
+An @ngd.function is traced once, and its later calls run the compiled step. The compiled step does
+not depend on the `with` blocks around a call, so a block such as `nn.training` would have no effect
+on later calls. To prevent this, a call of an @ngd.function inside such a block raises an error.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ _open: Final[ContextVar[tuple[str, ...]]] = ContextVar("open blocks", default=()
 
 
 def open_blocks() -> tuple[str, ...]:
-    """Return the names of the open blocks, starting with the outermost."""
+    """Return the names of the open `with` blocks, such as "nn.training", the outermost first."""
     return _open.get()
 
 
 @contextmanager
 def open_block(name: str) -> Iterator[None]:
-    """Add the name of a block to `open_blocks()` while this context is active."""
+    """Add the name of a `with` block to `open_blocks()` while this context is active.
+
+    `nn.training` uses this context, so a call of an @ngd.function in its block raises an error.
+    """
     token = _open.set((*_open.get(), name))
     try:
         yield
@@ -33,7 +36,11 @@ def open_block(name: str) -> Iterator[None]:
 
 @contextmanager
 def suspend_block(name: str) -> Iterator[None]:
-    """Remove the name of a block from `open_blocks()` while this context is active."""
+    """Remove the name of a `with` block from `open_blocks()` while this context is active.
+
+    At the end of the context, the name is in `open_blocks()` again. `nn.evaluation` uses this
+    context, so that an @ngd.function may be called in its block inside a block of `nn.training`.
+    """
     token = _open.set(tuple(each for each in _open.get() if each != name))
     try:
         yield

@@ -18,8 +18,8 @@ from ..dtypes import Array, bfloat16
 def view(array: Any, where: str) -> Array:
     """Return an array of the caller as a NumPy array.
 
-    Raise TypeError for a masked array, because the mask would be lost. `where` is the public call,
-    for error messages.
+    Raise TypeError for a masked array, because the mask would be lost. `where` is the name of the
+    public call, which error messages show.
     """
     if not isinstance(array, np.ndarray) and hasattr(array, "__dlpack__"):
         return _from_dlpack(array, where)
@@ -47,7 +47,7 @@ def has_mask(value: Any) -> bool:
 
 
 def _from_dlpack(array: Any, where: str) -> Array:
-    """Return a DLPack tensor as an array. NumPy reads bfloat16 only as integers of 16 bits."""
+    """Return a DLPack tensor as an array. A bfloat16 tensor becomes an array of dtype bfloat16."""
     try:
         if getattr(array, "is_neg", bool)():  # PyTorch would export the stored values
             raise BufferError("its negative bit is set; resolve_neg() gives one without")

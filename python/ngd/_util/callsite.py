@@ -3,9 +3,11 @@
 
 Between the user's code and ngd there may be code of libraries, such as a decorator of the standard
 library, PyTorch, or a training loop. The call site is the line of the nearest caller that is not in
-ngd or in a library. If the program itself is installed in site-packages, there is no such caller.
-Then the call site is the line of the nearest caller outside of ngd. _core/call_site.pxi finds the
-same line, and stores it in a table, so a later call from the same instruction needs no search.
+ngd or in a library. If all callers are in ngd or in a library, because the program itself is
+installed in site-packages, the call site is the line of the nearest caller outside of ngd.
+
+_core/call_site.pxi finds the same line for collectives on arrays. It stores the line in a table, so
+that a later call from the same bytecode instruction needs no search.
 """
 
 from __future__ import annotations
@@ -31,7 +33,10 @@ INSTALLED: Final = tuple(os.sep + each + os.sep for each in ("site-packages", "d
 
 
 class SiteStack(threading.local):
-    """The call sites of the open `at_site` blocks of a thread. The last one is used."""
+    """The call sites of the open `at_site` blocks of a thread, the innermost block last.
+
+    `call_site` returns the call site of the innermost block.
+    """
 
     def __init__(self) -> None:
         self.sites: list[str] = []
@@ -71,7 +76,8 @@ class ExpansionSite(str):
     def __new__(cls, site: str, op: str) -> ExpansionSite:
         """Create the call site of one expansion of the op `op` at `site`.
 
-        Two expansions have different objects, even if their texts are equal.
+        Each expansion creates its own object. So two expansions at the same line have equal texts,
+        but different objects.
         """
         instance = super().__new__(cls, site)
         instance.op, instance.origin = op, site
@@ -85,8 +91,8 @@ class ExpansionSite(str):
 class NodeSite(str):
     """The call site of one node of a graph, with the id of the node.
 
-    Passes do not change the call sites of nodes, so the id identifies the instructions that compute
-    the node.
+    Passes copy the call site of a node to the nodes that replace it, and then to the instructions
+    of the compiled step. So the id shows which instructions compute the node.
     """
 
     __slots__ = ("id",)
@@ -117,7 +123,8 @@ def node_id(site: str) -> int | None:
 def call_site() -> str:
     """Return `file:line` of the user's code that called ngd.
 
-    In a layer (errors.in_layer) it is `file:line in enc.2: Linear(17, 8)`.
+    While a layer is called (errors.in_layer), the name of the layer follows: `file:line in LAYER`,
+    where LAYER is a path and a module, such as "enc.2: Linear(17, 8, bias=True)".
     """
     if _site_stack.sites:
         return _site_stack.sites[-1]

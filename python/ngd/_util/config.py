@@ -34,7 +34,7 @@ The names are compared without NGD_. For example, NUM_THREADS and THREADS have a
 """
 SWITCH: Final = ("0", "1")
 DEVICES: Final = ("CPU", "INTERPRETER", "NULL")
-"""The names of the devices. The first is the default. ngd/devices has a class for each."""
+"""The names of the devices, the default first. ngd/devices implements each device as a class."""
 SIMD_LEVELS: Final = ("baseline", "avx2", "avx512")
 """The SIMD levels in ascending order. src/cpp/base/simd_levels.inc has all except the first."""
 
@@ -144,12 +144,15 @@ def host() -> str | None:
 
 
 def check_finite() -> bool:
-    """Return NGD_CHECK_FINITE: True if a step fails at the first op with a non-finite result."""
+    """Return True if NGD_CHECK_FINITE is "1".
+
+    Then a step raises an error at the first op whose result has a NaN or an infinity.
+    """
     return choose("NGD_CHECK_FINITE", SWITCH) == "1"
 
 
 def check() -> bool:
-    """Return NGD_CHECK: True if the compiler verifies the graph after every pass."""
+    """Return True if NGD_CHECK is "1". Then the compiler verifies the graph after every pass."""
     return choose("NGD_CHECK", SWITCH) == "1"
 
 
@@ -165,7 +168,7 @@ def metrics() -> tuple[str, int] | None:
 
 
 def log_as_json() -> bool:
-    """Return NGD_LOG: True if the lines of the log are JSON objects."""
+    """Return True if NGD_LOG is "json". Then the lines of the log are JSON objects."""
     return choose("NGD_LOG", LOGS) == "json"
 
 
@@ -206,10 +209,11 @@ def check_variables() -> None:
 
 
 def misspelt_names() -> dict[str, str]:
-    """Return a dict from unknown NGD_ variables in the environment to ngd's variables like them.
+    """Return the misspelt variables of ngd in the environment, as a dict.
 
-    An unknown variable that resembles no variable of ngd is left out, because it belongs to another
-    program, such as a test.
+    A key is the name of an NGD_ variable that ngd does not have. The value is the variable of ngd
+    with the most similar name. If no name is similar, the variable is left out, because it
+    belongs to another program, such as a test.
     """
     known = {name.removeprefix("NGD_"): name for name in (*VARIABLES, *SET_BY_NGD)}
     similar_names: dict[str, str] = {}

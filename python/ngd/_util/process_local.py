@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NoReturn, SupportsIndex
 
 
 class BoundToProcess:
-    """An object that is bound to this process. To copy or to pickle it raises TypeError."""
+    """An object that is bound to this process. Copying or pickling it raises TypeError."""
 
     instead: ClassVar[str]
     """The advice at the end of the TypeError that copying or pickling raises."""

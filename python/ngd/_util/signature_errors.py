@@ -96,15 +96,24 @@ SYNONYMS: Final = {
     "lr_mult": ("lr_factor",),
     "lr_scale": ("lr_factor",),
 }
-"""The possible names of a parameter in ngd, by its name in other libraries."""
+"""A dict from the name of a parameter in other libraries to its possible names in ngd.
+
+For example, "dim" of PyTorch is "axis" or "axes" in ngd.
+"""
 
 ELSEWHERE: Final = {
     ("ngd.function", "memory_limit"): "Use ngd.compile(..., memory_limit=) or ngd.remat",
 }
-"""The advice for the error message; the key is (call of ngd, keyword that it does not accept)."""
+"""The advice for a keyword that a call does not accept, but another call of ngd does.
+
+The key is (call, keyword). The value ends the error message, and has no period.
+"""
 
 SEE_ALSO: Final = {"ops.gather": " Use ops.take(x, indices, axis) to take elements by index."}
-"""The sentence at the end of the error message of a call, with another call for a similar task."""
+"""A dict from a call to the last sentence of its error messages.
+
+The sentence recommends another call, which users may have meant.
+"""
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -122,14 +131,15 @@ CHOICES: Final = {
     "reduce": REDUCTIONS,
     "reduce_scatter": REDUCTIONS,
 }
-"""The possible values of the required keyword `op`, as text for messages, by collective."""
+"""The possible values of the required keyword `op` of each collective, as text for messages."""
 
 
 GRADIENT_CALL: Final = ContextVar("gradient_call", default=("grad", ""))
-"""The names that errors of ngd.grad show: the public call, and its argument for the variables.
+"""Two names that the errors of ngd.grad show: a public call, and an argument of that call.
 
-Around its call of ngd.grad, an optimizer sets this context variable to the name of its own public
-call and "parameters". The second name is empty for ngd.grad itself.
+If the user calls ngd.grad, the first name is "grad" and the second is empty, because the errors
+then name no argument. If the user calls an optimizer, which calls ngd.grad itself, the names are
+the optimizer's public call and "parameters", its argument with the variables.
 """
 
 
@@ -144,9 +154,10 @@ def expect_fit(call: str, signature: inspect.Signature, args: Any, kwargs: Any) 
 
 
 def misfit(call: str, signature: inspect.Signature, args: Any, kwargs: Any) -> str:
-    """Return the first fault of the arguments of a call, and the fix.
+    """Return a text that describes the first fault of the arguments of a call, and its fix.
 
-    Return an empty text if the keywords are known and no argument is surplus, double or missing.
+    The faults are an unknown keyword, too many positional arguments, an argument that is given
+    twice, and a missing argument. If there is no such fault, return an empty text.
     """
     parameters = signature.parameters.values()
     named = {p.name: p for p in parameters if p.kind not in NAMELESS}
@@ -174,7 +185,11 @@ def misfit(call: str, signature: inspect.Signature, args: Any, kwargs: Any) -> s
 
 
 def by_keyword(surplus: Sequence[Any], named: Mapping[str, inspect.Parameter]) -> str:
-    """Return the advice for surplus positional arguments: give them by keyword, or remove them."""
+    """Return the advice for surplus positional arguments.
+
+    If there are enough keyword-only parameters, advise to give the arguments by keyword. Otherwise
+    advise to remove the arguments.
+    """
     keywords = [name for name, p in named.items() if p.kind is p.KEYWORD_ONLY]
     if len(surplus) > len(keywords):
         return f"Remove the last {'one' if len(surplus) == 1 else len(surplus)}."
@@ -219,7 +234,10 @@ def format_arguments(signature: inspect.Signature, args: Any, kwargs: Any) -> st
 
 
 def format_value(value: Any) -> str:
-    """Return the text of a value, shortened; for an array, its dtype and shape."""
+    """Return the dtype and shape of an array, or the repr of another value.
+
+    A repr longer than MOST_LETTERS is cut after MOST_LETTERS and ends in "...".
+    """
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if isinstance(shape, tuple) and dtype is not None:
         return f"{dtype}{list(shape)}"
@@ -266,9 +284,10 @@ def comes_from_user(error: BaseException) -> bool:
 def name_call(call: str, signature: inspect.Signature, args: Any, kwargs: Any, error: Any) -> None:
     """Raise an error that names the public call, in place of `error`.
 
-    Return without an error in three cases: `error` names the call already; a function of the user
-    raised `error`; or ngd itself made the call, inside another public call. In the third case, the
-    wrapper of the outer call, which the user made, raises the error.
+    If this function returns, the caller raises `error` unchanged. This function returns in three
+    cases: `error` names the call already; a function of the user raised `error`; or ngd itself made
+    the call, inside another public call that the user made. In the third case, the wrapper of the
+    outer call then replaces the error.
     """
     if owner(sys._getframe(2).f_code.co_filename) is Owner.NGD or comes_from_user(error):
         return
@@ -289,7 +308,10 @@ def name_call(call: str, signature: inspect.Signature, args: Any, kwargs: Any, e
 
 
 ARGUMENT_ERRORS: Final = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
-"""The errors that Python or NumPy raise for arguments that a call does not check itself."""
+"""The errors that Python or NumPy raise if a call of ngd does not check an argument itself.
+
+Wrappers of public calls catch these errors and replace them by errors that name the call.
+"""
 
 
 def name_errors(call: str, function: Callable[Params, Result]) -> Callable[Params, Result]:
@@ -358,8 +380,8 @@ def with_signature(function: Callable[Params, Result]) -> Callable[Params, Resul
     """Set the signature that users see: without `*surplus`, and with `op` required.
 
     The function accepts surplus positional arguments as `*surplus`, and a missing `op`, only to
-    report them itself, with `expect_op`. A wrapper would add a frame between
-    the function and its caller (see `SHORT_CALLS`).
+    raise an error for them, with `expect_op`. A wrapper could raise the same error, but it would
+    make each call slower, because it is one more frame between the function and its caller.
     """
     signature = inspect.signature(function)
     empty = inspect.Parameter.empty
@@ -382,7 +404,8 @@ SHORT_CALLS: Final = frozenset(
 )
 """The collectives on arrays that may take only a few microseconds.
 
-They find the call site in the frame of their caller, so they must not have a wrapper.
+They must not have a wrapper. Their fast path reads the call site from the frame of their caller,
+and is not used if that frame is in ngd, as the frame of a wrapper is.
 """
 
 
@@ -409,8 +432,9 @@ def name_calls(package: str, namespace: dict[str, Any], names: Iterable[str]) ->
 def check_public_names(namespace: dict[str, Any]) -> None:
     """Make errors name the public calls of a package, and raise errors for unknown names in it.
 
-    `namespace` is the globals() of a package such as "ngd.nn", whose page is "api/nn". This
-    function sets `__getattr__` there at run time: if the source of the package defined
+    `namespace` is the globals() of the package. The error for an unknown name gives a similar name
+    or the page of the documentation that lists all names, such as "api/nn" for "ngd.nn". This
+    function sets `__getattr__` in `namespace` at run time: if the source of the package defined
     `__getattr__`, type checkers would accept any name.
     """
     module, known = namespace["__name__"], namespace["__all__"]
@@ -432,7 +456,8 @@ def check_constructor(
     call : str
         The class as users write it.
     elsewhere : mapping, optional
-        Arguments that users may expect here, each with the public call that accepts it.
+        A dict from arguments that this class does not accept, but users may expect, to the public
+        call that accepts them: {"batch_size": "data.Sampler"} for data.Loader.
     """
 
     def decorate(init: Constructor) -> Constructor:

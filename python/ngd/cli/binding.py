@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cores of each rank of a host, for `ngd run --bind`."""
+"""The division of a host's CPUs among its ranks, for `ngd run --bind`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def cores_of_ranks(
     allowed : collection of ints
         The CPUs of the affinity mask.
     quota : int
-        The number of CPUs that the cgroup quota allows. With "core", ranks use no more CPUs.
+        The number of CPUs that the cgroup quota allows. With "core", all ranks together get at most
+        this number of CPUs. "numa" and "none" ignore the quota.
 
     Returns
     -------

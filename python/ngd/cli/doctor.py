@@ -61,13 +61,15 @@ SELF_TEST_SECONDS: Final = 60.0
 LEAST_SEGMENT: Final = 256 << 20
 """The least size of the shared memory segment of one rank, in bytes.
 
-A rank maps the segments of all ranks of its host, so it needs this address space once per rank.
+A rank maps the segments of all ranks of its host into its address space. So RLIMIT_AS, the limit of
+the address space, must be larger than this size times the number of ranks of the host.
 src/cpp/comm/shm/segment.cpp has the same number as `kSmallest`.
 """
 SLOW_US: Final = 100.0
-"""The limit for a warning about an all-reduce of 8 bytes, in microseconds.
+"""The time of an all-reduce of 8 bytes, in microseconds, above which a warning is reported.
 
-Two ranks on separate cores take a few microseconds. Two ranks on one core take longer.
+With two ranks on separate cores, the all-reduce takes a few microseconds. A time above the limit
+shows that ranks share a core, or that other programs use the cores of the ranks.
 """
 REPORT_BYTES: Final = 4096
 """The longest report of a rank as JSON, in bytes."""
@@ -212,7 +214,7 @@ def version_of_mpirun(path: str) -> tuple[str, str] | None:
 
 
 def _switches() -> Iterator[Finding]:
-    """Report the environment variables of ngd, including misspelt names and invalid values."""
+    """Report the NGD_ variables in the environment, including misspelt names and invalid values."""
     names = sorted(name for name in os.environ if name.startswith("NGD_") and name != "NGD_JOB")
     text = ", ".join(f"{name}={os.environ[name]}" for name in names) or "no NGD_ variable is set"
     yield Finding("switches", "ok", text)
@@ -329,7 +331,7 @@ def reachable_cores() -> set[int]:
 
 
 def _job(me: Launch) -> Iterator[Finding]:
-    """Join the world of a launcher, and report the cores of each rank and the speed."""
+    """Join the world of the ranks that the launcher started; report their cores and the speed."""
     text = f"{me.launcher}: rank {me.rank} of {me.size}, {me.local_size} of them on this host"
     yield Finding("launcher", "ok", text)
     try:
@@ -372,12 +374,15 @@ def _gather(world: Group, report: dict[str, Any]) -> list[dict[str, Any]]:
 def judge(
     report: dict[str, Any], reports: list[dict[str, Any]], launcher: str
 ) -> tuple[str, str, str]:
-    """Return level, text and fix of the finding about the cores of one rank.
+    """Judge the cores of one rank, and return the level, text and fix of the `Finding`.
 
-    A fair share is the number of cores of the host divided by its number of ranks. The finding is a
-    warning if the rank has more threads than cores. If some cores of the host are unused, it is
-    also a warning if the rank has fewer cores than a fair share, or if its only core is also the
-    only core of another rank.
+    The level is "warning" in these cases, and otherwise "ok":
+
+    - The rank has more threads than cores.
+    - The rank has fewer cores than a fair share, which is the number of cores of the host divided
+      by its number of ranks, and no rank may use some cores of the host.
+    - The only core of the rank is the only core of another rank too, and no rank may use some cores
+      of the host.
     """
     cpus, threads, ranks = report["cpus"], report["threads"], report["local_size"]
     text = (
@@ -438,8 +443,8 @@ print(json.dumps(doctor.measure(doctor.init())))
 """
 """The Python program of a rank of the self-test.
 
-`python -m ngd.cli.doctor` would run this module twice: the package ngd.cli imports it, and Python
-then runs it again as __main__.
+A rank runs this program with `python -c`. `python -m ngd.cli.doctor` would run the module twice:
+the package ngd.cli imports the module, and Python then runs the module again as __main__.
 """
 
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The job of `ngd run --min-ranks`, which continues when ranks leave or join.
 
-Each process is a member with a fixed number. The ranks of a world are the members that waited for
-it (ngd.comm.membership defines member, veteran and newcomer). When a member is lost, the other
-members continue. A new member replaces it if --max-restarts allows that.
+Each process is a member: it keeps its member number while its rank changes. Members that call
+ngd.init() wait until the launcher forms a new world of them, and are then its ranks
+(ngd.comm.membership). When a member is lost, the other members continue. A new member replaces the
+lost one if --max-restarts allows that.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ class ElasticJob(Job):
     def deadlines(self) -> list[float]:
         """Return the times at which the job must act even if no event occurs.
 
-        In addition to those of `Job`, this is the deadline of `Board`: the time by which every
-        veteran (a member that has been in a world) must have begun to wait for the next world.
+        These are the times of `Job.deadlines`, and the time by which every veteran must have begun
+        to wait for the next world. A veteran is a member that has been in a world, or started with
+        the job.
         """
         deadlines = super().deadlines()
         if self.board.deadline is not None:
@@ -58,8 +60,9 @@ class ElasticJob(Job):
     def handle_waiting(self, members: Sequence[int]) -> None:
         """Record that members wait for the next world.
 
-        If this completes the new world, print its members. Otherwise, if the member is a newcomer
-        (it has never been in a world), print that it waits for the other members.
+        If all veterans wait now, the launcher forms the new world: print its members. Otherwise, if
+        the member is a newcomer, print that it waits for the other members. A newcomer is a member
+        that was started after the job and waits for its first world; the others are veterans.
         """
         for member in members:
             if member not in self.ranks or self.attempt.ending is not None:
@@ -88,7 +91,8 @@ class ElasticJob(Job):
 
         A veteran is a member that has been in a world or started with the job, and so has the state
         of the training. End the job if too few members are left, or if no veteran is left.
-        Otherwise continue: form the next world if all veterans wait for it already.
+        Otherwise the job continues: form the next world if all veterans wait already, else wait for
+        the remaining veterans.
         """
         veterans = self.board.veterans
         if code != 0 and not (self._is_enough() and (veterans or self.num_done)):
@@ -101,7 +105,7 @@ class ElasticJob(Job):
             self._announce(self.board.settle())
 
     def _is_enough(self) -> bool:
-        """Return True if at least `min_ranks` members still run or have returned 0."""
+        """Return True if at least `min_ranks` members run or have ended with exit status 0."""
         return len(self.ranks) + self.num_done >= self.min_ranks
 
     def _replace(self, member: int, code: int) -> None:

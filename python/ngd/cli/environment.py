@@ -33,18 +33,19 @@ def rank_environment(
     launcher: str = "",
     folder: str | None = None,
 ) -> dict[str, str]:
-    """Return the complete environment of a rank: `environ` and the variables of the job.
+    """Return the complete environment of a rank.
 
-    In the rank, comm/launchers/ngd.py reads the variables of the job.
+    It has the variables of `environ`, and the variables that describe the job. In the rank,
+    comm/launchers/ngd.py reads the latter.
 
     Parameters
     ----------
     rank, size : int
         The number of the rank and the number of ranks.
     job : str
-        The job key.
+        The job key, a text that differs between jobs. The ranks of a job find each other by it.
     port : int
-        The value of MASTER_PORT.
+        The value of MASTER_PORT, a free port that the ranks may use, as torch.distributed does.
     restarts : int
         The number of restarts so far.
     environ : mapping
@@ -76,9 +77,9 @@ def rank_environment(
 def member_environment(member: int, folder: str, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a member of an elastic job.
 
-    `environ` is a result of `rank_environment`. NGD_MEMBER and NGD_ELASTIC_DIR are added.
-
-    The launcher writes the members of each world to a file in `folder`, which `ngd.init()` reads.
+    `environ` is a result of `rank_environment`. The variables in SET_BY_INIT are removed.
+    NGD_MEMBER is set to the member number, and NGD_ELASTIC_DIR to `folder`. The launcher writes the
+    members of each world to a file in `folder`, and ngd.init() reads the file.
     """
     inherited = {name: value for name, value in environ.items() if name not in SET_BY_INIT}
     return {**inherited, "NGD_MEMBER": str(member), "NGD_ELASTIC_DIR": folder}

@@ -8,7 +8,8 @@ If `ngd run` gets SIGINT, SIGTERM or SIGHUP:
 
 1. The job is not restarted. Its exit status is 128 + N, where N is the number of the signal.
 2. The ranks get the same signal at once, and SIGKILL after --grace seconds.
-3. A second signal sends SIGKILL at once, and so does the first if the job is ending already.
+3. After a second signal, the ranks get SIGKILL at once. They also get SIGKILL at once after the
+   first signal if the job was ending for another reason.
 4. If all ranks end with the same exit code, the exit status is this code instead of 128 + N,
    because the ranks handled the signal.
 
@@ -17,13 +18,13 @@ A signal that was ignored when `ngd run` started, as SIGHUP under nohup, stays i
 At the failure of a rank:
 
 1. The exit status is the code of the rank that failed first (128 + N for signal N).
-2. The other ranks notice the failure, print what they know, and end by themselves. Those that still
+2. The other ranks notice the failure, print their errors, and end by themselves. Those that still
    run after `LAST_WORDS_SECONDS` get SIGTERM, and SIGKILL after --grace seconds.
 3. When no rank is left, the job is restarted if --max-restarts allows it.
 
-The rank that failed first is not always the one that ended first. A rank that ends because of an
-error first notifies the launcher, by the pipe of `Messages`. Then it notifies the other ranks,
-which may end before it.
+The rank that failed first is not always the rank that ended first. A rank that ends because of an
+error first notifies the launcher, through the pipe NGD_LAUNCHER. Then it notifies the other ranks,
+which may end earlier. So the launcher takes the order of failures from the messages in the pipe.
 """
 
 from __future__ import annotations
@@ -67,9 +68,10 @@ class Options:
     grace_seconds: float
     has_prefix: bool
     folder: str | None
-    """A folder that exists until the job ends.
+    """The folder for files of the job, such as the members of an elastic job.
 
-    None for a job that is not elastic and cannot be restarted.
+    It is removed when the job ends. None for a job that is not elastic and cannot be restarted,
+    which needs no such files.
     """
 
 
@@ -91,9 +93,10 @@ class Restarts:
 
 
 class Phase(Enum):
-    """The phase of a job that ends: LAST_WORDS, then SIGNALLED, then KILLED.
+    """The phase of a job that ends.
 
-    The value is a text that describes the signals that the ranks got so far.
+    In LAST_WORDS, the ranks have got no signal yet. In SIGNALLED, they have got a signal that they
+    can handle, such as SIGTERM. In KILLED, they have got SIGKILL. The values describe this.
     """
 
     LAST_WORDS = "none: ranks that have noticed the failure end by themselves"
@@ -103,7 +106,7 @@ class Phase(Enum):
 
 @dataclass
 class Ending:
-    """The end of a job: its exit status, and the signals to its ranks."""
+    """The end of a job: its exit status, and the signals to send to the ranks that still run."""
 
     exit_code: int
     number: int
@@ -116,7 +119,7 @@ class Ending:
     first: int | None = None
     """The rank whose failure ends the job; None if the job ends for another reason."""
     is_interrupted: bool = False
-    """True if the launcher got a signal."""
+    """True if the launcher got SIGINT, SIGTERM or SIGHUP."""
 
     def next_signal(self) -> int | None:
         """Return the signal to send to the ranks now, or None.
@@ -145,7 +148,10 @@ class Attempt:
         self.key = secrets.token_hex(16)
         self.port = free_port()
         self.log_fields = logs.log_fields_of(None, num_ranks, label_of(f"ngd:{self.key}"))
-        """The fields size, job and host of the launcher's lines with NGD_LOG=json; rank is None."""
+        """The fields rank, size, job and host of the launcher's own lines with NGD_LOG=json.
+
+        The field rank is None, because these lines are not from a rank.
+        """
         self.leaving: list[int] = []
         """The ranks that are ending or have ended, in the order in which they began to end.
 
@@ -171,7 +177,8 @@ class Messages:
     def read(self) -> list[str]:
         """Return the messages in the pipe.
 
-        "3" means that rank 3 begins to end, and "+3" (see WAITS) that member 3 waits for a world.
+        "3" means that rank 3 begins to end. In an elastic job, the number is a member number, and
+        "+3" means that member 3 waits for the next world.
         """
         try:
             return os.read(self.reader, 1 << 20).decode(errors="replace").split()
@@ -185,9 +192,10 @@ class Messages:
 
 
 class EndingSignals:
-    """The handlers of the signals that end a job, and a pipe.
+    """The handlers of SIGINT, SIGTERM and SIGHUP, which end a job, and a pipe.
 
-    The pipe becomes readable after a signal, so that a signal ends the launcher's `select`.
+    Python writes to the pipe at each signal. The launcher waits in `select` for this pipe and for
+    other events, so it handles a signal at once.
     """
 
     def __init__(self) -> None:
@@ -257,7 +265,12 @@ class Job:
             self._close()
 
     def _exit_status(self) -> int:
-        """Return the exit status of a job whose ranks have all ended."""
+        """Return the exit status of a job whose ranks have all ended.
+
+        It is 0 if no failure and no signal ended the job. If the launcher got a signal and all
+        ranks ended by themselves with the same exit code, it is this code. Otherwise it is
+        `Ending.exit_code`, for example the code of the rank that failed first.
+        """
         ending, codes = self.attempt.ending, self.attempt.codes
         if ending is None:
             return 0
@@ -266,7 +279,7 @@ class Job:
         return ending.exit_code
 
     def _close(self) -> None:
-        """Kill the ranks, and close the pipes and handlers of the job."""
+        """Kill the ranks that still run after an error, and close the job's pipes and handlers."""
         self._signal_ranks(signal.SIGKILL)
         for rank in self.ranks.values():
             rank.process.wait()
@@ -290,7 +303,7 @@ class Job:
         self._start_ranks()
 
     def _start_ranks(self) -> None:
-        """Start the ranks, until one of them cannot be started."""
+        """Start all ranks. If one cannot be started, start no more ranks; the job then ends."""
         for rank in range(self.options.num_ranks):
             if not self.start_rank(rank):
                 return
@@ -348,7 +361,7 @@ class Job:
         return [] if ending is None or ending.deadline is None else [ending.deadline]
 
     def _read_signals(self) -> None:
-        """End the job after a first signal, and kill the ranks after a second one."""
+        """End the job after a signal. If the job is ending already, kill the ranks."""
         for number in self.signals.read():
             self.restarts.forbid()
             ending = self.attempt.ending
@@ -371,8 +384,9 @@ class Job:
     def _note_leaving(self, notified: Sequence[int]) -> None:
         """Append ranks to `leaving`, the order in which ranks began to end.
 
-        `notified` are the ranks whose messages were read now. A rank that has ended without a
-        message is put before them: it may have been killed, and the others may end because of that.
+        `notified` has the ranks whose messages were read now. First append the ranks that have
+        ended without a message: such a rank may have been killed, and the ranks in `notified` may
+        end because of that. Then append `notified`.
         """
         leaving = self.attempt.leaving
         for number, rank in self.ranks.items():
@@ -382,7 +396,7 @@ class Job:
         leaving += [number for number in dict.fromkeys(notified) if number not in leaving]
 
     def _forward(self, stream: OutputStream, is_last: bool = False) -> None:
-        """Print what a rank has written, and close a stream at its end."""
+        """Print the new lines in a rank's output stream, and close the stream at its end."""
         if stream.source.closed:
             return
         if not stream.forward(is_last) or is_last:
@@ -414,8 +428,9 @@ class Job:
     def fail(self, rank: int, code: int) -> None:
         """End the job because a rank failed.
 
-        If the job is already ending because of another rank, but this rank began to end before that
-        rank, and no rank got a signal yet, record this rank as the cause.
+        If the job is already ending because of another rank, this rank may still be the cause: it
+        began to end before the other rank, but took longer to end. Then report this rank's exit
+        code instead, unless the ranks have already got a signal.
         """
         how = describe_end(code)
         exit_code = 128 - code if code < 0 else code

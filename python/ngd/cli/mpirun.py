@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ngd run --hosts`: print the command that starts the ranks on several hosts with Open MPI."""
+"""`ngd run --hosts`: print the mpirun command that starts ranks on several hosts; start nothing."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def explain_mpirun(hosts: str, ranks: int | None, command: Sequence[str]) -> int
 
 
 def hosts_in(path: str) -> str:
-    """Return the hosts in a file with the number of ranks of each, such as "a:2,b:1".
+    """Read a file with one host name per rank, and return the hosts with their numbers of ranks.
 
-    The file has one host name per rank, here a, a and b. Raise ValueError if the file is empty or
+    A file with the names a, a and b gives "a:2,b:1". Raise ValueError if the file is empty or
     cannot be read.
     """
     try:

@@ -33,10 +33,10 @@ for group in groups:
     except OSError:
         pass
 """
-"""The program of the guard.
+"""The program of the guard, the process that kills the ranks' process groups if the launcher dies.
 
-It reads the numbers of the groups until its standard input is closed. The kernel closes the input
-when the launcher ends, whatever the reason is.
+It reads the numbers of the groups from its standard input until the input is closed, and then kills
+the groups. The kernel closes the input when the launcher ends, even if the launcher is killed.
 """
 
 
@@ -65,7 +65,7 @@ class Guard:
             self.process.stdin.flush()
 
     def close(self) -> None:
-        """End the guard, which then kills no group."""
+        """Kill the guard, so that it does not kill the groups when its standard input is closed."""
         self.process.kill()
         self.process.communicate()
 

@@ -107,7 +107,10 @@ def write_reports(args: argparse.Namespace, recording: Recording) -> None:
 
 
 def reports_of(steps: Sequence[Any]) -> list[Report]:
-    """Return the reports of the steps that have run, on devices that support reports."""
+    """Return the time report of each compiled step that has run at least once.
+
+    A step of a device that has no reports, because it has no instructions to time, is left out.
+    """
     reports = []
     for step in steps:
         try:

@@ -273,12 +273,14 @@ def find_spec(name: str, path: list[str]) -> ModuleSpec | None:
 
 
 def ranks_of_torchrun(environ: Mapping[str, str], requested: int | None) -> int | None:
-    """Return the number of ranks: the value of -n, or of torchrun's variable PET_NPROC_PER_NODE.
+    """Return the number of ranks to start.
 
-    `requested` is the value of -n, which has precedence. Return None if neither is set.
+    It is `requested`, the value of -n, or without -n the value of torchrun's variable
+    PET_NPROC_PER_NODE. Return None if neither is set.
 
-    Raise ValueError if the variable is invalid, or if PET_NNODES is not 1. With several nodes, the
-    ranks of each node would form a separate job.
+    Raise ValueError if the variable is invalid, or if PET_NNODES, the number of nodes, is set and
+    not 1. `ngd run` starts only the ranks of its own node, so the ranks of several nodes would
+    not form one job.
     """
     nodes, ranks = environ.get("PET_NNODES") or "1", environ.get("PET_NPROC_PER_NODE") or None
     if nodes not in ("1", "1:1"):

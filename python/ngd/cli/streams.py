@@ -20,11 +20,14 @@ from .. import logs
 from .._util import config
 
 MAX_LINE_BYTES: Final = 1 << 16
-"""The longest unfinished line, in bytes. The launcher prints a longer one before it is complete."""
+"""The size, in bytes, at which an unfinished line is printed at once.
+
+The launcher stores a shorter unfinished line until the rest of the line arrives.
+"""
 PIPE_BYTES: Final = 1 << 20
 """The size of one read, in bytes.
 
-With Linux's default limits, no pipe holds more, so one read empties the pipe.
+1 MiB is the largest size of a pipe by Linux's default limits, so one read empties the pipe.
 """
 
 
@@ -61,9 +64,10 @@ class OutputStream:
         """The last byte that was printed."""
 
     def forward(self, is_last: bool = False) -> bool:
-        """Print the lines that can be read, and return True if more may follow.
+        """Print the complete lines that can be read now, and return True if more may follow.
 
-        An unfinished line at the end is printed only if `is_last` is True or the pipe is closed.
+        An unfinished line at the end is printed too if its rest cannot follow: if the pipe is
+        closed, or if `is_last` is True because the rank has ended.
         """
         data, may_continue = self._read()
         lines = self._split(data, is_last or not may_continue)
@@ -99,8 +103,8 @@ class OutputStream:
         """Write the lines, each with the prefix before it.
 
         There are two exceptions. The rest of a line whose beginning was printed before gets no
-        prefix. Neither does a line that is only a newline, if the line before it ended in a
-        carriage return.
+        prefix. A progress bar ends its lines with a carriage return, and its last line with a
+        newline; this newline after a carriage return gets no prefix either.
         """
         for line in lines:
             begins = self.last_byte == b"\n" or (self.last_byte == b"\r" and line != b"\n")
@@ -131,7 +135,8 @@ def streams_of(
 def print_message(line: str, log_fields: Mapping[str, Any] | None = None) -> None:
     """Print a message of the launcher on standard error, as JSON with NGD_LOG=json.
 
-    `log_fields` are the fields size, job and host of the line; None before the job starts.
+    `log_fields` are the fields rank, size, job and host of the JSON line. Without `log_fields`,
+    before the job starts, the fields rank, size and job are null.
     """
     text = f"ngd run: {line}"
     if config.log_as_json():

@@ -15,10 +15,10 @@ from .kinds import Kind
 
 
 def operand(array: Any, where: str) -> Array:
-    """Return an argument of a collective as a contiguous array in the native byte order.
+    """Convert an array argument of a collective to a contiguous NumPy array in native byte order.
 
-    The array is copied only if its memory does not have this form. `where` is the public call, for
-    error messages.
+    The array is copied only if it is not contiguous, not aligned, or in another byte order. `where`
+    is the name of the public call, which error messages show.
     """
     if type(array) is np.ndarray and array.dtype in SHORT_NAMES and array.flags.carray:
         return array
@@ -39,10 +39,11 @@ def is_list(array: Any) -> bool:
 
 
 def destinations(out: Any, sources: Sequence[Array], is_sequence: bool, where: str) -> list[Array]:
-    """Return a list with the array for the result of each source: that of `out`, or a new array.
+    """Return one array per source, for the results of a collective.
 
-    It has the shape and dtype of the source. If `is_sequence` is True, the caller gave a list of
-    arrays, and `out` must be None or a list with one array per source. Otherwise there is one
+    Each array has the shape and dtype of its source. The arrays are those that the caller gave in
+    `out`, or new arrays if `out` is None. If `is_sequence` is True, the caller gave a list of
+    sources, and `out` must be None or a list with one array per source. Otherwise there is one
     source, and `out` is None or one array.
     """
     if not is_sequence:
@@ -62,11 +63,11 @@ def destinations(out: Any, sources: Sequence[Array], is_sequence: bool, where: s
 
 
 def check_no_overlap(part: Array, full: Array, where: str, own: Array | None = None) -> None:
-    """Raise ValueError if the memory of `part` and `full` overlaps.
+    """Raise ValueError if the memory of `part` and `full` overlaps, with one exception.
 
-    One of them is the source of a collective, and the other is the destination. One overlap is
-    allowed. If `own`, this rank's block of `full`, is given, `part` may have exactly its memory. If
-    `own` is None, `part` may have exactly the memory of `full`.
+    One of the two arrays is the source of a collective, and the other is the destination. If `own`
+    is None, `part` may be exactly the memory of `full`. If `own` is given, it is this rank's block
+    of `full`, and `part` may be exactly the memory of `own`.
     """
     if not np.may_share_memory(part, full):
         return
@@ -106,12 +107,12 @@ def check_disjoint(source: Array, buffer: Array, where: str) -> None:
 def destination_along(
     out: Any, dtype: DType, shape: Shape, axis: int, where: str
 ) -> tuple[Array, Callable[[], Any]]:
-    """Return a buffer for the collective, and a function that returns the caller's result from it.
+    """Return the buffer that the collective writes, and a function to call after the collective.
 
-    A collective splits or concatenates along the first axis, but the caller wants `axis`. So the
-    buffer has the caller's `axis` as its first axis. After the collective, the returned function
-    copies the buffer into the result, where this axis has the position `axis` again. If `axis` is
-    0, the buffer is the result.
+    The function returns the caller's result. If `axis` is 0, the result is the buffer. Otherwise
+    the caller splits or concatenates along `axis`, but the collective does so along the first axis.
+    So in the buffer, which has the shape `shape`, `axis` is moved to the front. The function moves
+    this axis back, and copies the buffer into the result.
     """
     if axis == 0:
         buffer = check_out(out, dtype, shape, where)

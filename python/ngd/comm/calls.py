@@ -44,16 +44,17 @@ def all_reduce(
         The array for the result, which may be `x` itself. The default is a new NumPy array. A
         call with `out` and contiguous NumPy arrays is the fastest.
     weight : float, optional
-        The weight w of this rank in the mean sum(w * x) / sum(w) over the ranks, for op="mean"
-        only. A rank with weight 0 contributes nothing, even if its values are NaN. If all weights
-        are 0, the result is 0.
+        The weight w of this rank, for op="mean" only. The result is sum(w * x) / sum(w), where both
+        sums are over the ranks. A rank with weight 0 contributes nothing, even if its values are
+        NaN. If all weights are 0, the result is 0. Without weights, the result is the plain mean.
     algorithm : {"auto", "flat", "ring"}
         The algorithm. "auto" uses NGD_ALLREDUCE if it is set, or the algorithm that was faster in
         measurements.
     compression : str or TopK, optional
-        The compression of the data on the way between ranks. "bf16" sends float32 as bfloat16,
-        accumulates in float32 and rounds the result to bfloat16. A TopK sends only the largest
-        elements. Compression cannot be combined with `weight`.
+        The compression of the data that ranks send. "bf16" sends float32 arrays as bfloat16, adds
+        them in float32, and rounds the result to the precision of bfloat16. A TopK sends only the
+        elements of the largest magnitude. None, the default, sends all elements with the dtype of
+        `x`. Compression cannot be combined with `weight`.
     async_op : bool, default False
         Start the collective and return an ngd.Work at once. Its wait() returns the result.
     group : Group, optional
@@ -63,7 +64,7 @@ def all_reduce(
     -------
     numpy.ndarray, `out`, or Work
         The result, with the shape and dtype of `x`. For a list it is a list. All ranks get the
-        same bits. A later run with the same placement of ranks gives these bits again.
+        same bits. A later run with the same placement of ranks on hosts gives these bits again.
 
     Notes
     -----
@@ -380,7 +381,8 @@ def all_to_all(
         The array of this rank. Shape and dtype are the same on all ranks. Its size along axis 0 is
         a multiple of the number of ranks.
     out : array, optional
-        The array for the result. It must be `x` itself, or must not overlap `x`.
+        The array for the result. It may be `x` itself, whose blocks are then replaced. Otherwise
+        its memory must not overlap that of `x`.
     async_op, group
         The same as in ngd.all_reduce.
 
@@ -476,13 +478,13 @@ def join(
     The iterator yields pairs (batch, weight). The weight of a batch is 1.0. A rank that runs out
     before the other ranks gets its last batch again, with weight 0.0, until all ranks have run out.
     Pass the weight to `ngd.all_reduce(..., op="mean", weight=weight)`. Then such a rank takes part
-    in the collectives of the other ranks and does not change the result. Each batch costs an
-    all-reduce of one byte.
+    in the collectives of the other ranks and does not change the result. Before each batch, and
+    once at the end, the ranks run an all-reduce of one byte to find out if a rank has batches left.
 
     Parameters
     ----------
     batches : iterable
-        The batches of this rank, any number of them.
+        The batches of this rank. Their number may differ between ranks.
     empty : batch, optional
         The batch that a rank without any batch repeats. Without it, such a rank raises ValueError.
     group : Group, optional

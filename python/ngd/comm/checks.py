@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the arguments of collectives on arrays: reductions, ranks, axes, rows, `out`.
+"""Checks of the arguments of collectives on arrays: ops, ranks, axes, numbers of rows, `out`.
 
 These checks use only the arguments of this rank. The communicator checks that all ranks call the
 same collective with operands of the same shape (src/cpp/comm/shm/group.cpp).
@@ -19,10 +19,13 @@ from ..errors import ShapeError
 from .kinds import REDUCTIONS
 
 MOST_ROWS: Final = 2**48
-"""The largest number of rows per rank, so that the sum over all ranks does not overflow."""
+"""The largest number of rows per rank in all_gather_v and all_to_all_v.
+
+With this limit, the sum over up to 2**15 - 1 ranks fits in int64.
+"""
 
 ALONE: Final = " The group has 1 rank: start the job by a launcher, such as ngd run -n 2 train.py."
-"""The last sentence of the error that send or recv raises in a group of one rank."""
+"""The end of the error of send or recv in a group of one rank: advice to start more ranks."""
 
 
 def check_op(op: str, where: str) -> None:
@@ -40,7 +43,11 @@ def check_root(root: int, size: int, where: str) -> int:
 
 
 def position_of_world_rank(rank: int, ranks: Sequence[int], where: str, name: str) -> int:
-    """Return the position of a rank of the world in `ranks`; raise ValueError if it is absent."""
+    """Return the index of the world's rank `rank` in the list `ranks`.
+
+    A group lists its ranks as ranks of the world in `ranks`, so the index is the number of the rank
+    in the group. Raise ValueError if `rank` is not in the list.
+    """
     rank = as_int(rank, where, name)
     if rank not in ranks:
         raise ValueError(
@@ -116,7 +123,7 @@ def block_rows(shape: Shape, size: int, where: str) -> int:
 
 
 def element_counts(rows: Array, source: Array) -> list[int]:
-    """Convert numbers of rows of `source` to numbers of elements."""
+    """Convert numbers of rows to numbers of elements: multiply by the size of a row of `source`."""
     row = int(np.prod(source.shape[1:], dtype=np.int64))
     return [int(n) * row for n in rows]
 

@@ -14,7 +14,11 @@ from .launchers.base import Launch
 from .launchers.registry import mpi_of
 
 Transport: TypeAlias = Literal["self", "shm", "mpi"]
-"""The transport of a communicator; "self" is a communicator of one rank."""
+"""The transport of a communicator.
+
+"self" is for one rank and sends nothing. "shm" is shared memory, for ranks on one host. "mpi" is
+MPI, for ranks on one or several hosts.
+"""
 
 
 def timeout_seconds() -> float:
@@ -51,7 +55,12 @@ def choose_transport(launch: Launch) -> Transport:
 
 
 def default_transport(mode: str, launch: Launch) -> Transport:
-    """Return the transport for NGD_COMM=auto."""
+    """Return the transport for NGD_COMM=auto, which depends on the build mode and the launch.
+
+    It is "self" for one rank. For several ranks, it is "shm" in build mode MLSL. In build mode
+    OMPI, it is "shm" if all ranks are on this host and NGD_HOST is not set, and otherwise "mpi".
+    In build mode OFF, raise InitError for several ranks.
+    """
     if launch.size == 1:
         return "self"
     if mode == "OFF":
@@ -74,9 +83,10 @@ def expect_one_rank(launch: Launch) -> None:
 
 
 def expect_one_host(mode: str, launch: Launch) -> None:
-    """Raise an InitError if the ranks are on several hosts. Use it if the transport is "shm".
+    """Raise an InitError if the ranks are on several hosts. The transport "shm" needs one host.
 
-    `mode` is the build mode, which decides how the message advises to fix the error.
+    The advice in the message depends on `mode`, the build mode: in mode OMPI to use MPI, and in
+    another mode to build ngd in mode OMPI.
     """
     if launch.one_host:
         return
@@ -184,8 +194,10 @@ def load_mpi(name: str) -> str:
 def make_mpi_communicator(fortran_handle: int) -> _core.Communicator:
     """Return a communicator with the ranks of an MPI communicator.
 
-    `fortran_handle` is the handle that MPI_Comm_c2f returns; -1 means MPI_COMM_WORLD. The ranks of
-    one host use shared memory, except with NGD_COMM=mpi.
+    `fortran_handle` is the handle that MPI_Comm_c2f returns; -1 means MPI_COMM_WORLD. With
+    NGD_COMM=mpi, all data is sent over MPI. Otherwise, a group on one host uses only shared
+    memory. On several hosts with equal numbers of ranks, large collectives use shared memory inside
+    each host and MPI between hosts.
     """
     timeout = _core.timeout_seconds()
     if config.communicator() == "mpi":

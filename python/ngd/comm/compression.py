@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sparse all-reduce with error feedback."""
+"""`ngd.TopK`: compression of an all-reduce that sends only the elements of largest magnitude."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .. import _core
 from ..dtypes import Array, float32, float64
 
 TOP_K: Final = ("sum", "mean")
-"""The reductions that TopK supports."""
+"""The names of the reductions that `TopK` supports."""
 
 
 class TopK:
@@ -117,10 +117,12 @@ class TopK:
         return chosen, total.reshape(source.shape)
 
     def keep(self, residual: Array, call: _core.Call) -> None:
-        """Store the residual to use after `call`, the collective that sends the chosen elements.
+        """Store the new residual, together with the collective that sends the chosen elements.
 
-        At the next use of this TopK, the new residual replaces the old one if `call` has started.
-        If `call` has not started, nothing was sent, and the old residual remains valid.
+        `call` is this collective, which has not started yet. The next use of this TopK checks if
+        `call` was started. If it was, the new residual replaces the old one. If it was not, for
+        example because of an error before the start, the elements were not sent, and the old
+        residual remains valid.
         """
         self._next = call, residual
 

@@ -17,13 +17,18 @@ logger = logging.getLogger("ngd")
 def share_cores(world: Group) -> None:
     """Set the number of threads of this rank's kernels, and log it once at debug level.
 
-    The share of a rank is the sum over the cores in its affinity mask. A core that is in the masks
-    of k ranks counts 1/k. So a rank that its launcher bound to separate cores uses all of them.
+    The number of threads is the share of the rank in the host's cores. If all ranks are on one
+    host, they exchange their affinity masks. Each core in the mask of a rank adds 1/k to its share,
+    where k is the number of ranks with this core in their masks. So a rank that is bound to cores
+    of its own uses all of them.
 
-    The ranks exchange their masks only if all ranks are on one host, because each host numbers its
-    cores from 0. In a world of several hosts, a rank whose mask has all cores gets 1/local_size of
-    them, and a rank with a smaller mask gets the whole mask. The ranks of a host divide a cgroup
-    quota evenly.
+    If the ranks are on several hosts, they do not exchange masks, because the core numbers of
+    different hosts overlap. Then a mask with all cores of the host shows that the rank is not
+    bound, and its share is 1/local_size of the cores. A rank with a smaller mask is assumed to be
+    bound to cores of its own, and its share is the whole mask.
+
+    If the cgroup quota allows fewer cores than the mask, the share is at most 1/local_size of the
+    quota.
     """
     affinity = sorted(os.sched_getaffinity(0))
     if world.size == 1:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ngd.Group`: a group of ranks, with a method for every collective on arrays.
 
-The functions of the same names in `ngd` document the parameters. These functions call the methods
-here, and pass as `site` the call site that error messages and statistics show.
+A function such as ngd.all_reduce calls the method of the same name, Group.all_reduce, and documents
+the parameters of both. It passes as `site` the call site that error messages and statistics show.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .plans import (
 from .work import Plan, Work
 
 GROUPS: weakref.WeakSet[Group] = weakref.WeakSet()
-"""All groups of this process, for ngd.comm_stats and for the end of the program."""
+"""All groups of this process. ngd.comm_stats reads them, and the end of the program closes them."""
 
 
 def existing_groups(groups: weakref.WeakSet[Group]) -> list[Group]:
@@ -62,8 +62,8 @@ class Group(BoundToProcess):
     name : str
         "world", or the name that was given to split(). Messages and statistics show it.
     is_member : bool
-        False only for the result of split(None), which has rank -1 and size 0. Its collectives
-        raise NotMemberError.
+        True if this rank is in the group. split(None) returns a group without this rank: there,
+        `is_member` is False, `rank` is -1, `size` is 0, and collectives raise NotMemberError.
 
     Notes
     -----
@@ -112,6 +112,8 @@ class Group(BoundToProcess):
     def split(self, color: int | None, key: int = 0, *, name: str | None = None) -> Group:
         """Split the group into smaller groups. Every rank of the group calls this method.
 
+        When this group is closed, the new groups are closed too.
+
         Parameters
         ----------
         color : int or None
@@ -126,8 +128,8 @@ class Group(BoundToProcess):
         Returns
         -------
         Group
-            The group of this rank. If color is None, a group without this rank (`is_member` is
-            False). Closing a group closes the groups that were split from it.
+            The new group of this rank. If color is None, a group without this rank: its
+            `is_member` is False, and its collectives raise NotMemberError.
 
         Examples
         --------
@@ -155,10 +157,13 @@ class Group(BoundToProcess):
             The ranks of the new group, as ranks of this group. The callers have agreed on the
             list.
         number : int
-            The number of the new group, equal on all its ranks: the largest result of
-            `communicator.next_group_number()` on these ranks. So no rank has used it before.
+            The number of the new group, equal on all its ranks. Before the call, each of these
+            ranks calls `communicator.next_group_number()` of this group. The ranks exchange the
+            results, and the largest result is the number. So none of these ranks has another group
+            with this number.
         key : str
-            A key that only these ranks have.
+            A text that is equal on these ranks, and that no other group has. The ranks of one host
+            find each other by it.
         name : str
             The name of the new group.
 
@@ -435,15 +440,18 @@ class Group(BoundToProcess):
         self.communicator.close()
 
     def collectives_scope(self) -> _core.AbortOnError:
-        """Return a context for a call that runs several collectives.
+        """Return a context manager for the body of a method that runs several collectives.
 
-        An exception inside closes the group, because this rank has not run the same collectives as
-        the other ranks.
+        An exception in the `with` block closes the group, because this rank has then not run the
+        same collectives as the other ranks.
         """
         return _core.AbortOnError([self.communicator], [self.abort], False)
 
     def _run_plan(self, what: str, plan: Plan, async_op: bool) -> Any:
-        """Start the collectives of a plan, and return a Work or, after a wait, the result.
+        """Start the collectives of a `Plan`, which are prepared but not started.
+
+        If `async_op` is True, return a Work at once. Otherwise wait for the collectives and return
+        the result. `what` describes the collective in the Work, such as "all_reduce(sum)".
 
         KeyboardInterrupt is raised only before the collectives start, after they are complete, or
         while this rank waits for them. In the last case it closes the group.
@@ -488,19 +496,20 @@ class NonMember(Group):
     def quick(self, kind: str, *_: Any) -> Any:
         """Raise a NotMemberError that names the collective `kind`.
 
-        In other groups, `quick` runs a collective on the fast path (_core.Communicator.quick).
+        In a group that includes this rank, `quick` instead runs the collective, without creating a
+        `Plan` (_core.Communicator.quick).
         """
         self.refuse(kind)
 
     def quick_barrier(self) -> Any:
-        """Raise a NotMemberError for the barrier; in other groups, this is its fast path."""
+        """Raise a NotMemberError. In a group that includes this rank, this runs a barrier."""
         self.refuse("barrier")
 
     def abort(self, traceback: str) -> None:
         """Do nothing, because this rank is not a member."""
 
     def close(self) -> None:
-        """Mark the group as closed."""
+        """Set `closed` to True. Collectives raise NotMemberError before and after this call."""
         self.closed = True
 
 

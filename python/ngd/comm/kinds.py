@@ -23,12 +23,12 @@ REDUCTIONS: Final[dict[str, tuple[DType, ...]]] = {
 """The dtypes that each reduction accepts."""
 
 Part: TypeAlias = Literal["nothing", "whole", "block", "blocks"]
-"""The content of a rank's operand or result, in relation to the other ranks' arrays.
+"""The type of the operand or of the result of a collective on one rank.
 
-"whole" is an array whose size, but not its content, is equal on all ranks. "block" is the block of
-this rank, and "blocks" are the blocks of all ranks, concatenated along the first axis. "nothing" is
-no array. These values are strings, because each call of a collective compares them, and comparing
-Enum members is slower.
+"whole" is an array that is not divided into blocks and has the same size on all ranks. "block" is
+the block of this rank. "blocks" has one block per rank, concatenated along the first axis.
+"nothing" means that the collective does not have this array. The type is a string and not an Enum,
+because each call of a collective compares types, and comparing Enum members is slower.
 """
 
 
@@ -37,30 +37,37 @@ class Kind(NamedTuple):
 
     name: str
     operand: Part
-    """The content of a rank's operand."""
+    """The type of a rank's operand: whole, block, blocks or nothing (see `Part`)."""
     result: Part
-    """The content of a rank's result."""
+    """The type of a rank's result: whole, block, blocks or nothing (see `Part`)."""
     root_only: Literal["", "operand", "result"] = ""
-    """The array that only the root has: "operand" or "result"; empty for other collectives."""
+    """The array that is used only on the root: "operand" or "result"; empty if there is no root.
+
+    "operand" means that only the root's array is sent, as in broadcast. "result" means that only
+    the root gets a result, as in reduce.
+    """
     reduces: bool = False
     """True if the collective needs a reduction op."""
     is_point_to_point: bool = False
     """True for send and recv, which only two ranks of the group call."""
     variant_of: str = ""
-    """The communicator's name for the collective, if it differs from `name`; else empty.
+    """The collective without "_v", if this is all_gather_v or all_to_all_v; else empty.
 
-    It is all_gather for all_gather_v, because the communicator's all_gather also accepts blocks of
-    different lengths. The same is true of all_to_all.
+    The communicator has only all_gather and all_to_all, and these also accept blocks of different
+    lengths.
     """
 
     @property
     def wire(self) -> str:
-        """The name of the communicator's collective: all_gather for all_gather_v, or `name`."""
+        """The collective that the communicator runs.
+
+        It is all_gather for all_gather_v, all_to_all for all_to_all_v, and otherwise `name`.
+        """
         return self.variant_of or self.name
 
     @property
     def can_be_in_place(self) -> bool:
-        """True if operand and result have equal sizes, so that they may be the same array."""
+        """True if operand and result always have the same size, so that one array may be both."""
         return self.operand == self.result and not self.variant_of
 
     @property
@@ -70,9 +77,10 @@ class Kind(NamedTuple):
         return everybody and self.operand != "blocks" and self.result != "block"
 
     def rows(self, rows: int, ranks: int) -> int:
-        """Return the number of rows of the result for an operand with `rows` rows.
+        """Return the number of rows of a rank's result, for an operand with `rows` rows per rank.
 
-        This is valid only if the blocks of all ranks have the same length.
+        `ranks` is the number of ranks of the group. The blocks of all ranks must have the same
+        length.
         """
         if self.operand == self.result:
             return rows

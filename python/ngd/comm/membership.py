@@ -18,8 +18,9 @@ The next world is formed in these steps:
 
 A job over several hosts, under `ngd.ray.run_elastic`, is different. All processes of a world end
 when the world ends, and `run_elastic` starts new processes for the next world. NGD_ELASTIC_DIR is
-then a folder of the host with two files. HOSTS_WAIT exists while new hosts wait for the next world.
-The ranks create AGAIN before they end to let these hosts join.
+then a folder of the host, in which two files may exist. `run_elastic` creates the file HOSTS_WAIT
+to notify the ranks that new hosts wait for the next world. If the ranks end so that these hosts can
+join, they create the file AGAIN before. Then `run_elastic` starts the next world.
 """
 
 from __future__ import annotations
@@ -50,19 +51,19 @@ WAITS: Final = "+"
 RENDEZVOUS_SECONDS: Final = 20.0
 """The time limit of the rendezvous of a new world, in seconds.
 
-All members were alive when the launcher formed the world. If one of them dies before it arrives,
-the other members wait for it until this limit, and then ngd.init() raises an error in them. A
-member that arrives after the limit joins the next world.
+All members were alive when the launcher formed the world. If one of them ends before it arrives at
+the rendezvous, the other members wait for it until this limit. Then ngd.init() raises an error in
+the other members. A member that arrives after the limit joins the next world.
 """
 LOOKS_EACH: Final = 0.01
-"""The time between two reads of the launcher's file by a member that waits for the next world.
-
-It is in seconds.
-"""
+"""The interval, in seconds, at which a member that waits for a world reads the launcher's file."""
 
 
 class World(NamedTuple):
-    """The content of the launcher's file: the present world, and the newcomers that wait."""
+    """The content of the launcher's file: the present world, and the new members that wait.
+
+    The new members (newcomers) are not in the present world. They join the next world.
+    """
 
     number: int = 0
     """The number of the world in the job, from 1; 0 before the first world."""
@@ -86,7 +87,7 @@ def read(folder: str) -> World:
 
 
 def number_of(environ: Environ) -> int | None:
-    """Return the member number of this process, or None if the ranks of its job are fixed."""
+    """Return the member number of this process, or None if its job is not elastic."""
     is_foreign = environ.get("NGD_SURROUNDINGS") != surroundings(environ)
     number = environ.get("NGD_MEMBER", "")
     return int(number) if number.isdecimal() and not is_foreign else None
@@ -95,9 +96,10 @@ def number_of(environ: Environ) -> int | None:
 def member_launch(environ: Environ) -> Launch | None:
     """Return a `Launch` with the member number of this process as its rank.
 
-    Return None if the job is not elastic, so that its ranks are fixed. The rank of a process
-    differs between worlds, but its member number does not. So `init` uses this `Launch` to check
-    that no ancestor of this process is the same member.
+    A child of a member inherits the member's environment, but must not join the world in its place.
+    ngd.init() detects such a child with this `Launch`: an ancestor of the child has the same member
+    number. A rank would not do, because it differs between worlds. Return None if the job is not
+    elastic.
     """
     number = number_of(environ)
     if number is None:
@@ -109,12 +111,12 @@ def member_launch(environ: Environ) -> Launch | None:
 def join_next_world(environ: MutableMapping[str, str], timeout: float) -> None:
     """Wait for the next world, and set the variables of this rank in the environment.
 
-    A veteran waits for the other veterans. The launcher kills veterans that do not wait `timeout`
-    seconds after the first one; 0 means no limit. A newcomer waits without a limit until the
-    veterans need a new world.
+    A veteran (see the module) waits for the other veterans. The launcher kills veterans that do not
+    begin to wait within `timeout` seconds after the first one; 0 means no limit. A newcomer waits
+    without a limit until the veterans form a new world.
 
     Raise InitError if the launcher's pipe is closed. If `timeout` is not 0, also raise InitError in
-    a veteran if the launcher forms no world for `timeout` and at least 10 more seconds.
+    a veteran that has waited for `timeout` plus 10 seconds, or for 1.1 * `timeout` if this is more.
     """
     number, folder = number_of(environ), environ["NGD_ELASTIC_DIR"]
     last_world, is_newcomer = (
@@ -166,7 +168,7 @@ def newcomers() -> int | None:
     Returns
     -------
     int or None
-        The number of waiting ranks, or None if the ranks of the job are fixed.
+        The number of waiting ranks, or None if the job is not elastic.
 
     Examples
     --------
@@ -192,8 +194,8 @@ def hosts_wait() -> bool | None:
 def end_for_hosts() -> None:
     """Notify `ngd.ray.run_elastic` that the ranks of this host will end so that new hosts can join.
 
-    This function only creates the file AGAIN; the caller then ends the ranks. The ranks must have
-    saved their state before the call.
+    This function only creates the file AGAIN, which shows `run_elastic` that the training is not
+    done. The caller then ends the ranks. The ranks must have saved their state before the call.
     """
     with open(os.path.join(os.environ["NGD_ELASTIC_DIR"], AGAIN), "a"):
         pass
@@ -209,8 +211,8 @@ class Board:
     size : int
         The number of members that start with the job.
     timeout : float
-        The time limit, in seconds, after which all veterans must wait for the next world. It begins
-        when the first veteran waits. 0 means no limit.
+        The time, in seconds, within which all veterans must begin to wait for the next world. It
+        starts when the first veteran waits. 0 means no limit.
     """
 
     def __init__(self, folder: str, size: int, timeout: float) -> None:
@@ -221,32 +223,45 @@ class Board:
         """The members that wait for the next world."""
         self.world = World()
         self.deadline: float | None = None
-        """The time by which all veterans must wait for a world; None if no deadline is set."""
+        """The time, by `time.monotonic`, by which all veterans must have begun to wait for a world.
+
+        None until a veteran waits for the next world, and always if `timeout` is 0. A new world and
+        `late_members` set it to None again.
+        """
 
     def waits(self, member: int) -> World | None:
         """Record that a member waits for the next world.
 
-        If all veterans wait now, form the new world and return it. Otherwise return None.
+        If all veterans wait now, form the new world and return it. Otherwise return None. A veteran
+        is a member that has been in a world or started with the job.
         """
         self.waiting.add(member)
         return self.settle()
 
     def forget(self, member: int) -> None:
-        """Record that a member has ended. If the job continues, call settle() next."""
+        """Record that a member has ended.
+
+        If the job continues, call settle() next, which forms a new world if all remaining veterans
+        wait already.
+        """
         self.veterans.discard(member)
         self.waiting.discard(member)
 
     def late_members(self) -> list[int]:
-        """Return the veterans that missed the deadline. Later calls return an empty list."""
+        """Return the veterans that do not wait yet although the deadline has passed.
+
+        Each deadline is reported once: later calls return an empty list until a new deadline.
+        """
         if self.deadline is None or time.monotonic() < self.deadline:
             return []
         self.deadline = None
         return sorted(self.veterans - self.waiting)
 
     def settle(self) -> World | None:
-        """Form a new world and return it if all veterans wait.
+        """If all veterans wait for the next world, form a new world and return it.
 
-        Otherwise set the deadline, publish the newcomers that wait, and return None.
+        Otherwise return None. If a veteran waits, set the deadline by which the other veterans must
+        have begun to wait. If the waiting newcomers have changed, publish them.
         """
         number, job, members = self.world.number, self.world.job, self.world.members
         if self.veterans and self.veterans <= self.waiting:

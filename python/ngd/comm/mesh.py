@@ -84,9 +84,10 @@ class Mesh:
             self._along[name] = line
 
     def _compare(self) -> str:
-        """Return an error message if the ranks gave different shapes or names, else an empty text.
+        """Gather the shape and names of all ranks, and return an error message if they differ.
 
-        All ranks get the same result.
+        Return an empty text if all ranks gave the same shape and names. All ranks of the group call
+        this method, and all get the same result.
         """
         own_text = np.frombuffer(repr((self.shape, self.names)).encode(), np.uint8)
         site = f"make_mesh() at {call_site()}"

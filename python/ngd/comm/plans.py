@@ -131,9 +131,11 @@ def plan_blocks(
 def block_destination(
     group: RankGroup, kind: Kind, source: Array, out: Any, axis: int
 ) -> tuple[Array, Callable[[], Any]]:
-    """Return the collective's buffer, and a function that returns the caller's result from it.
+    """Return the buffer that the collective writes, and a function to call after the collective.
 
-    If `axis` is not 0, the two differ: the function moves the first axis of the buffer to `axis`.
+    The function returns the caller's result.
+    If `axis` is 0, the result is the buffer. Otherwise the collective writes along the first axis
+    of the buffer, and the function moves this axis to `axis`.
     """
     shape = source.shape
     if kind.operand != kind.result:
@@ -184,7 +186,12 @@ def plan_rows(
     counts: list[int],
     receive_counts: list[int] | None = None,
 ) -> Plan:
-    """Prepare a collective with blocks of different lengths. `counts` are numbers of elements."""
+    """Prepare an all_gather_v or all_to_all_v, whose blocks have different lengths.
+
+    The lengths are numbers of elements, one per rank. For all_gather_v, `counts` are the lengths of
+    the blocks that the ranks contribute. For all_to_all_v, `counts` are the lengths of the blocks
+    that this rank sends, and `receive_counts` of those that it receives.
+    """
     wire, shape = KINDS[where].wire, source.shape[1:]
     result = buffer if out is None else out
     return plan_one(

@@ -6,9 +6,10 @@ collectives are complete, and computes the results from the received arrays:
 
 - `plan_plain`: the collectives write the results themselves, and `fill` does nothing.
 - `plan_weighted`: the mean is sum(w_r * x_r) / sum(w_r) over the ranks r, with weight w_r and array
-  x_r. The ranks exchange their weights, reduce the arrays w_r * x_r to their sum, and divide it by
-  the sum of the weights. All weights are first divided by a power of two, so that their sum is
-  in [1/4, 1/2). So the sum of w_r * x_r is at most half the largest abs(x_r) and cannot overflow.
+  x_r. The ranks exchange their weights at once. The collectives add the arrays w_r * x_r, and
+  `fill` divides the sum by the sum of the weights. All weights are first divided by the same power
+  of two, which does not change the mean, so that their sum is less than 1/2. So the sum of
+  w_r * x_r is at most half the largest abs(x_r), and cannot overflow.
 - `plan_rounded`: the ranks send bfloat16 copies, and `fill` converts the result to float32.
 - `plan_sparse`: the ranks gather the chosen elements, and `fill` adds them.
 """
@@ -130,8 +131,9 @@ def plan_weighted(
 ) -> CallsAndFill:
     """Prepare a weighted mean, with the same result as the op in a graph; 0 if all weights are 0.
 
-    16-bit floats are multiplied and added in float32. The arrays are multiplied by the weights
-    before the all-reduce, so this function gathers the weights of all ranks and waits for them.
+    16-bit floats are multiplied and added in float32. Unlike the other functions here, this
+    function communicates: it gathers the weights of all ranks and waits for them, because the
+    arrays are multiplied by the scaled weights before the all-reduce.
     """
     for source in sources:
         if options.op != "mean" or not is_float(source.dtype):
@@ -175,7 +177,10 @@ def plan_weighted(
 
 
 def power_of_two(x: float) -> float:
-    """Return the largest power of two that is at most x, for x > 0; return 1 for x = 0."""
+    """Return the largest power of two that is at most x, for x > 0.
+
+    Return 1 for x = 0, so that the caller can divide by the result.
+    """
     return math.ldexp(1.0, math.frexp(x)[1] - 1) if x else 1.0
 
 

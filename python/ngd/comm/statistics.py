@@ -110,16 +110,16 @@ def stats_of(group: Group) -> list[CallStats]:
 
 
 def compare_ranks(group: Group, text: str, computation: int, site: str) -> str:
-    """Compare the sequences of collectives of a step between the ranks, and return a report.
+    """Compare a compiled step between the ranks, and return a report as text.
 
-    All ranks of the group call this function, and all get the same report. `text` has the
-    collectives of this rank, one per line, in order. Each line ends with " at FILE:LINE". After
-    these lines, it has an empty line and the name of the step. `computation` is a hash of the
-    computation of the step, and `site` is the call site of the comparison.
+    All ranks of the group call this function, and all get the same report. First the collectives of
+    the step are compared. If they differ, the report shows the first collective that is not the
+    same as on rank 0. If they are equal, the report states this, and the computations are compared:
+    the report also names the first rank whose computation differs from that of rank 0, if any.
 
-    If the sequences differ, the report shows the first collective that is not the same as on rank
-    0. If they are equal, the report states this. Then it also names the first rank whose
-    computation differs from that of rank 0, if there is one.
+    `text` has the collectives of this rank in order, one per line, each with " at FILE:LINE" at its
+    end. An empty line and the name of the step follow. `computation` is a hash of all computations
+    of the step. `site` is the call site of the comparison.
     """
     own_text = np.frombuffer(text.encode(errors="backslashreplace"), np.uint8)
     site = f"compare_ranks() at {site}"

@@ -13,7 +13,10 @@ from ..errors import BusyError
 
 
 class RankGroup(Protocol):
-    """The part of ngd.Group's interface that the classes Plan and Work use."""
+    """The attributes of ngd.Group that the functions that make a Plan, and the class Work, use.
+
+    It is separate from ngd.Group, because the module of ngd.Group imports this module.
+    """
 
     communicator: _core.Communicator
     rank: int
@@ -34,9 +37,9 @@ class Plan(NamedTuple):
     calls: list[_core.Call]
     """The calls of the communicator, in the order in which they will start."""
     finish: Callable[[], Any]
-    """A function that returns the result when all `calls` are complete.
+    """A function that returns the caller's result. Call it when all `calls` are complete.
 
-    Calling it twice gives the same result.
+    Two threads that wait for the same Work may both call it. The second call gives the same result.
     """
 
 
@@ -49,8 +52,9 @@ class Work(BoundToProcess):
 
     Notes
     -----
-    Inside a host, no background thread runs a pending collective. It makes progress in done(), and
-    while this process waits in any collective or wait() of the same group.
+    A pending collective makes progress in done(), and while this process waits in any collective or
+    wait() of the same group. Inside a host, it makes no progress at other times, because there is
+    no background thread. Between hosts, a thread may transfer its data (NGD_PROGRESS).
 
     The result has the shape that the function of the collective documents.
 
@@ -122,14 +126,14 @@ class Work(BoundToProcess):
 
     @property
     def result(self) -> Any:
-        """The result of the collective. Reading it waits, as wait() does."""
+        """The result of the collective. Reading this attribute is the same as calling wait()."""
         return self.wait()
 
     def _start(self) -> None:
         """Start the collective.
 
-        If KeyboardInterrupt is raised here, this handle stays valid: the caller may keep or delete
-        it.
+        KeyboardInterrupt may be raised here, before or after the collective starts. Then this
+        handle stays valid, and may be deleted.
         """
         assert self._plan is not None
         _core.start_calls(self._plan.calls)
@@ -137,8 +141,8 @@ class Work(BoundToProcess):
     def _advance(self, seconds: float | None) -> bool:
         """Make progress for at most `seconds`, and return True if the collective has ended.
 
-        If `seconds` is None, only NGD_TIMEOUT limits the wait. An interrupt, such as Ctrl-C, does
-        not change the handle.
+        If `seconds` is None, only NGD_TIMEOUT limits the wait. An interrupt, such as Ctrl-C, is
+        raised to the caller, and the collective stays pending in this handle.
         """
         plan = self._plan
         if plan is None:

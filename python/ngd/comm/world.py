@@ -30,9 +30,11 @@ from .launchers.launcher_pipe import notify_launcher
 from .launchers.process_tree import refuse_inherited_rank
 
 current: Group | None = None
-"""The world that this process joined last, even if it is closed; None before the first one.
+"""The world that this process joined last, even if it was closed by `close()`.
 
-Collectives on arrays use it if they get no `group`.
+None before the first world and after shutdown(). A collective on arrays with a fast path, such as
+ngd.all_reduce, reads this variable if it gets no `group`. If that world is closed, the collective
+raises GroupClosedError.
 """
 _alone: Group | None = None
 """The group that `alone()` returns; None before its first call."""
@@ -44,8 +46,10 @@ A forked child inherits the hooks, but is not a rank. Its own pid differs from t
 _mark: _core.Mark | None = None
 """The mark of this process: a memory mapping, whose name in /proc/PID/maps has its job and rank.
 
-A child of this process inherits the environment. It finds this mark, and so cannot join the job as
-the same rank. None if this process has no mark, for example as the only rank of its job.
+A child of this process inherits the environment with the rank. ngd.init() in the child finds this
+mark in /proc/PID/maps of its ancestor, and raises an error, so that the child does not join the job
+as the same rank. None if this process has no mark: before ngd.init(), after shutdown(), as the only
+rank of its job, and in a world of an mpi4py communicator.
 """
 
 _joining_callbacks: Final[list[Callable[[int | None], None]]] = []
@@ -56,10 +60,10 @@ MOST_BYTES: Final = 4096
 
 
 def call_after_joining(callback: Callable[[int | None], None]) -> None:
-    """Register a function to call when this process has joined a world or a local group.
+    """Register a function to call when this process joins a world or makes a local group.
 
-    The argument of `callback` is the number of ranks of the world that was joined. It is None if
-    `make_local_group` made the group.
+    The argument of `callback` is the number of ranks in the world. It is None for a group of
+    `make_local_group`, which is not the world.
     """
     _joining_callbacks.append(callback)
 
@@ -100,8 +104,8 @@ def init(*, comm: Any = None) -> Group:
     Raises
     ------
     InitError
-        The environment variables contradict each other or this build, or `comm` is given although
-        a world exists. The message contains the fix.
+        The environment variables contradict each other, or require a feature that this build of ngd
+        does not have, or `comm` is given although a world exists. The message contains the fix.
     CollectiveTimeoutError
         Other ranks did not join within NGD_TIMEOUT. The message names them.
 
@@ -181,7 +185,8 @@ class _Entrance:
         self.failed = 0
         """The number of attempts to join that failed in this process.
 
-        A thread that waited compares it with the number before. `failure` has the last error.
+        A thread that waited for the lock compares this number with that before its wait, to find
+        out if the attempt of another thread has failed. `failure` has the error of that attempt.
         """
         self.failure = ""
 
@@ -190,7 +195,7 @@ class _Entrance:
         """Hold the lock in a `with` block. Only the thread in the block joins the world.
 
         If the attempt of another thread failed while this thread waited for the lock, raise an
-        InitError with the error of that thread, and do not try again.
+        InitError with the error of that thread. Then this thread does not try to join the world.
         """
         if self.inside == threading.get_ident():
             raise InitError(
@@ -248,7 +253,8 @@ def make_local_group(job_key: str, rank: int, size: int, name: str) -> Group:
     Parameters
     ----------
     job_key : str
-        A key that only these ranks have. They find each other by it.
+        A text that is equal on these ranks, and that no other group has. The ranks find each other
+        by it.
     rank, size : int
         The number of this rank in the group, and the number of ranks.
     name : str
@@ -269,7 +275,7 @@ def open_world() -> Group | None:
 
 
 def world_over_mpi() -> Group | None:
-    """Return the world if it is open and uses MPI, else None."""
+    """Return the world if it is open and uses MPI, with or without shared memory; else None."""
     world = open_world()
     over_mpi = world is not None and world.communicator.name in ("mpi", "hierarchical")
     return world if over_mpi else None
@@ -280,7 +286,7 @@ def is_initialized() -> bool:
 
     Examples
     --------
-    >>> ngd.init()
+    >>> world = ngd.init()
     >>> ngd.is_initialized()
     True
     """
@@ -345,9 +351,9 @@ def shutdown() -> None:
 def leave() -> None:
     """Close all groups and finalize MPI, at the end of the program.
 
-    If a collective over MPI has failed, this function calls MPI_Abort, which ends the process. The
-    only other threads at this time are daemon threads. If a daemon thread waits in a group, its
-    wait ends, but the thread then sleeps until the process ends and runs no more Python code.
+    If a collective over MPI has failed, this function calls MPI_Abort, which ends the process. Only
+    daemon threads may still run at this time. If a daemon thread waits in a collective, its wait
+    ends, but the thread then sleeps until the process ends and runs no more Python code.
     """
     if os.getpid() == _hooked_pid:
         notify_launcher()
@@ -432,7 +438,10 @@ def raise_together(*, group: Group | None = None) -> Iterator[None]:
 
 
 def _exchange(ranks: Group, text: str, site: str) -> dict[int, str]:
-    """Gather one text of each rank, and return the non-empty texts by rank of the world."""
+    """Gather one text from each rank of a group, and return a dict of the texts that are not empty.
+
+    A key is the number of a rank in the world, not in the group.
+    """
     own_text = text.encode(errors="replace")[:MOST_BYTES]
     number = np.array([rank(), len(own_text)], np.int64)
     site = f"raise_together() at {site}"

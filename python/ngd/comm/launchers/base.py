@@ -12,7 +12,7 @@ Environ: TypeAlias = Mapping[str, str]
 """The environment variables of a process, by name."""
 
 MOST: Final = 2**31 - 1
-"""The largest number of ranks, hosts or tasks that a launcher may set."""
+"""The largest value of a launcher's variable that has a number; a larger value is an error."""
 
 
 class Launch(NamedTuple):
@@ -21,8 +21,9 @@ class Launch(NamedTuple):
     launcher: str
     """The name of the launcher (`Launcher.name`).
 
-    Without a launcher, it is "plain" if RANK and WORLD_SIZE are set, but MASTER_ADDR and
-    MASTER_PORT are not. It is "alone" if no variable of a launcher is set.
+    Two names are not of a launcher. "plain" means that RANK and WORLD_SIZE are set, but not
+    MASTER_ADDR and MASTER_PORT, which torchrun sets too. "alone" means that no variable of a
+    launcher is set.
     """
     rank: int
     size: int
@@ -37,7 +38,7 @@ class Launch(NamedTuple):
 
     @property
     def one_host(self) -> bool:
-        """True if all ranks are on this host, according to the launcher."""
+        """True if all ranks are on this host, or if the launcher does not give `local_size`."""
         return self.local_size == self.size
 
 
@@ -50,7 +51,10 @@ class Launcher(NamedTuple):
     read: Callable[[Environ], Launch]
     """A function that returns the `Launch`. It is called only if `is_present` returns True."""
     variables: tuple[str, ...] = ()
-    """The environment variables that identify the launcher and its job."""
+    """The names of the variables that show that this launcher started a process.
+
+    `surroundings` hashes the values of these variables.
+    """
     mpi: str | None = None
     """The name of the MPI library that its ranks use; "" for any library, None for no MPI."""
 
@@ -83,11 +87,11 @@ def read_launch(
     local_rank_name: str,
     local_size: str | int | None,
 ) -> Launch:
-    """Return the `Launch` from four variables: rank, size, local rank and local size. Check them.
+    """Read rank, size, local rank and local size, check them, and return the `Launch`.
 
-    The first three are given by the names of the variables. `local_size` is such a name too, or the
-    number itself, or None if the number is unknown. If it is None, or if the variable is not set,
-    all ranks are assumed to be on one host.
+    `rank_name`, `size_name` and `local_rank_name` are names of environment variables. `local_size`
+    is either the name of a variable, or the number itself, or None if the number is unknown. If
+    `local_size` is None or a variable that is not set, all ranks are assumed to be on one host.
     """
     size = read_number(environ, size_name, least=1, because=rank_name)
     rank = read_number(environ, rank_name, least=0, because=size_name)
@@ -119,9 +123,9 @@ def read_launch(
 def read_number(environ: Environ, name: str, least: int, because: str | None = None) -> int:
     """Return the value of a variable as a number; raise InitError if it is invalid or missing.
 
-    `because` is the name of another variable that is useful only together with this one. If this
-    variable is missing although `because` is set, the error message names both. If both are
-    missing, it names only this one.
+    `name` is the variable, and `least` is its smallest valid value. `because` is an optional second
+    variable, which a launcher sets together with `name`. If `because` is set and `name` is
+    missing, the error message names both. Otherwise the message names only `name`.
     """
     text = environ.get(name)
     if text is None:

@@ -33,9 +33,10 @@ def launched_rank_and_size() -> tuple[int, int]:
 
 
 def launch_from_environment(environ: Environ) -> Launch:
-    """Return the same as `detect`, without the check of NGD_EXPECT_SIZE.
+    """Return the `Launch` of this process, as `detect` does, but do not check NGD_EXPECT_SIZE.
 
-    Log lines and metrics take the rank, the number of ranks and the job of this process from it.
+    Log lines and metrics need the rank, size and job even if the number of ranks differs from
+    NGD_EXPECT_SIZE.
     """
     for launcher in (NGD, *OTHER_LAUNCHERS):
         if launcher.is_present(environ):

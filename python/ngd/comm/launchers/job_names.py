@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names that are hashes of a job key, so that they do not reveal it."""
+"""Names that logs show or other processes can see, made from a job key.
+
+A process that knows the job key can find the rendezvous of the job. So these names are hashes of
+the job key, from which the job key cannot be computed.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +31,9 @@ def name_of_metrics(launch: Launch) -> str:
 def mark_name(launch: Launch) -> str:
     """Return the name of the mark of the process that has this rank in this job.
 
-    A mark (_core.Mark) is a memory mapping. Its name in /proc/PID/maps shows other processes that
-    the process PID has this rank.
+    A mark (_core.Mark) is a memory mapping. Its name in /proc/PID/maps shows that the process PID
+    has this rank. A child of the process looks for this name (`refuse_inherited_rank`), so that the
+    child does not join the job as the same rank.
     """
     key = f"{launch.job_key}/{launch.rank}".encode(errors="surrogateescape")
     return f"ngd-rank-{hashlib.sha256(key).hexdigest()[:32]}"

@@ -14,10 +14,10 @@ from .registry import surroundings
 def address_of_launcher(pipe: int) -> str:
     """Return the value of NGD_LAUNCHER: the path and the inode of the pipe's reading end.
 
-    The path is in /proc/PID/fd of the launcher. The kernel lets only processes of the same user
-    open it, and no other process can create a file at this path. Ranks open the pipe for each
-    message. If the launcher has ended and its PID is used again, the inode shows that the path does
-    not lead to the same pipe.
+    The path is /proc/PID/fd/N, where PID is the launcher. Only processes of the same user can open
+    this path, and no other process can put a file there. Ranks open the path for each message. If
+    the launcher has ended and another process has its PID, the path may lead to another file. Then
+    the inode differs, and no message is sent.
     """
     return f"/proc/{os.getpid()}/fd/{pipe} {os.fstat(pipe).st_ino}"
 
@@ -30,7 +30,12 @@ def notify_launcher(environ: Environ | None = None) -> None:
 
 
 def send_to_launcher(word: str, environ: Environ) -> bool:
-    """Send a word to the `ngd run` that started this process; return True if it was sent."""
+    """Send a message of one word to the `ngd run` that started this process.
+
+    The word "3" means that rank or member 3 is about to end, and "+3" that member 3 waits for the
+    next world. Return True if the word was sent, and False if `ngd run` did not start this process
+    or has ended.
+    """
     path, _, inode = environ.get("NGD_LAUNCHER", "").partition(" ")
     is_foreign = environ.get("NGD_SURROUNDINGS") != surroundings(environ)
     if not path or is_foreign:

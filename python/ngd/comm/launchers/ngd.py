@@ -10,10 +10,12 @@ from .registry import surroundings
 
 
 def is_present(environ: Environ) -> bool:
-    """Return True if `ngd run` started this process directly.
+    """Return True if this process is a rank of `ngd run`, or a user set NGD_JOB for it.
 
-    Return False if another launcher started this process inside a rank of `ngd run`. Then the hash
-    of the variables of other launchers differs from NGD_SURROUNDINGS, the hash that `ngd run` set.
+    A rank of `ngd run` may start a job with another launcher, such as mpirun. The processes of that
+    job inherit NGD_JOB, but are not ranks of `ngd run`. For them, return False. They have new
+    variables of the other launcher, so the hash of these variables differs from NGD_SURROUNDINGS,
+    the hash that `ngd run` set.
     """
     recorded = environ.get("NGD_SURROUNDINGS")
     return "NGD_JOB" in environ and recorded in (None, surroundings(environ))

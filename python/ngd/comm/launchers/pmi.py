@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launchers with PMI or PMIx: Hydra (MPICH, Intel MPI) and `srun --mpi`."""
+"""Launchers that start ranks with PMI or PMIx: Hydra (MPICH, Intel MPI) and `srun --mpi`.
+
+PMI and PMIx are the interfaces through which MPI libraries get rank and size from a launcher.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,14 @@ def has_pmi(environ: Environ) -> bool:
 def read_pmi(environ: Environ) -> Launch:
     """Return the `Launch` of a rank of Hydra (MPICH, Intel MPI) or of `srun --mpi=pmi2`.
 
-    The job key identifies the launcher process, from which every rank of a host descends. This is
-    enough in build mode MLSL, in which a job is on one host.
+    No variable has the name of the job. So the job key is made from the launcher process on this
+    host, the common ancestor of the ranks of the host (`process_job_key`). This is enough for a
+    rendezvous over shared memory, whose ranks are all on one host.
 
-    A PMI request over PMI_FD would return the name of the job, but ngd sends none, because of its
-    effects. If a rank that has sent a request exits without `finalize`, Hydra kills the other ranks
-    with exit code 0. After `finalize`, Hydra has closed the channel, and a later MPI_Init of the
-    same process aborts (seen with MPICH 5.0.2).
+    A PMI request over the channel PMI_FD would return the name of the job, but ngd sends no
+    requests, because they have side effects. If a rank that has sent a request exits without the
+    request `finalize`, Hydra kills the other ranks with exit code 0. After `finalize`, Hydra has
+    closed the channel, and a later MPI_Init of the same process aborts (seen with MPICH 5.0.2).
     """
     is_srun = "MPI_LOCALNRANKS" not in environ and all(
         environ.get(pmi_name) == environ.get(slurm_name)

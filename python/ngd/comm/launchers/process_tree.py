@@ -12,13 +12,13 @@ from .job_names import mark_name
 
 
 def process_job_key(environ: Environ, rank_name: str) -> str:
-    """Return a job key for ranks of one host, which identifies their launcher process.
+    """Return a job key for ranks of one host: the pid and the start time of their launcher process.
 
-    `rank_name` is the environment variable with the rank. The launcher process is the nearest
-    ancestor that is not a wrapper of this rank. A wrapper is a process such as a shell, numactl or
-    a profiler, between the launcher and this process. It was started with the same value of
-    `rank_name` as this process. The key contains the start time of the launcher process, because
-    its pid may be used again.
+    `rank_name` is the environment variable with the rank. Between the launcher and this process
+    there may be wrappers, such as a shell, numactl or a profiler. The launcher started a wrapper
+    with the same value of `rank_name` as this process. So the launcher process is the nearest
+    ancestor that was started with another value, or without one. The start time is in the key,
+    because another process may later have the same pid.
     """
     pid = os.getppid()
     while pid > 1 and initial_variable(pid, rank_name) == environ.get(rank_name):
@@ -28,9 +28,11 @@ def process_job_key(environ: Environ, rank_name: str) -> str:
 
 
 def refuse_inherited_rank(launch: Launch) -> None:
-    """Raise InitError if an ancestor of this process has the same rank in the same job.
+    """Raise InitError if an ancestor of this process has joined the job with the same rank.
 
-    Then this process is not a rank: it is a child of that rank, and has inherited its environment.
+    Such an ancestor has a mark (`mark_name`). This process is then not a rank, but a child of that
+    rank, and has inherited the rank's environment. A wrapper of a rank, such as a shell, has the
+    same environment too, but does not join the job and has no mark.
     """
     mark, pid = mark_name(launch).encode(), os.getppid()
     while pid > 0:

@@ -19,11 +19,12 @@ OTHER_LAUNCHERS: Final[tuple[Launcher, ...]] = (OPENMPI, FLUX, PMI, PMIX, TORCHR
 
 
 def surroundings(environ: Environ) -> str:
-    """Return a hash of the variables of all launchers except `ngd run`.
+    """Return a hash of the values of `Launcher.variables` of all launchers except `ngd run`.
 
-    `ngd run` stores this hash in NGD_SURROUNDINGS of its ranks. If such a rank starts a job with
-    another launcher, the hash of a process of that job differs from the stored one. This shows that
-    the process is not a rank of `ngd run`.
+    `ngd run` sets NGD_SURROUNDINGS to this hash in its ranks. If such a rank starts a job with
+    another launcher, the processes of that job inherit NGD_SURROUNDINGS, but the other launcher
+    changes the variables. So a hash that differs from NGD_SURROUNDINGS shows that a process is not
+    a rank of `ngd run`.
     """
     names = (name for launcher in OTHER_LAUNCHERS for name in launcher.variables)
     variables = {name: environ[name] for name in names if name in environ}

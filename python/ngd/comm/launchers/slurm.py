@@ -9,8 +9,11 @@ from ...errors import InitError
 from .base import Environ, Launch, Launcher, read_launch
 
 FIRST_SPECIAL_STEP: Final = 0xFFFF_FFF0
-"""The lowest number of a special step. Slurm gives the interactive, batch and external steps the
-highest numbers of 32 bits."""
+"""The lowest step number that is not from srun.
+
+Slurm gives the batch script, interactive shells and the external step numbers near 2**32. Their
+processes are not tasks of srun.
+"""
 
 
 def is_present(environ: Environ) -> bool:

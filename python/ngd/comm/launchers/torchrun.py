@@ -20,7 +20,8 @@ def is_present(environ: Environ) -> bool:
 def read(environ: Environ) -> Launch:
     """Return the `Launch` of this rank.
 
-    The name of its launcher is "torchrun", or "plain" without MASTER_ADDR and MASTER_PORT.
+    The launcher's name is "torchrun" if both MASTER_ADDR and MASTER_PORT are set, and "plain" if
+    neither is set. If only one of them is set, raise InitError.
     """
     if not any(name in environ for name in ADDRESS):
         return read_plain_launch(environ, "plain", process_job_key(environ, "RANK"))
