@@ -136,7 +136,8 @@ class Group {
   std::vector<void*> destinations_;
 };
 
-// Return part number `part` of a slice, as comm::part_of, but parts begin on cache lines.
+// Return part number `part` of a slice that is divided into `parts` near-equal parts
+// (comm::part_of). Each part begins a whole number of cache lines after the beginning of the slice.
 inline Slice lines_of(Slice whole, int part, int parts, std::size_t element_bytes) noexcept {
   return part_of(whole, part, parts, kLine / element_bytes);
 }
