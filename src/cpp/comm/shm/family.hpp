@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A family: the state that all groups of one rank share. It has the segments, the heap, the wait
 // ladder (wait.hpp), and the failure of the rank. A rank that fails in one of its groups has failed
-// in all. A caller holds the monitor's lock, except for values that never change.
+// in all. A caller must hold the family's lock (monitor.hpp) to use this state. Values that never
+// change need no lock.
 #pragma once
 
 #include <atomic>

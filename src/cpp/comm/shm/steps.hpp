@@ -87,9 +87,9 @@ class StagedChunks {
         elements_((group.size() <= 2 ? kSmallBytes : kLargeBytes) / size_of(task.dtype)) {}
 
   std::uint64_t number() const noexcept { return divide_up(count_, elements_); }
-  // Return the elements of a chunk. Chunk 0 is the end of the array and the last chunk its begin:
-  // the data that were written last are likely to be in a cache still (64 MiB: 5.0 ms forwards, 4.7
-  // ms backwards).
+  // Return the elements of a chunk. Chunk 0 is the end of the array, and the last chunk is its
+  // beginning: the data that were written last are likely to be in a cache still. An all_reduce of
+  // 64 MiB took 4.7 ms in this order, and 5.0 ms in the opposite one.
   Slice operator[](std::uint64_t chunk) const noexcept {
     const std::size_t first = (number() - 1 - chunk) * elements_;
     return {first, std::min<std::size_t>(elements_, count_ - first)};

@@ -169,8 +169,8 @@ void Waiter::look_at_peers(Work work) {
   }
 }
 
-// If a running program uses this group and other groups, throw the failure that a rank has reported
-// in one of them.
+// If a run uses this group and other groups, throw the failure that a rank has reported in any of
+// these groups. Otherwise do nothing.
 void Waiter::look_at_other_groups() const {
   if (!member_.is_watched()) return;
   for (const Member* other : family_.members())
