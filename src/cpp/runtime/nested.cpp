@@ -104,9 +104,9 @@ class Scan : public Nested {
   }
 
   // Prepare carried value number `i` before the first iteration: the first iteration reads it at
-  // `initial`. If there are iterations, also copy it to its slice of `history`. If there are none,
-  // copy it to `last`, the value after the last iteration. Null for `last` or `history`: no
-  // instruction reads it, so there is no copy.
+  // `initial`. If the Scan has iterations, also copy the value to its slice of `history`. Otherwise
+  // copy it to `last`, the value after the last iteration. `last` or `history` is null if no
+  // instruction reads it; then there is no copy.
   void begin(std::size_t i, const void* initial, void* last, void* history) {
     inputs_[i] = initial;
     const std::size_t bytes = carries_[i].bytes;

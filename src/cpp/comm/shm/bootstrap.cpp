@@ -465,9 +465,9 @@ class Client final : public Rendezvous {
   bool connect_to(const Address& address) {
     Descriptor socket = open_socket();
     const int flags = ::fcntl(socket.get(), F_GETFL);
-    // The connection may be made in blocking mode only if it has a timeout: another program may
-    // hold the name and never accept, so connect() could block forever. Without a timeout the
-    // socket stays non-blocking.
+    // Make the socket blocking for connect() only if it has a timeout: another program may hold the
+    // name and never accept, so connect() could block forever. Without a timeout the socket stays
+    // non-blocking.
     const bool has_timeout = ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &kConnectWait,
                                           sizeof kConnectWait) == 0;
     if (has_timeout) ::fcntl(socket.get(), F_SETFL, flags & ~O_NONBLOCK);

@@ -4,14 +4,15 @@
 // work. They synchronise twice: when all have arrived, and when all have done their parts. Between
 // these, no other code uses the operands.
 //   broadcast    rank r copies the r-th of n near-equal parts of the root's source to all
-//   destinations, tile by tile, so that each tile is read from memory once;
+//                destinations, tile by tile, so that each tile is read from memory once;
 //   all_to_all   in place. Each pair of ranks swaps two blocks: the lower rank swaps their first
 //                halves, the higher rank their second halves. No byte is moved twice, and the block
 //                that a rank keeps is not moved.
 // So all ranks are busy, and no more bytes are moved than necessary. The alternative is the
-// exchange (exchange.cpp), in which each consumer copies its blocks. It is faster for small
-// broadcasts, so a broadcast of less than 8 MiB is not cooperative. float32 in the graph, in place,
-// 2 ranks, AMD EPYC 9005 with 32 MiB of L3, other work on its cores, least of 80 calls, in us:
+// exchange (exchange.cpp), in which each consumer copies its blocks. The exchange is faster for
+// small broadcasts, so it carries out the broadcasts of less than 8 MiB. float32 in the graph, in
+// place, 2 ranks, AMD EPYC 9005 with 32 MiB of L3, other work on its cores, least of 80 calls, in
+// us:
 //   bytes                    4 Mi   16 Mi   64 Mi
 //   broadcast   cooperative   191    1124    4807
 //               exchange      122    1823    7725

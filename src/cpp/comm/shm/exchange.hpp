@@ -38,7 +38,7 @@ class Exchange {
   std::uint64_t source_bytes() const noexcept { return source_bytes_; }
   bool may_be_cooperative() const noexcept { return may_be_cooperative_; }
 
-  // Call publish_inline() if this rank has published the data of its source itself, or
+  // Call publish_inline() if this rank has published its payload (the data of its source), or
   // publish_operands() if it has published the offsets of its operands.
   void publish_inline() noexcept { out_chunks_ = 0; }
   void publish_operands(const Group& group, TaskHead& task) noexcept;

@@ -132,7 +132,7 @@ void Letters::progress() {
 // ---- sending
 
 // Advance the sends to `peer`, in their order: post the letter (the entry in shared memory) of each
-// send, and copy data in private memory to the chunks of the letter box.
+// send, and copy data from private memory to the chunks of the letter box.
 void Letters::progress_sends(int peer) {
   auto& sends = outgoing_[static_cast<std::size_t>(peer)].sends;
   bool may_fill = true;  // no earlier send still needs the chunks

@@ -18,11 +18,11 @@
 // does not need the block any more increments its counter `departed`, and peers write results to
 // staging buffers (flat.cpp, nodes.cpp).
 //
-// A rank writes everything in a slot before it sets the slot's flag `published`, and keeps it until
-// every rank has finished the collective of the slot. So a peer that has read `published` may read
-// all of the slot. Only the slot's second cache line (`step`, `taken`, `first_ticket`) changes
-// during the collective. Flags are stored and loaded sequentially consistent, because a peer may
-// sleep until one is raised (wait.hpp).
+// A rank writes everything in a slot before it sets the slot's flag `published`. Afterwards only
+// the second cache line (`step`, `taken`, `first_ticket`) changes, until every rank has finished
+// the collective of the slot. So a peer that has read `published` may read all of the slot. Flags
+// are stored and loaded sequentially consistent, because a peer may sleep until one is raised
+// (wait.hpp).
 #pragma once
 
 #include <algorithm>
