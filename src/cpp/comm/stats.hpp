@@ -12,7 +12,8 @@
 
 namespace ngd::comm {
 
-// Return the number of bytes of a rank's source or destination, whichever is larger.
+// Return the bytes of a rank's source or destination, whichever is larger. Statistics report them
+// as the bytes of a call.
 std::uint64_t larger_side_bytes(const Collective& collective, int rank, int size) noexcept;
 
 class Statistics {
@@ -21,9 +22,9 @@ class Statistics {
 
   explicit Statistics(int ranks) : ranks_(ranks) {}
 
-  // Return the entry that counts the calls with this kind, reduction and call site. If the site is
-  // a string at the same address as in an earlier call, cache_ finds the entry by the address in a
-  // few nanoseconds.
+  // Return the entry that counts the calls with this kind, reduction and call site. cache_ finds
+  // the entry in a few nanoseconds if an earlier call had the same address of the site's text. The
+  // texts are compared too, because the address may have another text now.
   Entry entry_of(const Collective& collective) {
     const char* site = collective.site == nullptr ? "" : collective.site;
     CachedEntry& cached = cache_[cache_index(collective, site)];

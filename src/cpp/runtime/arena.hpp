@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that several programs use in turn, for example the programs of one step for several
-// shapes. Only one of them runs at a time, so together they need as much memory as the largest one.
+// Memory that several programs use in turn, for example the programs that one step function was
+// compiled to, one per shape of its arguments. Only one of them runs at a time, so together they
+// need as much memory as the largest one.
 //
 // Kernels have pointers to the memory, so it must keep its address when a larger program is added.
 // The arena therefore reserves addresses for all memory of the machine, and makes only the first
@@ -45,13 +46,14 @@ class Arena {
   Arena& operator=(const Arena&) = delete;
   ~Arena();
 
-  // Return host memory of at least `bytes`, at the same address in all calls. Null if the addresses
-  // cannot be reserved: the address space is limited, or `bytes` is more than the memory of the
-  // machine. Throws OutOfMemory.
+  // Return host memory of at least `bytes` bytes. All calls return the same address, and a larger
+  // call keeps the contents. Null if the addresses cannot be reserved: the address space is
+  // limited, or `bytes` is more than the memory of the machine. Throws OutOfMemory.
   void* reserve(std::size_t bytes);
 
-  // Return a block of at least `bytes` of the shared memory of `owner`. If the block of another
-  // program is large enough, it is returned again.
+  // Return a block of at least `bytes` bytes of the shared memory of `owner`. If a block that
+  // another program of this arena has is large enough, return that block. Otherwise allocate a new
+  // one.
   std::shared_ptr<Lent> lend(comm::Communicator& owner, std::size_t bytes);
 
   // True while one of the programs of this arena runs.

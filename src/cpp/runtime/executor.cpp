@@ -17,9 +17,9 @@
 namespace ngd::runtime {
 
 namespace {
-// A kernel with fewer bytes of operands and results takes about ten microseconds, so it runs
-// without a check for signals. A check reads the clock, which takes 9 ns: a seventh of the time of
-// an iteration of a scan over few elements.
+// A kernel whose operands and results have at most this many bytes takes at most about ten
+// microseconds, so no check for signals precedes it. A check reads the clock, which takes 9 ns. In
+// a scan over few elements, this would be a seventh of the time of an iteration.
 constexpr std::size_t kShortBytes = 16 << 10;
 
 // Locks an executor during a call. A second call at the same time throws Busy.
@@ -292,8 +292,9 @@ void Executor::run_and_wait(const void* const* inputs, void* const* outputs) try
   throw with_site(error, *static_cast<const Instruction*>(error.origin()));
 }
 
-// Wait for the enqueued work of a failed run, which uses the caller's arrays and the variables. Its
-// errors are ignored: the run has failed already.
+// Wait for the kernels and copies that a failed run has enqueued: they use the caller's arrays and
+// the variables, which may be freed when the run has thrown. Their errors are ignored, because the
+// run has failed already.
 void Executor::drain() noexcept {
   if (!is_asynchronous_) return;
   collectives_->drain();
@@ -310,8 +311,8 @@ void Executor::run_inside(const void* const* inputs, void* const* outputs) {
 }
 
 void Executor::perform(BoundInstruction& bound, const void* const* inputs, void* const* outputs) {
-  // The updates of variables are the last instructions of a program. They are not interrupted, so
-  // Ctrl-C does not poison variables.
+  // No interrupt ends a run after its first update of a variable, so Ctrl-C does not leave some
+  // variables updated and others not. The updates are the last instructions of a program.
   if (!bound.is_short && !variables_touched_) interrupts_.check();
   for (const BoundInstruction::Patch& patch : bound.patches) {
     const void* base = patch.is_from_outputs ? outputs[patch.number] : inputs[patch.number];
@@ -426,9 +427,9 @@ void Executor::execute(BoundInstruction& bound) {
 }
 
 // Run an instruction and check its result. Throw NotFinite if the result has a NaN and no operand
-// has one, or if the result has an infinity and all operands are finite. A NaN in an argument or a
-// variable is reported at the instruction that reads it first. For a collective, the operand of its
-// Start is compared with the result of its Wait.
+// has one, or if the result has an infinity and all operands are finite. An operand that is an
+// argument or a variable of the step and has a NaN is an error too. The result of a collective is
+// checked at its Wait, against the operand of its Start.
 void Executor::execute_checked(BoundInstruction& bound) {
   const BoundInstruction& operation = bound.started == nullptr ? bound : *bound.started;
   bound.before = faults_of(bound.instruction->attrs);
@@ -465,8 +466,8 @@ void Executor::throw_if_nan_enters(const BoundInstruction& bound, std::size_t in
     fail_not_finite(instruction, reader, "there is a NaN in a variable read by");
 }
 
-// Copy the operands whose memory the kernel overwrites with results, because first_fault() may read
-// them afterwards.
+// Copy the operands that the kernel overwrites with its results. If a result has a NaN or an
+// infinity, first_fault() runs the kernel's ops again, one at a time, with these copies.
 void Executor::save_overwritten(BoundInstruction& bound) {
   bound.saved.clear();
   const auto type_of = [&](int value) { return program_.values[value].type; };

@@ -3,8 +3,8 @@
 //
 // An executor has one queue for all its kernels. On a device with asynchronous queues a call
 // enqueues kernels. It waits if the host needs a value: before a collective is submitted, for the
-// predicate of a Cond, and for checks of values. It also waits at its end. So a call throws the
-// errors of all its kernels, and the caller must keep the variables only until the call returns.
+// predicate of a Cond, and for checks of values. A call returns when all its kernels have ended. So
+// the call throws the errors of all its kernels, and no kernel uses the variables after it.
 #pragma once
 
 #include <atomic>
@@ -26,7 +26,8 @@
 
 namespace ngd::runtime {
 
-// The objects that a nested program shares with the executor that runs it.
+// The objects that a nested program (the body of a Scan or a branch of a Cond) uses together with
+// the executor that runs it.
 struct RunContext {
   device::Device& device;
   device::Queue& queue;
@@ -38,10 +39,11 @@ struct RunContext {
 class Executor {
  public:
   // `variables` are device pointers, numbered as in the program. The communicators are those of the
-  // program's groups and belong to one family. Both must outlive the executor. `interrupt` is
-  // called between two instructions, at most every 100 ms. If it returns true, the run throws
-  // Interrupted. If there is an arena, the program uses its memory. Only one program of an arena
-  // runs at a time.
+  // program's groups and belong to one family. The communicators must outlive the executor. The
+  // memory of the variables must be valid during each run; move_variables() sets other addresses.
+  // `interrupt` is called between two instructions, but not more often than every 100 ms. If it
+  // returns true, the run throws Interrupted. If there is an arena, the program uses its memory.
+  // Only one program of an arena runs at a time.
   Executor(Program program, device::Device& device, kernels::KernelTable table,
            std::vector<comm::Communicator*> communicators, std::vector<void*> variables,
            Interrupt interrupt = nullptr, std::shared_ptr<Arena> arena = nullptr);
@@ -52,11 +54,12 @@ class Executor {
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
-  // Run the program. The pointers are host pointers. The executor itself does not allocate memory.
-  // Throws the errors of kernels and collectives. Throws Busy, without any effect, if a run is
-  // active or if another thread uses the group of the first collective. If the program has
-  // collectives, a failure closes their groups and notifies the other ranks, because this rank
-  // leaves the common sequence.
+  // Run the program. `inputs` and `outputs` have one host pointer per argument and per result. The
+  // executor itself does not allocate memory. Throws the errors of kernels and collectives. Throws
+  // Busy, without any effect, if a run of this executor or of another program of its arena is
+  // active, or if another thread uses the group of the first collective. If a run of a program with
+  // collectives fails, this rank leaves the common sequence of collectives, so the call closes
+  // their groups and notifies the other ranks.
   void run(const void* const* inputs, void* const* outputs);
 
   // Run a nested program. The pointers are device pointers. Enqueued work may be unfinished when
@@ -123,8 +126,9 @@ class Executor {
   PendingCollectives* collectives_ = nullptr;
   Interrupts own_interrupts_;
   Interrupts& interrupts_;
-  // Declared after the members above, so that it is destroyed before them: its destructor waits for
-  // the enqueued work, which uses them.
+  // The queue of the executor of a whole program; null in the executor of a nested program.
+  // Declared after the members that the enqueued work uses, so that it is destroyed before them:
+  // its destructor waits for the work.
   std::unique_ptr<device::Queue> own_queue_;
   device::Queue* queue_;
   const bool is_asynchronous_;

@@ -11,9 +11,11 @@ namespace ngd::runtime {
 
 namespace {
 
-// Return which faults (NaN, infinity) an array of floats has, from their bits. A float with an
-// exponent of all ones is an infinity if its fraction is 0, and a NaN otherwise. So, without the
-// sign and read as an integer, an infinity equals `exponent`, and a NaN is greater.
+// Return which faults (NaN, infinity) an array of floats has, from their bits. `exponent` has the
+// bits of an exponent of all ones, `all_but_sign` all bits except the sign. A float with an
+// exponent of all ones is an infinity if its fraction is 0, and a NaN otherwise. So the bits
+// without the sign, read as an integer, are equal to `exponent` for an infinity, and greater for a
+// NaN.
 template <class Bits>
 Faults find_faults(const void* data, std::size_t count, Bits exponent, Bits all_but_sign) noexcept {
   const auto* bits = static_cast<const Bits*>(data);

@@ -15,8 +15,8 @@ struct Faults {
 // Return the kinds of faults that an array has. Integers have no faults.
 Faults faults_of(const TensorType& type, const void* data) noexcept;
 
-// Return the kinds of faults among the numbers in attributes, including the constants in kernel
-// bodies, such as "#-inf".
+// Return the kinds of faults (NaN, infinity) among the numbers in attributes. They include the
+// constants in the texts of kernel bodies, where "#-inf" is the constant minus infinity.
 Faults faults_of(const Attrs& attrs);
 
 }  // namespace ngd::runtime

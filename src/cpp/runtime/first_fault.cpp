@@ -26,9 +26,9 @@ std::string prefix_of(std::string_view program, std::size_t count) {
   return std::string(program.substr(0, end));
 }
 
-// Return the query (the op, types and attributes by which a kernel is made) of a kernel that
-// computes the statements 0 to `statement` of the kernel body, and stores only the result of
-// statement number `statement`.
+// Return the query for a kernel that computes the statements 0 to `statement` of the kernel body,
+// and stores only the result of the last of them. A query has the op, the types and the attributes
+// by which a kernel is made.
 kernels::KernelQuery query_of_statement(const kernels::KernelQuery& original, std::size_t statement,
                                         DType dtype) {
   const Attrs& attrs = original.attrs;

@@ -37,8 +37,9 @@ std::optional<FirstFault> first_fault(const Instruction& instruction,
                                       device::Device& device, device::Queue& queue,
                                       kernels::KernelTable table, const Look& look);
 
-// Return the op of the instruction that reads operand `input` first, and the op that computes
-// result `output`. Null if the instruction has no list of its ops.
+// reader_of() returns the op of the instruction that reads operand `input` first. maker_of()
+// returns the op that computes result `output`. Both return null if the instruction has no list of
+// its ops.
 const Member* reader_of(const Instruction& instruction, std::size_t input);
 const Member* maker_of(const Instruction& instruction, std::size_t output);
 

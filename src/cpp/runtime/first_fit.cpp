@@ -7,10 +7,10 @@
 //   throughout   the bytes of the blocks that have this node as one of their spans, and so use the
 //                bytes throughout it
 //   during       the bytes of all blocks that are alive at any instruction of the node
-// The bytes that are in use at some time of a life are those of `during` of its spans, and of
-// `throughout` of the nodes above its spans. The number of these sets grows with the logarithm of
-// the number of instructions. A set is a list of runs of bytes. Runs that touch are merged: if
-// blocks are packed without gaps, thousands of them are one run.
+// A byte is in use at some time of a life if it is in the set `during` of one of the life's spans,
+// or in the set `throughout` of a node above one of these spans. The number of these sets grows
+// with the logarithm of the number of instructions. A set is a list of runs of bytes. Runs that
+// touch are merged: if blocks are packed without gaps, thousands of them are one run.
 #include "runtime/first_fit.hpp"
 
 #include <algorithm>
@@ -74,7 +74,8 @@ class LifeTree {
   }
 
  private:
-  // Set spans_ to the nodes that together cover a life, and above_ to all nodes above these.
+  // Set spans_ to the nodes that together cover exactly the instructions of a life, at most two
+  // nodes per level. Set above_ to all nodes on the paths from these nodes to the root.
   void find_nodes(const Life& life) {
     spans_.clear();
     above_.clear();

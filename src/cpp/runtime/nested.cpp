@@ -103,9 +103,10 @@ class Scan : public Nested {
     return is_reverse_ ? length_ - 1 - iteration : iteration;
   }
 
-  // Prepare carried value number `i` before the first iteration. Only a pointer is set: the first
-  // iteration reads the value at `initial`. The value is also stored in `history`, or in `last` if
-  // there are no iterations. `last`, `history`: null if no instruction reads them.
+  // Prepare carried value number `i` before the first iteration: the first iteration reads it at
+  // `initial`. If the Scan has iterations, also copy the value to its slice of `history`. Otherwise
+  // copy it to `last`, the value after the last iteration. `last` or `history` is null if no
+  // instruction reads it; then there is no copy.
   void begin(std::size_t i, const void* initial, void* last, void* history) {
     inputs_[i] = initial;
     const std::size_t bytes = carries_[i].bytes;
@@ -114,8 +115,9 @@ class Scan : public Nested {
       queue_.copy(at(history, slice_of(0) * bytes), initial, bytes);
   }
 
-  // Return the address to which an iteration writes carried value number `i`. It differs from the
-  // address from which the iteration reads that value.
+  // Return the address to which an iteration writes carried value number `i`. The iteration reads
+  // the old value at another address, because it may read the old value after it has written the
+  // new one.
   void* output_of(std::size_t i, std::size_t iteration, void* last, void* history) const {
     const Carry& carry = carries_[i];
     if (iteration + 1 == length_) return last != nullptr ? last : carry.buffers[iteration % 2];

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Nested programs: the bodies of a Scan and the branches of a Cond. One of them runs at a time.
-// They use memory of the outer program: a private and a shared arena. After the private arena there
-// is the memory that the Scan or Cond itself needs.
+// They use two blocks of memory of the outer program: a private and a shared one. The shared block
+// is the shared arena of the nested programs. The private block has their private arena, and after
+// it the memory that the Scan or Cond itself needs.
 #pragma once
 
 #include <memory>
@@ -22,9 +23,9 @@ class Nested {
   virtual std::vector<const Executor*> programs() const = 0;  // one per body of the instruction
 };
 
-// Build the nested programs of an instruction with the operands of `query`. The last two outputs of
-// `query` are not values: their sizes are those of the private and the shared memory of the nested
-// programs. `arenas` has the addresses of these two memories.
+// Build the nested programs of an instruction. `query` has the types of its operands and results.
+// The last two results are not values of the program: they are the private and the shared block of
+// memory for the nested programs. `arenas` has the addresses of the two blocks.
 //
 // Scan runs its body `length` times, from the last slice to the first if `reverse` is set.
 //   inputs:  `carries` carried values; `slices` tensors (iteration t reads slice t of each); values

@@ -15,8 +15,8 @@ namespace ngd::runtime {
 
 namespace {
 
-// Return the numbers in an attribute, one per rank, and store them in `counts`. Return null if the
-// attribute is missing.
+// Store the numbers of an attribute, one per rank, in `counts`, and return the address of the first
+// one in `counts`. Return null if the attribute is missing.
 const std::uint64_t* counts_in(const Attrs& attrs, const char* name, int size,
                                std::vector<std::uint64_t>& counts) {
   if (!attrs.has(name)) return nullptr;

@@ -4,9 +4,14 @@
 //
 // Communicators do not know queues, so a collective is submitted when its operand is computed. If
 // the operand is not ready yet, the host enqueues the next instructions, and submits at the next
-// collective that is started or waited for. The first collective of a run is submitted at once,
-// because it may be refused, and a refused run must have no effect. Copies of operands to the host
-// have a queue of their own, because the main queue is full of later instructions.
+// collective that is started or waited for.
+//
+// The first collective of a run is an exception: the host waits for its operand and submits it at
+// once. The communicator may refuse it because another thread uses the group, and a refused run
+// must have no effect.
+//
+// Operands are copied to the host in a queue of their own, so that a copy waits only for its
+// operand, and the instructions after it do not wait for the copy.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +36,7 @@ struct PendingCollective {
   std::vector<std::uint64_t> counts, receive_counts;
   comm::Work work;
   void* result = nullptr;  // the address on the device
-  // the bytes of the result to set to zero, if this rank receives nothing
+  // if this rank receives nothing: the bytes of the result, which is set to zero; otherwise 0
   std::size_t bytes_to_clear = 0;
   bool is_staged = false;              // operand and result are copied through host memory
   device::Buffer source, destination;  // the host memory, if it is staged
@@ -53,7 +58,8 @@ class PendingCollectives {
   PendingCollective& add(const Instruction& instruction, const TensorType& operand,
                          const TensorType& result);
 
-  // A guard that begins a run, and ends the watch of the groups when destroyed. No collective of an
+  // A guard for one run of the program. While the guard exists, a wait in one of the program's
+  // groups also checks the other groups for failures (Communicator::watch). No collective of an
   // earlier run may be pending when the guard is constructed.
   class Run {
    public:
@@ -68,7 +74,8 @@ class PendingCollectives {
     PendingCollectives& collectives_;
   };
   // Return true if the first collective of this run was refused, because another thread uses its
-  // group. Then the run has had no effect on other ranks.
+  // group. Then this run has submitted nothing, so it has had no effect on other ranks, and its
+  // groups stay open.
   bool was_refused() const noexcept { return was_refused_; }
   // start() starts a collective, and wait() waits for the result of a started one. `operand` and
   // `result` are device pointers. Both functions throw the errors of the communicator.
@@ -102,8 +109,8 @@ class PendingCollectives {
   std::size_t submitted_ = 0;
   bool has_submitted_ = false;
   bool was_refused_ = false;
-  // Copies operands to the host. Declared last, so that it is destroyed first: its destructor waits
-  // for the copies.
+  // The queue that copies operands to the host; null if there are no such copies. Declared last, so
+  // that it is destroyed first: its destructor waits for the copies.
   std::unique_ptr<device::Queue> staging_queue_;
 };
 

@@ -85,7 +85,8 @@ void print_program(std::ostream& out, const Program& program, const std::string&
   }
 }
 
-// Return the number of arrays in this kind of memory; for an arena, the number of its bytes.
+// Return the limit of Value::position in this kind of memory: the number of arrays, or for an arena
+// the number of its bytes.
 std::size_t extent_of(const Program& program, MemoryKind memory) {
   switch (memory) {
     case MemoryKind::Input:

@@ -59,7 +59,8 @@ struct Instruction {
   std::vector<Member> members = {};
 };
 
-// The collectives of a program in one group, which the ranks of the group compare.
+// The collectives of a program in one group. The ranks of the group compare the hash of each
+// other's collectives. If the hashes differ, the error message shows the text.
 struct GroupSequence {
   // one line per collective with its call site, in order; then the name of the step
   std::string text;

@@ -73,7 +73,8 @@ class Recording {
   // number.
   std::uint64_t current() const noexcept { return on_.load(std::memory_order_relaxed); }
   bool wants_events() const noexcept { return wants_events_.load(std::memory_order_relaxed); }
-  // Return a new number for an executor, by which its events name it.
+  // Return a new number for an executor. Events contain this number, to show which executor they
+  // are from.
   std::uint64_t next_program() noexcept { return ++programs_; }
 
   // Add events of the executor with this number. They are dropped if memory is short.

@@ -390,8 +390,9 @@ class Server final : public Rendezvous {
       if (has_come(r)) channel(r).send(waiting);
   }
 
-  // Return why a Hello is refused: its sender is not a missing rank of this job. Return "" if it is
-  // one.
+  // Return "" if a Hello is from a missing rank of this job. Otherwise return the reason to refuse
+  // the Hello: the sender has another version of ngd or another job size, its rank is not in the
+  // job, or that rank has connected already.
   std::string refuse(Parcel& hello) {
     const Message& message = hello.message;
     if (message.magic != kMagic || message.version != kLayoutVersion ||
@@ -470,8 +471,9 @@ class Client final : public Rendezvous {
   bool connect_to(const Address& address) {
     Descriptor socket = open_socket();
     const int flags = ::fcntl(socket.get(), F_GETFL);
-    // connect() may wait only if the socket has a timeout, because another program may hold the
-    // name and never accept.
+    // Make the socket blocking for connect() only if it has a timeout: another program may hold the
+    // name and never accept, so connect() could block forever. Without a timeout the socket stays
+    // non-blocking.
     const bool has_timeout = ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &kConnectWait,
                                           sizeof kConnectWait) == 0;
     if (has_timeout) ::fcntl(socket.get(), F_SETFL, flags & ~O_NONBLOCK);

@@ -19,10 +19,10 @@ namespace {
 constexpr std::uint64_t kPatienceNs = 5'000'000'000;
 constexpr int kLookForRoomMs = 10;
 
-// Wait before a refused message is sent again. A socket that is full (`is_full`) becomes writable
-// when the other end reads. A socket that refuses more descriptors is always writable, and the
-// kernel does not report when other descriptors were received, so this only sleeps for a short
-// time.
+// Wait before a refused message is sent again, for at most `limit_ms` milliseconds. If the socket
+// is full (`is_full`), wait until the other end has read something. If the kernel has refused more
+// descriptors, only sleep for a short time: the kernel does not report when other descriptors were
+// received.
 void wait_for_room(int fd, bool is_full, int limit_ms) noexcept {
   pollfd writable{fd, POLLOUT, 0};
   ::poll(is_full ? &writable : nullptr, is_full ? 1 : 0,
@@ -132,8 +132,9 @@ Channel::Got Channel::receive(Parcel& parcel) noexcept {
     length = ::recvmsg(fd(), &header, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
     if (length == 0) ++ends;
     // If the other end left without reading everything, the first call returns ECONNRESET, and the
-    // next ones return its last packets. A first end of file may be premature: Linux checks for a
-    // packet, and then for the end, and between the two the other side may send a packet and leave.
+    // next ones return its last packets. After a first end of file, read once more: Linux checks
+    // for a packet, then for the end, and between the two the other side may send a packet and
+    // leave.
   } while ((length == 0 && ends == 1) || (length < 0 && (errno == EINTR || errno == ECONNRESET)));
   if (length < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return Got::Nothing;
   if (length <= 0) return Got::End;

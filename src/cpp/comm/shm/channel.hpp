@@ -58,7 +58,8 @@ class Clock {
   const std::function<bool()>& interrupt_;
 };
 
-// A connection between rank 0 and another rank. It transports whole packets.
+// A connection between rank 0 and another rank: a Unix socket that keeps the boundaries of messages
+// (SOCK_SEQPACKET). Each packet is one Message.
 class Channel {
  public:
   Channel() = default;

@@ -1,39 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0
-// The choice of the algorithm of a collective among the ranks of a host:
+// The choice of the algorithm of a collective among the ranks of a host. The first row that applies
+// gives the algorithm:
 //
-//   kind                  condition                                     algorithm
-//   barrier                                                             Inline
-//   all_reduce, reduce    the ring is requested                         Ring
-//                         at most kInlineBytes                          Inline
-//                         all_reduce on several NUMA nodes,             NodesDirect or NodesStaged
-//                           not of 16-bit floats
-//                         otherwise                                     FlatDirect or FlatStaged
-//   all other kinds       Cooperative::suits_all()                      Cooperative
-//                         otherwise                                     Exchange
+//   kind                  condition                                algorithm
+//   barrier                                                        Inline
+//   all_reduce            the caller requests the ring             Ring
+//   all_reduce, reduce    at most kInlineBytes (2 KiB)             Inline
+//   all_reduce            the group has several NUMA nodes, and    NodesDirect or NodesStaged
+//                         the dtype is not a 16-bit float
+//   all_reduce, reduce                                             FlatDirect or FlatStaged
+//   all other kinds       Cooperative::suits_all()                 Cooperative
+//   all other kinds                                                Exchange
 //
-// Direct: the operands of all ranks are in the shared arena. Staged: they are not. kInlineBytes is
-// 2 KiB (segment.hpp).
+// The Direct algorithms are used if the operands of all ranks are in the shared arena, the Staged
+// algorithms otherwise. The files flat.cpp, nodes.cpp, ring.cpp, inline.cpp, cooperative.cpp and
+// exchange.cpp describe the algorithms.
 //
 // All ranks must choose the same algorithm. A rank knows its own call when it submits it, and the
-// peers' calls when all ranks have arrived. So the choice is made in three steps, below.
+// peers' calls when all ranks have arrived. So a rank chooses in three steps: choose_from_call(),
+// choose_from_operands() and choose_from_all_calls().
 #pragma once
 
 #include "comm/shm/task.hpp"
 
 namespace ngd::comm::shm {
 
-// Return the algorithm that the caller requests, or else the `preferred` one; never Auto. It is one
-// of the options that must be equal on all ranks.
+// Return Ring for an all_reduce of several ranks if the caller requests the ring, or if the caller
+// requests nothing (Auto) and `preferred` is Ring. Otherwise return Flat. The result must be equal
+// on all ranks.
 Algorithm requested_algorithm(const Collective& collective, Algorithm preferred,
                               int ranks) noexcept;
 
-// 1. Called when the collective is submitted: choose Inline or Exchange, or leave the algorithm
-// undecided.
+// The first step of the choice, when this rank submits the collective: set the algorithm to Inline
+// or Exchange, or leave it undecided.
 void choose_from_call(const Group& group, Task& task, const Collective& collective);
-// 2. Called when this rank's slot has the offsets of its operands. If the operands must be staged,
-// choose a staged algorithm, which can start before the peers have arrived.
+// The second step of the choice, when this rank has written the offsets of its operands for its
+// peers. If a reduction has operands in private memory, set a staged algorithm, which can start
+// before the peers have arrived. The ring is not chosen in this step.
 void choose_from_operands(const Group& group, Task& task);
-// 3. Called when all ranks have arrived: choose the algorithm from the calls of all ranks.
+// The third step of the choice, when all ranks have arrived: choose an undecided algorithm from the
+// calls of all ranks, or replace Exchange by Cooperative.
 void choose_from_all_calls(const Group& group, Task& task);
 
 }  // namespace ngd::comm::shm

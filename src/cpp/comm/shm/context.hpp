@@ -3,8 +3,10 @@
 //
 // An algorithm is a state machine (task.hpp lists them). Its state is a class with
 //   bool advance(Context&)        continue as far as possible. Return true if the collective is
-//                                 complete on this rank. Otherwise it waits for task.need.
-//   void start_early(Context&)    only some: do the work that needs no peer before all have arrived
+//                                 complete on this rank. If not, task.need is the condition to wait
+//                                 for before the next call
+//   void start_early(Context&)    before all ranks have arrived: do the work that needs no peer.
+//                                 Only Exchange, FlatStaged and NodesStaged have this function
 // No algorithm ever blocks. A collective is complete on a rank if its destination holds the result
 // and no peer reads or writes its operands any more.
 #pragma once
@@ -49,7 +51,8 @@ struct TaskHead {
   std::uint64_t completed_ns = 0;  // the time of completion, CLOCK_MONOTONIC
 
   std::size_t bytes() const noexcept { return count * size_of(dtype); }
-  // Return the number of bytes of the counts that are stored before an inline payload.
+  // Return the bytes of the counts that this rank publishes: one number per rank of the group, or 0
+  // bytes if the caller has given no counts. The counts are stored before the payload.
   std::size_t counts_bytes(int ranks) const noexcept {
     return has_counts ? static_cast<std::size_t>(ranks) * sizeof(std::uint64_t) : 0;
   }

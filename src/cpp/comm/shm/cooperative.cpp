@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// The cooperative algorithm. All operands are in the shared arena, so each rank can read and write
-// the operands of all ranks, and the ranks divide the work. They synchronise twice: when all have
-// arrived, and when all have done their parts. Between these, no other code uses the operands.
+// The cooperative algorithm. All operands are in the shared arena (memory that all ranks of the
+// host map), so each rank can read and write the operands of all ranks, and the ranks divide the
+// work. They synchronise twice: when all have arrived, and when all have done their parts. Between
+// these, no other code uses the operands.
 //   broadcast    rank r copies the r-th of n near-equal parts of the root's source to all
-//                destinations, tile by tile, so that it is read from memory once;
+//                destinations, tile by tile, so that each tile is read from memory once;
 //   all_to_all   in place. Each pair of ranks swaps two blocks: the lower rank swaps their first
 //                halves, the higher rank their second halves. No byte is moved twice, and the block
 //                that a rank keeps is not moved.
 // So all ranks are busy, and no more bytes are moved than necessary. The alternative is the
-// exchange (exchange.cpp), in which each consumer copies its blocks. float32 in the graph, in
+// exchange (exchange.cpp), in which each consumer copies its blocks. The exchange is faster for
+// small broadcasts, so it carries out the broadcasts of less than 8 MiB. float32 in the graph, in
 // place, 2 ranks, AMD EPYC 9005 with 32 MiB of L3, other work on its cores, least of 80 calls, in
 // us:
 //   bytes                    4 Mi   16 Mi   64 Mi

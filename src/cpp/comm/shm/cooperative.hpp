@@ -9,7 +9,9 @@ namespace ngd::comm::shm {
 
 class Cooperative {
  public:
-  // Return true if the call that `rank` has published allows this algorithm.
+  // Return true if the call that `rank` has published allows this algorithm. The destination must
+  // be in the shared arena. An all_to_all must be in place and have no counts. A broadcast must
+  // have at least 8 MiB, and the root's source must be in the shared arena.
   static bool suits(const Group& group, const TaskHead& task, int rank) noexcept;
   // Return true if the calls of all ranks allow this algorithm.
   static bool suits_all(const Group& group, const TaskHead& task) noexcept;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The exchange: broadcast, all_gather, gather, scatter, all_to_all and reduce_scatter. Each rank
-// copies its blocks from the ranks that have them (exchange.cpp defines the words).
+// The exchange: the algorithm of broadcast, all_gather, gather, scatter, all_to_all and
+// reduce_scatter. Each rank copies its blocks from the ranks that have them. exchange.cpp describes
+// the algorithm.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +27,8 @@ struct Pieces {
 
 class Exchange {
  public:
-  // Plan the blocks to give and to take, as far as this rank's own call determines them.
+  // Plan the blocks that this rank gives and takes, from the call of this rank. add_peers()
+  // completes the plan with the calls of the peers.
   Exchange(const Group& group, const TaskHead& task, const Collective& collective, Pieces& pieces);
 
   // Return true if this rank takes nothing from other ranks.
@@ -36,8 +38,8 @@ class Exchange {
   std::uint64_t source_bytes() const noexcept { return source_bytes_; }
   bool may_be_cooperative() const noexcept { return may_be_cooperative_; }
 
-  // Call publish_inline() when the slot of this rank contains its payload, or publish_operands()
-  // when the slot contains the offsets of its operands.
+  // Call publish_inline() if this rank has published its payload (the data of its source), or
+  // publish_operands() if it has published the offsets of its operands.
   void publish_inline() noexcept { out_chunks_ = 0; }
   void publish_operands(const Group& group, TaskHead& task) noexcept;
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A family: the state that all groups of one rank share. It has the segments, the heap, the wait
 // ladder (wait.hpp), and the failure of the rank. A rank that fails in one of its groups has failed
-// in all. A caller holds the monitor's lock, except for values that never change.
+// in all. A caller must hold the family's lock (monitor.hpp) to use this state. Values that never
+// change need no lock.
 #pragma once
 
 #include <atomic>
@@ -35,7 +36,8 @@ class Member {
   // Throw CollectiveMismatch if another rank of the group has published another collective than
   // this rank.
   virtual void check() const = 0;
-  // Return true while a program runs that needs this group (Communicator::watch).
+  // Return true while this rank runs a program (a compiled step) that uses several groups,
+  // including this one (Communicator::watch).
   virtual bool is_watched() const noexcept = 0;
   // Throw the failure that a rank of this group has reported. Do nothing if no rank has failed.
   virtual void check_peers() const = 0;
@@ -56,7 +58,8 @@ class Family {
 
   int rank() const noexcept { return place_.rank; }  // the rank in the world
   int size() const noexcept { return place_.size; }
-  // Return the number in the job of a rank of the world, for messages and errors.
+  // Return the number that a rank has in the job, for messages and errors. `rank` is its number in
+  // the world, the group of all ranks of this host.
   int job_rank(int rank) const noexcept { return place_.job_ranks[rank]; }
   bool checked() const noexcept { return place_.checked; }
   Memory& memory() noexcept { return *memory_; }
@@ -100,22 +103,23 @@ class Family {
   bool time_to_watch(std::uint64_t now) noexcept;
   bool time_to_ask(std::uint64_t now) noexcept;
 
-  // Allocate a control block (the data of this rank for one group) for a new group, or memory that
-  // several ranks share, with the header Common before it. Return the offset in this rank's
-  // segment.
+  // new_control() allocates a control block (the data of this rank for one group) for a new group.
+  // new_common() allocates the header Common, and after it `bytes` bytes that several ranks share.
+  // Both return the offset of the new memory in this rank's segment.
   std::uint64_t new_control(std::uint64_t group);
   std::uint64_t new_common(std::size_t bytes);
-  // A block of this rank that its peers may still use. It is released when all ranks have departed,
-  // which means that none of them uses the block any more.
+  // Memory of this rank that its peers may still use: the control block of a closed group, or
+  // memory that several ranks share. The memory is released when all `ranks` ranks have departed:
+  // each has incremented `departed`, because it does not use the memory any more.
   struct Retired {
     std::atomic<std::uint32_t>* departed = nullptr;  // the counter in the block
     std::uint64_t block = 0;
     int ranks = 0;
     std::vector<std::uint64_t> letter_boxes{}, texts{};
   };
-  // Release each of the blocks as soon as all its ranks have departed: none uses the block any
-  // more. `blocks` has at most one entry. The parameter is a list that the caller has allocated,
-  // because this function must not allocate memory.
+  // Keep the blocks, and release each one as soon as all its ranks have departed: none uses the
+  // block any more. `blocks` has at most one entry. The parameter is a list because this function
+  // must not allocate memory: it moves the entry that the caller has allocated into its own list.
   void retire(std::list<Retired> blocks) noexcept;
 
  private:

@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // The flat algorithm. The data are cut into n near-equal parts, one per rank. A rank reduces its
 // part of every rank's source and stores the result to every rank's destination (reduce: to the
-// root's). Each byte is read once and written once. The ranks synchronise twice: when all have
-// arrived, and when all parts are done. The reducing rank pushes its result to the peers. It would
-// be slower to let the peers pull it, which needs a third synchronisation. All-reduce of float32 in
-// place, 2 ranks, AMD EPYC 9005, medians of 5 alternating runs, in us:
+// root's). Each byte of a source is read once, and each byte of a destination is written once. The
+// ranks synchronise twice: when all have arrived, and when all parts are done.
+//
+// The reducing rank writes its result to the destinations of the peers (push). If each peer copied
+// the result from the reducing rank instead (pull), the ranks would synchronise a third time, and
+// the all_reduce would be slower. All-reduce of float32 in place, 2 ranks, AMD EPYC 9005, medians
+// of 5 alternating runs, in us:
 //   bytes   64 Ki   1 Mi   4 Mi   16 Mi   64 Mi
 //   push      3.4     35    136     527    2635
 //   pull      4.7     49    430    1593    5949
 //
-// If every operand is in the shared arena, this happens in place. Otherwise the data pass through
-// the staging buffers (staging.hpp) in chunks. Each chunk goes through three acts (schedule.hpp):
+// If every operand is in the shared arena, the ranks read and write the operands themselves.
+// Otherwise the data pass through the staging buffers (staging.hpp) in chunks. Each chunk goes
+// through three acts (schedule.hpp):
 //   CopyIn    copy the elements that the peers need, from the source to this rank's buffer
 //   Reduce    when all ranks have copied the chunk in: reduce this rank's part, from its source and
 //             the peers' buffers. Store the result in this rank's destination (if it gets one), and
@@ -18,12 +22,14 @@
 //   CopyOut   when all ranks have reduced the chunk: copy the peers' parts from this rank's buffer
 //             to its destination
 // After CopyOut a rank may fill its buffer again without a further flag: a peer that has reduced
-// the chunk has read and written the buffer for the last time. It took 20 % longer to let the peers
-// fetch the results from the buffer of the reducing rank. All-reduce of float32 in place from
-// private memory, 2 ranks, AMD EPYC 9005, least of many runs, in us:
+// the chunk has read and written the buffer for the last time.
+//
+// Here too, push is faster: if the peers copied the results from the buffer of the reducing rank,
+// an all_reduce would take longer. All-reduce of float32 in place from private memory, 2
+// ranks, AMD EPYC 9005, least of many runs, in us:
 //   bytes   256 Ki   1 Mi   4 Mi
 //   push       6.7     30    132
-//   fetch      7.7     34    161
+//   pull       7.7     34    161
 #include "comm/shm/flat.hpp"
 
 #include "comm/shm/copy.hpp"
@@ -32,7 +38,8 @@ namespace ngd::comm::shm {
 
 namespace {
 
-// One chunk of a collective whose data pass through the staging buffers.
+// One chunk of a collective whose data pass through the staging buffers, and the acts (copies and
+// reduction) of this rank on the chunk.
 class Chunk {
  public:
   Chunk(Context& context, std::uint64_t number)

@@ -62,7 +62,8 @@ bool Group::has(const Need& need, int rank) const noexcept {
     case Need::Flag::Step:
       return slot.step.load() >= need.value;
     case Need::Flag::Taken: {
-      // If the slot serves a later collective already, the awaited one is complete.
+      // A rank publishes a later collective in this slot only when all ranks have finished the
+      // earlier one. So if the slot has a later number, the rank has taken everything.
       const std::uint64_t published = slot.published.load();
       return published > need.sequence ||
              (published == need.sequence && slot.taken.load() >= need.value);

@@ -31,15 +31,16 @@ struct Need {
 
 class Group {
  public:
-  // A rank of the group: its segment with its control block of this group, its rank in the world of
-  // this host, and its rank in the job.
+  // A rank of the group: a view of its segment (the memory that it shares) with its control block
+  // (its data) for this group, its rank in the world of this host, and its rank in the job.
   struct Rank {
     Segment segment;
     int world = 0;
     int job_rank = 0;
   };
-  // `moves` is a counter of the flags that this rank has waited for and that were raised.
-  // `checked`: compare the fingerprints of the ranks. `held`: the computations of this rank's
+  // `moves`: a counter that grows by one for each flag of a peer that this rank has waited for and
+  // that was raised. A wait compares the counter to find out if there was progress. `checked`: true
+  // = compare the fingerprints of the ranks' calls. `held`: the computations of this rank's
   // compiled steps; it must outlive the group.
   Group(std::vector<Rank> ranks, int rank, std::uint64_t id, std::uint64_t& moves, bool checked,
         const Computations& held);
@@ -94,11 +95,12 @@ class Group {
     return {Need::Flag::Step, rank, rank + 1, sequence, step};
   }
   bool has(const Need& need, int rank) const noexcept;
-  // Return true if a need, the condition that a collective waits for, is met. Throws
-  // CollectiveMismatch if a rank has published another collective than this rank.
+  // Return true if a need, the condition that a collective waits for, is met. Count the ranks that
+  // have met it in `moves`. Throws CollectiveMismatch if a rank has published another collective
+  // than this rank.
   bool met(Need& need);
-  // Return the world ranks that have not yet raised the flag of a need, the condition that a
-  // collective waits for.
+  // Return the ranks that have not yet raised the flag of a need (the condition that a collective
+  // waits for), by their numbers in the job.
   std::vector<int> missing(const Need& need) const;
 
   // Throw CollectiveMismatch if collective number `sequence` of `rank` differs from that of this
@@ -109,7 +111,8 @@ class Group {
     return segment(rank).slot(sequence).call;
   }
 
-  // Called when this rank has left the group. Afterwards the object only refuses calls.
+  // Called when this rank has left the group. The object stays valid, but each further call in the
+  // group is refused with GroupClosed.
   void close() noexcept { closed_ = true; }
   bool is_closed() const noexcept { return closed_; }
 
@@ -133,7 +136,8 @@ class Group {
   std::vector<void*> destinations_;
 };
 
-// Return part number `part` of a slice, as comm::part_of, but parts begin on cache lines.
+// Return part number `part` of a slice that is divided into `parts` near-equal parts
+// (comm::part_of). Each part begins a whole number of cache lines after the beginning of the slice.
 inline Slice lines_of(Slice whole, int part, int parts, std::size_t element_bytes) noexcept {
   return part_of(whole, part, parts, kLine / element_bytes);
 }

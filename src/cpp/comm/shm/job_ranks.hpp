@@ -15,13 +15,14 @@ class JobRanks {
   JobRanks() = default;  // the ranks have the same numbers in the job
   explicit JobRanks(std::vector<int> by_rank) : by_rank_(std::move(by_rank)) {}
 
-  // Return the rank in the job of a rank of this host. A number that is not a rank of this host,
-  // which another program may have sent, is returned as it is.
+  // Return the number in the job of rank `rank` of this host. A number that is not a rank of this
+  // host is returned unchanged: it comes from a wrong message, and the error message shows it.
   int operator[](int rank) const noexcept {
     const bool is_known = rank >= 0 && rank < static_cast<int>(by_rank_.size());
     return is_known ? by_rank_[static_cast<std::size_t>(rank)] : rank;
   }
-  // Return the number on this host of a rank of the job; -1 if the rank is on another host.
+  // Return the rank on this host of the rank with number `job_rank` in the job; -1 if that rank is
+  // on another host.
   int local(int job_rank) const noexcept {
     if (by_rank_.empty()) return job_rank;
     const auto position = std::find(by_rank_.begin(), by_rank_.end(), job_rank);

@@ -22,7 +22,8 @@ Collective call_of(const PendingLetter& pending, int world_peer) {
   return call;
 }
 
-// Return the bytes of the next chunk of a pending send or receive.
+// Return the bytes of the chunk that a pending send fills next, or that a pending receive copies
+// out next.
 std::size_t chunk_bytes(const PendingLetter& pending) noexcept {
   return std::min(kLetterChunkBytes, pending.bytes() - pending.moved);
 }
@@ -130,7 +131,8 @@ void Letters::progress() {
 
 // ---- sending
 
-// Post the letters of the sends to `peer`, and fill their chunks, in the order of the sends.
+// Advance the sends to `peer`, in their order: post the letter (the entry in shared memory) of each
+// send, and copy data from private memory to the chunks of the letter box.
 void Letters::progress_sends(int peer) {
   auto& sends = outgoing_[static_cast<std::size_t>(peer)].sends;
   bool may_fill = true;  // no earlier send still needs the chunks

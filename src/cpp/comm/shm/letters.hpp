@@ -75,13 +75,15 @@ struct PendingLetter {
   std::size_t bytes() const noexcept { return count * size_of(dtype); }
 };
 
-// All sends and receives (letters) of one rank in one group.
+// The pending sends and receives of one rank in one group. A letter is the entry of a send in
+// shared memory.
 class Letters {
  public:
   Letters(Family& family, Group& group, Statistics& statistics);
 
   Work submit(const Collective& collective);
-  // Advance all sends and receives. Throws CollectiveMismatch if a send and its receive differ.
+  // Advance all sends and receives. Throws CollectiveMismatch if a send and its receive differ in
+  // their dtype, number of elements or tag.
   void progress();
   bool is_known(std::uint64_t work) const noexcept { return (work & ~kLetterBit) <= submitted_; }
   bool is_complete(std::uint64_t work) const noexcept { return find(work) == nullptr; }

@@ -10,9 +10,9 @@ namespace ngd::comm::shm {
 
 namespace {
 
-// The pauses between two reads of a word that another thread will change soon: spin, then yield,
-// then sleep for a short time. A system call inside an engine call takes microseconds, a large copy
-// milliseconds.
+// A pause between two reads of a word that another thread will change soon. The first 100 pauses
+// are spins, the next 10 are yields, and later ones are sleeps of 10 to 200 microseconds: the other
+// thread may hold the lock for microseconds (a system call) or milliseconds (a large copy).
 class Nap {
  public:
   void take() noexcept {
@@ -73,7 +73,8 @@ void Monitor::lock(RankRecord& sleeper) noexcept {
   wanted_.fetch_sub(1, std::memory_order_relaxed);
 }
 
-// Clear `locked`, and keep `inside`. No other thread changes the word while it is locked.
+// Clear `locked`, and keep `inside`. A store is enough, because no other thread changes the word
+// (the two bits) while `locked` is set.
 void Monitor::unlock() noexcept {
   word_.store(word_.load(std::memory_order_relaxed) & kInside, std::memory_order_release);
 }

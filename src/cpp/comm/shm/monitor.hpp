@@ -6,13 +6,13 @@
 //   inside   a thread is in an engine call. Another thread that begins one gets Busy
 //   locked   a thread uses the state
 // An engine call sets both bits when it begins, and clears both when it ends. A short call waits
-// until `locked` is clear, and sets only this bit.
+// until `locked` is clear, sets it, and clears it at its end.
 //
-// An engine call that waits for its peers keeps `inside`, but releases `locked` as soon as another
-// thread wants it; `wanted` counts these threads. It also releases `locked` while it calls the
-// interrupt callback (comm::Communicator::set_interrupt), which may run any code, and so may close
-// or drop groups. Therefore a thread that wants `locked` never waits until a peer acts or the
-// callback returns.
+// A thread that wants `locked` never waits for a peer or for the interrupt callback:
+//   - While an engine call waits for its peers and another thread wants `locked`, the engine call
+//     clears `locked`, and sets it again later. `wanted` is the number of threads that want it.
+//   - An engine call clears `locked` while it calls the interrupt callback
+//     (comm::Communicator::set_interrupt). The callback may run any code, and may close groups.
 #pragma once
 
 #include <atomic>
@@ -36,8 +36,9 @@ class Monitor {
   }
   void leave() noexcept { word_.store(0, std::memory_order_release); }
 
-  // For the thread that is in an engine call. wanted(): return true if another thread wants
-  // `locked`. give_way(): release `locked` until no thread wants it.
+  // Both are called by the thread that is in an engine call. wanted(): return true if another
+  // thread waits for `locked`. give_way(): clear `locked`, wait until no other thread wants it, and
+  // set it again.
   bool wanted() const noexcept { return wanted_.load(std::memory_order_relaxed) != 0; }
   // The same as wanted(), with a sequentially consistent load, for a thread that is about to sleep
   // (wait.hpp).
@@ -46,9 +47,10 @@ class Monitor {
   void unlock_inside() noexcept { word_.store(kInside, std::memory_order_release); }
   void lock_inside() noexcept;
 
-  // Set `locked`. For a thread that is not in an engine call, or has released `locked` in one.
-  // `sleeper`: the record of this rank; if the thread in the engine call sleeps on it, that thread
-  // is woken.
+  // Wait until `locked` is clear, and set it. Called at the beginning of a short call, which may
+  // also run in the interrupt callback of an engine call. `sleeper`: the record of this rank. If
+  // the thread in the engine call sleeps, this call wakes that thread through the record, so that
+  // it clears `locked`.
   void lock(RankRecord& sleeper) noexcept;
   void unlock() noexcept;
 

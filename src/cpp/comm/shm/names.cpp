@@ -35,8 +35,8 @@ std::optional<uid_t> listener_at(const Address& address) {
   return peer_user(probe.get());
 }
 
-// Record the user of a socket in the kernel's list (`entry`), if the socket has one of the names in
-// `addresses`.
+// Read one entry of the kernel's list of sockets. If the socket of the entry has one of the names
+// in `addresses`, record the user of the socket in `holders`.
 void record_holder(nlmsghdr* entry, const std::vector<Address>& addresses, Holders& holders) {
   std::string_view name;
   std::optional<uid_t> user;

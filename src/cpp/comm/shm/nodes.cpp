@@ -3,33 +3,39 @@
 // cut into m near-equal slices, and each slice into n near-equal pieces. The counterparts of a rank
 // are the ranks with the same index on the other nodes. The rank with index i of node h goes
 // through three acts:
-//   Sum       reduce slice i of the node's sources to the rank's partial sum
-//   Combine   reduce piece h of slice i: the counterparts' partial sums, to all ranks of the node
+//   Sum       reduce slice i of the sources of this node's ranks. The result is the partial sum of
+//             this rank
+//   Combine   reduce piece h of slice i: the partial sums of this rank and its counterparts. Store
+//             the result at all ranks of this node
 //   Spread    copy the other pieces of slice i, from the counterparts that have combined them, to
-//             all ranks of the node
+//             all ranks of this node
 // An act begins when all ranks have done the act before it. The collective is complete when all
 // ranks have done the last act.
 //
-// Ranks read from other nodes in two acts, and never write there. A node reads (n-1)/n of the data
-// as partial sums and as much as results. This is the least for an all_reduce between n nodes
-// (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
-// 2009, section 2). The flat algorithm, where each rank reads from all and writes to all, moves m
-// times as much.
+// A rank reads from other nodes in Combine and in Spread, and never writes there. In each of these
+// two acts, a node reads (n-1)/n of the data from other nodes. This is the least for an all_reduce
+// between n nodes (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
+// workstations", 2009, section 2). The flat algorithm, where each rank reads from all and writes to
+// all, moves m times as much between nodes.
 //
-// m is a power of two, so the tree over a node's ranks is a subtree of the canonical one
-// (base/reduce.hpp), and the tree over the nodes is the rest of it. The result has the same bits as
-// that of the flat algorithm. A mean is the mean of the nodes' means, which do not overflow; a
-// division by m is exact except for the smallest floats. 16-bit floats use the flat algorithm:
-// their partial sums are float32, which would double the data between nodes and need other memory.
+// The result has the same bits as the result of the flat algorithm. m is a power of two, so the
+// tree over a node's ranks is a subtree of the canonical tree of a reduction (base/reduce.hpp), and
+// the tree over the nodes is the rest of it. A mean is the mean of the nodes' means, which do not
+// overflow; a division by m is exact except for the smallest floats. 16-bit floats use the flat
+// algorithm: their partial sums would be float32, twice as large as the data, and would not fit the
+// destinations.
 //
-// If every operand is in the shared arena, partial sums and results are stored in the destinations.
-// This also works in place: only one rank reads a slice of a source, before it writes there.
+// If every operand is in the shared arena, the partial sums and the results are stored in the
+// destinations. Source and destination may be the same memory: of the ranks of a node, only the
+// rank with index i reads slice i, and it reads slice i of all sources before it writes.
+//
 // Otherwise the data pass through the staging buffers in chunks, with two more acts (schedule.hpp):
-//   CopyIn    before Sum: copy the elements that the node needs, from the source to the buffer
-//   CopyOut   in the end: copy the results of the node's ranks, from the buffer to the destination
-// CopyIn leaves out slice i, this rank's own slice. There the rank's buffer holds the partial sum
-// after Sum. Combine then replaces piece h of it by the result, which the counterparts read in
-// Spread.
+//   CopyIn    before Sum: copy all slices but slice i from the source to this rank's buffer, where
+//             the other ranks of the node read them
+//   CopyOut   after Spread: copy all slices but slice i from this rank's buffer, where the other
+//             ranks of the node have stored the results, to the destination
+// In slice i, the rank's buffer holds the partial sum after Sum. Combine replaces piece h of slice
+// i by the result, which the counterparts read in Spread.
 #include "comm/shm/nodes.hpp"
 
 #include "comm/shm/copy.hpp"
@@ -121,9 +127,11 @@ class Chunk {
   }
   const Slot& slot(int rank) const { return group_.segment(rank).slot(task_.sequence); }
 
-  // Reduce the sources, and store the result at all ranks of this node. If the task is staged, this
-  // rank stores its own result in its destination. If the counterparts read the result in its
-  // buffer (`is_read_by_counterparts`), it stores the result there too.
+  // Reduce the sources, and store the result for all ranks of this node. Without staging, store the
+  // result in the destination of each rank. With staging, store the result in this rank's
+  // destination and in the buffers of the other ranks, which copy it out. If
+  // `is_read_by_counterparts`, store the result in this rank's buffer too, where the counterparts
+  // read it.
   void reduce_to_node(const Slice& range, int sources, double divisor,
                       bool is_read_by_counterparts) const {
     int results = 0;

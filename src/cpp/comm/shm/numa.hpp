@@ -9,7 +9,8 @@
 
 namespace ngd::comm::shm {
 
-// no single node, or not known, or NGD_NUMA_NODE turns nodes off
+// The value for no NUMA node. A rank has none if the environment variable NGD_NUMA_NODE is not set,
+// or if it is "auto" and no single node has all cores that the rank may use.
 inline constexpr int kNoNode = -1;
 // where Linux describes the nodes
 inline constexpr const char* kNodeFolder = "/sys/devices/system/node";
@@ -17,12 +18,13 @@ inline constexpr const char* kNodeFolder = "/sys/devices/system/node";
 // Return the NUMA node that has all of `cores`; kNoNode if no node has them all.
 int node_of(const cpu_set_t& cores, const std::string& folder = kNodeFolder);
 
-// Return the NUMA node of a rank that runs on `cores`. If NGD_NUMA_NODE sets a node, return that
-// one.
+// Return the NUMA node of a rank that may run on `cores`, as the environment variable NGD_NUMA_NODE
+// says: "auto" = the node that has all of `cores` (node_of), a number = that node, not set =
+// kNoNode.
 int chosen_node(const cpu_set_t& cores, const std::string& folder = kNodeFolder);
 
-// The division of a group into `count` NUMA nodes of `ranks` consecutive ranks each. `count` is 1
-// if several nodes would gain nothing.
+// The division of a group into `count` NUMA nodes of `ranks` consecutive ranks each. If `count` is
+// 1, reductions do not distinguish NUMA nodes.
 struct Nodes {
   int count = 1;
   int ranks = 1;

@@ -31,9 +31,9 @@ ProgramText ProgramTexts::text_of(const ProgramIdentity* program, std::uint64_t 
   return stored->second;
 }
 
-// Release the texts of programs that this rank has unloaded. If the slot of a text's last use is
-// free, all ranks have finished that collective, so no peer can read a slot that points to the
-// text.
+// Release the texts of programs that this rank has unloaded, if no peer can still read them. Peers
+// read a text only in the collectives that use it. If the slot of the last of these collectives may
+// be used again, all ranks have finished it.
 void ProgramTexts::release_unused(std::uint64_t slots_free_to) noexcept {
   std::erase_if(texts_, [&](const auto& entry) {
     const ProgramText& text = entry.second;

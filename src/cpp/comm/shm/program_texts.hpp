@@ -27,10 +27,10 @@ class ProgramTexts {
   ProgramTexts(Heap& heap, const Group& group, const Computations& held)
       : heap_(heap), group_(group), held_(held) {}
 
-  // Return the text of a program that collective number `sequence` uses. The text is stored at its
-  // first use. `slots_free_to`: collectives up to this number may be published (SlotQueue). It
-  // shows which collectives all ranks have finished, so that texts of unloaded programs can be
-  // released.
+  // Return the text of a program that collective number `sequence` uses. At its first use, copy the
+  // text to the shared arena, and release texts that are not needed any more. `slots_free_to`: the
+  // last collective that has a free slot (SlotQueue). All ranks have finished collective number
+  // slots_free_to - kSlots and those before it.
   ProgramText text_of(const ProgramIdentity* program, std::uint64_t sequence,
                       std::uint64_t slots_free_to);
   // Return the offsets of all texts in the heap. The caller must release them. Allocates no memory.

@@ -6,14 +6,17 @@
 //   Reduce, round s = 0..n-2:  add part r-s-1 of its source to the left neighbour's sum of it.
 //                              After the last round, rank r has the whole sum of part r+1
 //   Gather, round t = 0..n-2:  copy the whole sum of part r-t from the left neighbour
-// So a part is summed in ring order, beginning with its own rank. This is not the canonical order,
-// but the same on all ranks. 16-bit floats travel as float32 and are rounded once, at the end.
+// So the sum of part p begins with the source of rank p and goes around the ring. This is not the
+// canonical order, but the same on all ranks. 16-bit floats travel as float32 and are rounded once,
+// at the end.
 //
 // If every operand is in the shared arena, the partial sums are stored in the destinations.
-// Otherwise, and for 16-bit floats, they are stored in the staging areas, chunk by chunk. No rank
-// overwrites data that its right neighbour has not read: the whole sum of a part has passed through
-// the right neighbour before it comes back, and a new chunk, and the end of the task, wait for the
-// neighbour's last round.
+// Otherwise, and for 16-bit floats, they are stored in the staging areas, chunk by chunk.
+//
+// A rank overwrites its partial sum of a part only after its right neighbour has read it. In
+// Gather, the rank overwrites the partial sum with the whole sum, and the right neighbour has read
+// the partial sum before the whole sum existed. A rank begins a new chunk, or ends the task, only
+// after the right neighbour has done its last round of the chunk before.
 #include "comm/shm/ring.hpp"
 
 #include <algorithm>
@@ -61,8 +64,8 @@ class Ring::Pass {
   }
 
  private:
-  // A chunk has one step that begins it, then n - 1 rounds of Reduce and n - 1 rounds of Gather,
-  // for n ranks.
+  // Return the number of steps of a chunk of n ranks: one step that makes this rank's first part
+  // readable for its right neighbour, n - 1 rounds of Reduce, and n - 1 rounds of Gather.
   std::uint64_t steps_per_chunk() const { return 2 * static_cast<std::uint64_t>(ranks_ - 1) + 1; }
 
   Slice part(int number) const {

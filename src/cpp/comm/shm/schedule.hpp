@@ -63,9 +63,9 @@ class Schedule {
     return chunk == 0 ? 1 : num_ahead_ + (chunk - 1) * num_acts_ + 1;
   }
 
-  // Return the number of the step that all ranks must have done before step `number` begins; 0:
-  // none. For the number last() + 1: the step that all must have done before the collective is
-  // complete.
+  // Return the number of the step that all ranks must have done before this rank begins step
+  // `number`, or 0 if this rank need not wait. For number = last() + 1, return the step that all
+  // ranks must have done before the collective is complete on this rank.
   constexpr std::uint64_t awaited_before(std::uint64_t number) const noexcept {
     if (number == 1) return 0;
     if (number <= last() && at(number).act == Act::CopyIn) return 0;

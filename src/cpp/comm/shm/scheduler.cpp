@@ -29,7 +29,9 @@ void Scheduler::advance(Task& task) {
   if (task.is_complete) count(task);
 }
 
-// An algorithm that needs the staging buffers copies data in before the peers have arrived.
+// Do the work of a task that needs no peer, before all ranks have arrived: copy data to the staging
+// buffers, and in an exchange copy this rank's own block. Do nothing for a task that has no such
+// work, and for an exchange that may be replaced by the cooperative algorithm.
 void Scheduler::start_early(Task& task) {
   auto* exchange = std::get_if<Exchange>(&task.state);
   if (exchange == nullptr && !task.staging.is_needed) return;
@@ -54,8 +56,9 @@ bool Scheduler::run(Task& task) {
       task.state);
 }
 
-// Return true if a task gets the staging buffers. They serve one collective at a time, in the order
-// of the sequence: a collective gets them when no earlier one may still fill them.
+// Give the staging buffers to a task. Return false if the task must wait. One collective at a time
+// fills the buffers, in the order of the sequence: a task gets the buffers when each earlier
+// collective has filled its last buffer, or is known to need no buffers.
 bool Scheduler::take_staging(Task& task) {
   for (std::uint64_t s = queue_.finished() + 1; s < task.sequence; ++s) {
     const Task& earlier = queue_.task(s);

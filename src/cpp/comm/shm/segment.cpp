@@ -86,9 +86,10 @@ class ProcessMemory final : public Memory {
   }
 
  private:
-  // Pages of a memfd that no process has mapped count for the cgroup, but not for one of its
-  // processes. If the cgroup is full, the kernel kills another process, such as the launcher, and
-  // frees nothing. So the pages are mapped when allocated, and only if there is enough memory.
+  // Map the pages of a range, after a check that there is enough memory. Pages of a memfd that no
+  // process has mapped count for the cgroup, and not for one of its processes. If the cgroup is
+  // full, the kernel then kills another process, such as the launcher, and frees none of the pages.
+  // So the pages are mapped when they are allocated.
   void commit_piece(std::size_t offset, std::size_t bytes) {
     const Headroom available = headroom();
     if (available.bytes < bytes + kReserve)

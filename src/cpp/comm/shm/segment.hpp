@@ -8,17 +8,20 @@
 //
 // A control block holds the data of a rank for one group:
 //
-//   control  | Control: flags of the rank; Slot x kSlots: the pending collectives, by
-//            | sequence % kSlots
-//   inline   | kInlineBytes x kSlots: payloads that are published next to the flag
-//   layouts  | kLayoutBytes x kSlots: of arrays with several axes, and of lists of arrays
+//   control  | Control: the flags of the rank, and kSlots slots. Collective number s is published
+//            | in slot s % kSlots
+//   inline   | kInlineBytes per slot: payloads that are published next to the flag
+//   layouts  | kLayoutBytes per slot: layouts of arrays with several axes, and of lists of arrays
 //   staging  | buffers for operands in private memory, chunk by chunk (staging.hpp)
 //
-// Only its owner writes to a control block, except for `departed` and for staging buffers that
-// peers write results to (flat.cpp, nodes.cpp). Everything in a slot, except its second cache line
-// (`step`, `taken`, `first_ticket`), is written before `published`, and stays until every rank has
-// finished the collective of the slot. So a peer that has read `published` may read all of it.
-// Flags are stored and loaded sequentially consistent, because a peer may sleep until one is raised
+// Only its owner writes to a control block. There are two exceptions: each rank of a group that
+// does not need the block any more increments its counter `departed`, and peers write results to
+// staging buffers (flat.cpp, nodes.cpp).
+//
+// A rank writes everything in a slot before it sets the slot's flag `published`. Afterwards only
+// the second cache line (`step`, `taken`, `first_ticket`) changes, until every rank has finished
+// the collective of the slot. So a peer that has read `published` may read all of the slot. Flags
+// are stored and loaded sequentially consistent, because a peer may sleep until one is raised
 // (wait.hpp).
 #pragma once
 
@@ -50,8 +53,9 @@ inline constexpr std::size_t kInlineBytes = 2 << 10;  // inline.cpp has the meas
 inline constexpr std::size_t kLayoutNumbers = 64;     // the most numbers of a layout that are kept
 inline constexpr std::size_t kStagingBytes = 4 << 20;
 
-// Values of an offset for an operand that is not in the heap. kInline: published next to the flag.
-// kPrivate: in private memory.
+// The two values of an operand's offset that are not positions in the heap. kInline: the data of
+// the operand are published next to the flag. kPrivate: the operand is in private memory, or no
+// peer needs its offset.
 inline constexpr std::uint64_t kInline = ~std::uint64_t{1};
 inline constexpr std::uint64_t kPrivate = ~std::uint64_t{0};
 // A value of Slot::taken: this rank reads nothing from its peers' sources, or has read all that it
@@ -87,13 +91,15 @@ struct RankRecord {
   std::atomic<std::uint32_t> doorbell;
   std::atomic<std::uint64_t> rung_ns;  // when a peer last woke this rank, CLOCK_MONOTONIC
 
-  // The rank that this rank waits for outside of shared memory, and the time at which it wrote
-  // this. The value is valid for one second.
+  // The rank for which this rank waits outside of shared memory, for example a rank of another host
+  // (note_awaited), and the time of this note. Peers ignore a note that is older than one second.
   std::atomic<std::int32_t> awaited;
   std::atomic<std::uint64_t> awaited_ns;
 
-  // The text of the call in which this rank has waited for long. Peers that wait for this rank show
-  // it in their error messages. `wait_version` is odd while the text is being written.
+  // The text of the call in which this rank waits, if it has waited for a long time. Peers that
+  // wait for this rank show the text in their error messages. The writer makes `wait_version` odd
+  // before it changes the text, and even afterwards, so that a reader can detect a change (a
+  // seqlock).
   alignas(kLine) std::atomic<std::uint64_t> wait_version;
   std::atomic<std::uint64_t> wait_text[kWaitWords];
 
@@ -101,7 +107,8 @@ struct RankRecord {
 };
 
 struct Slot {
-  // All data of a peer that the fast path of a collective reads. They are in one cache line.
+  // The flag, and the data of this rank that the peers need to begin the collective. They are in
+  // one cache line.
   alignas(kLine) std::atomic<std::uint64_t> published;  // the flag: the number of the collective
   std::uint64_t fingerprint;                            // the fingerprint of `call` for this group
   std::uint64_t source_offset;                          // in this segment, or kInline, or kPrivate
@@ -114,7 +121,8 @@ struct Slot {
   std::atomic<std::uint64_t> taken;  // the number of chunks read from every peer, or kAll
   std::uint64_t first_ticket;        // the first ticket of its staging buffers
 
-  // The call of this rank, for error messages.
+  // The call of this rank: kind, dtype, sizes and call site. Peers read it if the fingerprints
+  // differ, and for error messages.
   alignas(kLine) CallRecord call;  // its counts, if any, are stored before the payload
   std::uint64_t program_offset;    // the offset of the program's text in the heap, or kPrivate
   std::uint32_t program_length;
@@ -131,7 +139,8 @@ struct Control {
   alignas(kLine) std::atomic<std::uint64_t> finished;
   alignas(kLine) std::atomic<std::uint32_t> left;  // not 0: this rank has left the group
   std::atomic<std::uint64_t> sequence;             // the number of the last published collective
-  // The number of ranks that do not use this block any more. Each rank increments it once.
+  // The number of ranks that do not use this control block any more. Each rank of the group
+  // increments it once.
   alignas(kLine) std::atomic<std::uint32_t> departed;
   // For each rank, the offset in this rank's heap of the letter box for sends to that rank
   // (letters.hpp); 0 if there was no send.
@@ -198,14 +207,15 @@ class Memory {
   // Return the memfd of a rank's segment, for further mappings. -1 if the ranks are threads, or if
   // this program has closed the descriptor.
   virtual int descriptor(int) const noexcept { return -1; }
-  // Back a range of this rank's own segment with pages. Throws OutOfMemory if the kernel has no
-  // more. Without pages, the first access would raise SIGBUS.
+  // Allocate the memory pages of a range of this rank's own segment. Throws OutOfMemory if there
+  // are not enough. An access to a page that cannot be allocated would raise the signal SIGBUS.
   virtual void commit(std::size_t offset, std::size_t bytes) = 0;
 };
 
-// Create the memfd of a segment, sealed against resizing. Its size is the physical memory rounded
-// up to 1 GiB, at least 4 GiB. It is halved, down to 256 MiB, until `size` segments fit this
-// process's address space (RLIMIT_AS). It has no pages until they are committed. Throws
+// Create the memfd of a segment, sealed against resizing. `size`: the number of ranks on this host.
+// The segment is as large as the physical memory rounded up to 1 GiB, but at least 4 GiB. If the
+// segments of all `size` ranks do not fit this process's address space (RLIMIT_AS), the segment is
+// halved until they fit, down to 256 MiB. It has no pages until they are committed. Throws
 // OutOfMemory.
 Descriptor create_segment(int size);
 
@@ -227,8 +237,8 @@ void note_wait(RankRecord& mine, std::string_view what) noexcept;
 // Return the call that another rank has written with note_wait(); "" if it does not wait, or while
 // it writes.
 std::string noted_wait(const RankRecord& record);
-// Return the text of a rank's failure. Its length is limited, because a faulty rank may have
-// overwritten its record, and its peers must not read beyond the record.
+// Return the text of a rank's failure. The length is at most kErrorBytes, even if a faulty rank has
+// overwritten the length in its record.
 inline std::string_view error_text_of(const RankRecord& record) noexcept {
   return {record.error_text, std::min<std::size_t>(record.error_length, kErrorBytes)};
 }

@@ -41,8 +41,9 @@ ShmCommunicator::ShmCommunicator(std::shared_ptr<Family> family, std::vector<Gro
 
 ShmCommunicator::~ShmCommunicator() { close(); }
 
-// Throw GroupClosed in a forked child. Every call checks this first: in a child, the monitor (the
-// lock of the family) stays as another thread of the parent has left it.
+// Throw GroupClosed in a forked child. Every call checks this first: the lock of the family may
+// stay locked forever in the child, because the thread that would release it exists only in the
+// parent.
 void ShmCommunicator::check_not_child() const {
   if (family_->in_child()) [[unlikely]]
     fail(ErrorKind::GroupClosed, kForkedChild);
@@ -221,7 +222,8 @@ std::uint64_t ShmCommunicator::make_common(std::size_t bytes) {
 std::shared_ptr<void> ShmCommunicator::open_common(int maker, std::uint64_t number) {
   check_not_child();
   Common& common = *reinterpret_cast<Common*>(group_.segment(maker).at(number));
-  // Allocated now, because the function that gives the memory back must not allocate memory.
+  // The entry for Family::retire() is allocated here, because give_back() below must not allocate
+  // memory.
   const auto retired = std::make_shared<std::list<Family::Retired>>();
   if (maker == group_.rank()) retired->push_back({&common.departed, number, group_.size()});
   const auto give_back = [family = family_, &common, retired](void*) {

@@ -151,7 +151,8 @@ void SlotQueue::publish_layout(Slot& slot, std::uint64_t sequence, const Layout&
               group_.mine().layout_numbers(sequence));
 }
 
-// Publish the counts of this rank, and its payload or the offsets of its operands.
+// Publish the counts of this rank, if the caller has given any. Then publish the data of the source
+// (the payload) if the collective is inline, otherwise the offsets of the operands.
 void SlotQueue::publish_operands(Task& task, Slot& slot, const Collective& collective) {
   const Segment& mine = group_.mine();
   const std::size_t counts_bytes = task.counts_bytes(group_.size());

@@ -2,9 +2,11 @@
 // The collectives of a group that this rank has submitted, in the order of their sequence.
 //
 // A collective needs a slot, in which it is published to the peers. There are kSlots slots, and the
-// slot of a sequence is free when all ranks have finished the collective kSlots before. Until then,
-// a submitted collective waits in the backlog. submit() never blocks: the peers for which it would
-// wait may themselves wait for a later collective of this caller.
+// slot of a collective is free when all ranks have finished the collective kSlots before it. Until
+// then, a submitted collective waits in the backlog.
+//
+// submit() never waits for a slot, because that could be a deadlock: a peer may be unable to finish
+// its collectives before this rank has submitted a later one.
 #pragma once
 
 #include <cstdint>
@@ -28,11 +30,12 @@ class SlotQueue {
   // Start the collectives of the backlog whose slots are free now. Return the number of started
   // ones.
   int start_from_backlog();
-  // Return true if the slot of the next collective is not known to be free.
+  // Return false if the slot of the next collective is free. Return true if the slot may be in use:
+  // this rank must read the peers' reports to find out.
   bool may_lack_slot() const noexcept { return submitted_ >= slots_free_to_; }
 
   std::uint64_t submitted() const noexcept { return submitted_; }
-  // Return the number of the last collective up to which all are complete on this rank.
+  // Return the largest n for which the collectives 1 to n are complete on this rank.
   std::uint64_t finished() const noexcept { return finished_; }
   // Update finished(), and report it to the peers from time to time.
   void finish() {

@@ -11,8 +11,9 @@
 
 namespace ngd::comm::shm {
 
-// Mark in the control block of a new group that this rank does not take part in the group. Peers
-// that have made the group may already wait for this rank there.
+// Called if split() fails on this rank. Mark in the control block of the new group that this rank
+// has left the group, and wake the peers: peers that have made the group may already wait for this
+// rank.
 void ShmCommunicator::mark_left(std::uint64_t control) const noexcept {
   if (control == kPrivate) return;
   Segment(group_.mine().base(), group_.mine().bytes(), control).control().left.store(1);

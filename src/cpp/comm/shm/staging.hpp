@@ -3,10 +3,10 @@
 // that is in private memory. Only this rank fills its buffers.
 //
 // Every chunk that is staged has a ticket. Tickets are numbered over all collectives of a group;
-// ticket t uses buffer t % kBuffers. Two rules say when a buffer may be filled again:
+// ticket t uses buffer t % kBuffers. There are two rules for when a buffer may be filled again:
 //   - If the peers only read the buffer (exchange.cpp), they report it in Slot::taken. The buffer
-//     has a guard, a Need (a condition on flags of the ranks) that is met when all reports have
-//     arrived. Until then the buffer is in use, but this rank can already complete the collective.
+//     has a guard: a Need (a condition on flags of the ranks) that is met when all reports have
+//     arrived. The collective may be complete on this rank earlier; only the buffer stays in use.
 //   - If the peers also write results to it (flat.cpp, nodes.cpp), this rank holds the buffer until
 //     it has copied the results out.
 #pragma once
@@ -36,7 +36,8 @@ class Staging {
   bool is_free(Group& group, std::uint64_t ticket) {
     return !is_held_[ticket % kBuffers] && group.met(guard(ticket));
   }
-  // Return the index of the first buffer that is not free, or kBuffers if all are free.
+  // Return the index of the first buffer that is in use, so that the caller can wait for its guard.
+  // Return kBuffers if all buffers are free.
   std::uint64_t first_busy(Group& group) {
     std::uint64_t buffer = 0;
     while (buffer < kBuffers && is_free(group, buffer)) ++buffer;

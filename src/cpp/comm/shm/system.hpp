@@ -27,10 +27,11 @@ class Descriptor {
   int fd_ = -1;
 };
 
-// A descriptor that is kept for the life of a group. The program may close all descriptors that it
-// does not know, and its next file gets the number. So this class checks that the number is still
-// the same file before it uses or closes the descriptor. (Before Linux 6.9 pidfds cannot be
-// distinguished from eventfds.)
+// A descriptor that is kept for the life of a group. The user's program may close this descriptor,
+// and the kernel may then give its number to another file. So this class checks that the number is
+// still the same file before it uses or closes the descriptor. The check compares device and inode.
+// Before Linux 6.9, pidfds and eventfds have the same inode, so it does not notice if an eventfd
+// has got the number of a pidfd.
 class KeptDescriptor {
  public:
   KeptDescriptor() = default;

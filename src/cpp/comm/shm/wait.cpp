@@ -17,14 +17,15 @@ namespace {
 // The number of spins between two readings of the clock. A reading costs as much as one or two
 // spins.
 constexpr int kSpinsPerLook = 64;
-// A sleep was short if a peer rang the doorbell within this time after the rank fell asleep. The
-// time is about that to fall asleep and wake up.
+// A sleep was short if a peer rang the doorbell less than this time after the rank fell asleep. To
+// fall asleep and wake up takes about as long.
 constexpr std::uint64_t kShortNs = 50'000;
 // A longer time between two readings of the clock means that the rank had no core: with a core, it
 // reads the clock every few microseconds.
 constexpr std::uint64_t kPushedOffNs = 500'000;
-// A rank counts as disturbed for a second if it had no core for at least a quarter of a window of
-// 50 ms or more. A program of low priority takes four slices of 4 ms per second, which is less.
+// A rank counts as disturbed, for one second, if it had no core for at least a quarter (kParts) of
+// a window of at least 50 ms. A program of low priority takes about 1.6 % of a core (four slices of
+// 4 ms per second), so it does not make a rank disturbed.
 constexpr std::uint64_t kWindowNs = 50'000'000, kDisturbedNs = 1'000'000'000;
 constexpr std::uint64_t kParts = 4;
 
@@ -49,9 +50,10 @@ bool Ladder::spin_or_yield() noexcept {
   return false;
 }
 
-// A long time between two calls means that the thread had no core, or that the caller did other
-// work; the two look the same. Such time does not count as spinning, but only up to a limit,
-// because the caller must check its peers and its deadline now and then.
+// Spin once. Return false if the rank has spun for patience_ns_. If a long time has passed between
+// two readings of the clock, the thread had no core, or the caller did other work; the two look the
+// same. This time is not counted, so the spinning ends later, but at most kMostPatienceNs later:
+// the caller must check its peers and its deadline now and then.
 bool Ladder::spin() noexcept {
   pause_cpu();
   if (++count_ % kSpinsPerLook != 0) return true;

@@ -40,16 +40,16 @@ inline void ring_bell(RankRecord& peer, int rank) noexcept {
 
 // The state of the wait ladder of a rank: it decides between a spin, a yield and a sleep.
 //
-// A rank that has its core to itself spins for longer than a wake-up takes. Otherwise two ranks
-// could always sleep by turns: one wakes the other, spins for less than that wake-up takes, and
-// must be woken itself. Sleepers measure how long a wake-up takes. It is a whole tick of the
-// scheduler if a program of low priority has taken the core by then.
+// If a rank has a core of its own, it spins before it sleeps, for longer than a wake-up takes. With
+// a shorter spin, two ranks that wait for each other by turns could sleep each time: while one rank
+// wakes up, the other one stops spinning and falls asleep. So woken() measures how long a wake-up
+// takes. It may take a whole tick of the scheduler, if a program of low priority has got the core.
 //
-// If there are more ranks than cores, or if the rank is disturbed, it yields a few times and then
-// sleeps. A rank is disturbed if other programs often preempt it. If it spun, it would use up its
-// share of the core, and then wait for a whole time slice of another program. The number of yields
-// adapts to the sleeps: it grows if the doorbell rang soon after the rank had gone to sleep, and
-// shrinks otherwise.
+// If there are more ranks than cores, or if other programs often preempt the rank (the rank is
+// disturbed), it does not spin: it yields a few times and then sleeps. A rank that spins uses up
+// its share of the core, and must then wait for a whole time slice of another program. The number
+// of yields doubles after a sleep in which the doorbell rang soon after the rank had gone to sleep,
+// and shrinks after any other sleep.
 class Ladder {
  public:
   explicit Ladder(bool crowded) noexcept : is_crowded_(crowded) {}
@@ -74,8 +74,9 @@ class Ladder {
   std::uint64_t updated_ns_ = 0;     // the time of the last update of is_disturbed_
   std::uint64_t pushed_off_ns_ = 0;  // the time without a core, while spinning, since then
 
-  // The limits of patience_ns_, the time of spinning. The least is the time of a common wake-up,
-  // the most is two ticks of a scheduler with 250 ticks per second.
+  // The limits of patience_ns_, the time of spinning, which is at least twice the time of the last
+  // wake-up. The lower limit is enough for a common wake-up. The upper limit is enough for a
+  // wake-up that takes a tick of a scheduler with 250 ticks per second (4 ms).
   static constexpr std::uint64_t kLeastPatienceNs = 200'000, kMostPatienceNs = 10'000'000;
   static constexpr int kLeastYields = 10, kMostYields = 5'000;
 };

@@ -95,8 +95,9 @@ void Waiter::sleep(Work work, const Deadline& deadline) {
   });
 }
 
-// Return the value of RankRecord::sleeping for this wait. If this rank waits only for one work, and
-// only for one rank, no other rank needs to wake it.
+// Return the value of RankRecord::sleeping for this wait. If this work is the only pending one, and
+// needs only one rank, return until_rank() of that rank: no other rank needs to wake this one.
+// Otherwise return kUntilAny.
 std::uint32_t Waiter::bell_of(Work work) const noexcept {
   const int rank = family_.in_flight() == 1 ? works_.only_awaited_rank(work) : -1;
   return rank >= 0 ? until_rank(rank) : kUntilAny;
@@ -168,8 +169,8 @@ void Waiter::look_at_peers(Work work) {
   }
 }
 
-// If a running program uses this group and other groups, throw the failure that a rank has reported
-// in one of them.
+// If a run uses this group and other groups, throw the failure that a rank has reported in any of
+// these groups. Otherwise do nothing.
 void Waiter::look_at_other_groups() const {
   if (!member_.is_watched()) return;
   for (const Member* other : family_.members())
@@ -201,8 +202,8 @@ void Waiter::throw_if_late(const Need& need, double seconds) const {
                late_advice(is_in_other_call, missing.size() == 1 ? pid : 0)));
 }
 
-// Return a text about the last call of a rank that is in no collective. Calls of ngd.init() are
-// left out, because the user did not call a collective there.
+// Return a text about the last call of a rank that is in no collective of this group. If that call
+// was made by ngd.init(), the text says that there was no call since ngd.init().
 std::string Waiter::last_call_of(int rank) const {
   const std::uint64_t last = group_.control(rank).sequence.load();
   if (last == 0 || group_.segment(rank).slot(last).published.load() != last)

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Waits for works of a group, and finds out why a wait does not end.
 //
-// A wait advances all works of the family, spins, yields and sleeps (wait.hpp). Whenever it would
-// sleep, it checks its peers, unless Place::checked is false. Each of these ends a wait with an
-// error:
+// A wait advances all works of the family, spins, yields and sleeps (wait.hpp). Before each sleep
+// it checks its peers (not if Place::checked is false, in measurements of the cost of the checks).
+// Each of these ends a wait with an error:
 //   - a rank has reported a failure, or has called another collective (Family::check_rank, Works);
 //   - a rank that this wait needs has left the group, or its process has died (liveness.hpp);
 //   - the interrupt callback of the caller returns true;

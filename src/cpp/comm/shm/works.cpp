@@ -29,10 +29,10 @@ Need Works::need_of(Work work) const noexcept {
   return task != nullptr ? task->need : queue_.need_of_slot();
 }
 
-// Return the task (a pending collective) that blocks a work, because a condition that the task
-// waits for (its need) is not met. It is the task of the work itself, or an earlier task that uses
-// the slot or the staging buffers that the work needs. Null if the work waits for a slot that peers
-// still use, but this rank does not.
+// Return the task (a pending collective) that a work waits for. It is the task of the work itself,
+// or an earlier task that must be complete before the work gets its slot or its staging buffers.
+// Null if the work has no slot yet and all tasks of this rank are complete: the work then waits
+// until the peers have finished the collective whose slot it needs.
 const Task* Works::blocker(Work work) const noexcept {
   const Task* own_task = is_in_backlog(work) ? nullptr : &queue_.task(work.sequence);
   if (own_task != nullptr) {
@@ -48,8 +48,8 @@ const Task* Works::blocker(Work work) const noexcept {
 
 int Works::only_awaited_rank(Work work) const noexcept {
   const Task* task = is_letter(work) ? nullptr : blocker(work);
-  // Any peer may have to wake this rank: its report of the chunks that it has taken lets this rank
-  // fill its staging buffers.
+  // If this work still has staging buffers to fill, any peer may have to wake this rank: the peer
+  // reports that it has taken a chunk, and this rank can fill the chunk's buffer again.
   if (task != nullptr && task->staging.is_needed && !task->staging.has_ended &&
       (task->runs<Exchange>() || !task->has_arrived))
     return -1;

@@ -25,8 +25,8 @@ class Works {
   // Throw Internal if no collective, send or receive with this number was ever submitted.
   void check_known(Work work) const;
   Statistics::Entry stats_of(Work work) const noexcept;
-  // Return the time at which a complete work ended. The present time may be much later, because the
-  // waiting thread may have lost its core since then.
+  // Return the time at which a complete work ended, for the statistics. The present time would be
+  // too late if the waiting thread has lost its core since then.
   std::uint64_t end_of(Work work) const noexcept;
 
   // Return the need (the condition to wait for) of a pending collective, send or receive.
@@ -35,9 +35,10 @@ class Works {
   // else; -1 if there may be several.
   int only_awaited_rank(Work work) const noexcept;
 
-  // Return texts for error messages. describe() returns the call of a work, or "wait" if the call
-  // is not known any more. describe_need() returns the call that waits for a need (a condition on
-  // flags of ranks). name_of() returns the name of the call of a work, even if the group is closed.
+  // Return texts for error messages:
+  //   describe()        the call of a work; "wait" if the call is not known any more
+  //   describe_need()   the call of this rank that waits for a need (a condition on flags of ranks)
+  //   name_of()         the name of the call of a work, which is known even if the group is closed
   std::string describe(Work work) const;
   std::string describe_need(const Need& need) const;
   std::string name_of(Work work) const;
