@@ -397,10 +397,10 @@ def key_of_rank(name: str, rank: int) -> str:
 
 
 def gather_private(private: Any, ranks: Group) -> dict[str, Any]:
-    """Gather the values of the private variables, which differ between ranks, on rank 0 of `ranks`.
+    """Gather the values of variables that differ between ranks, on rank 0 of `ranks`.
 
-    On rank 0, return the entries of these variables for the checkpoint's file. On other ranks,
-    return an empty dict.
+    `private` is the structure of these variables that the user passes to `save`. On rank 0, return
+    their entries for the checkpoint's file. On other ranks, return an empty dict.
     """
     values: dict[str, Any] = {}
     for name, v in with_pending_values("save", *collect_variables("save", private=private)).items():
