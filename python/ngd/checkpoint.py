@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints: variables in a safetensors file, and an index in JSON, which are replaced together.
+"""Checkpoints: a safetensors file with the variables, and a JSON index that names this file.
 
     ngd.checkpoint.save(folder, [parameters, optimizer.state], position={"epoch": 3, "batch": 17},
                         generators={"order": random})
@@ -15,14 +15,16 @@ The *index* of a folder is the file `checkpoint.json`. It has the name of the fi
 
 So the index names a complete file at any moment, even if the process is killed.
 
-Pass the optimizer's state itself, `optimizer.state`, before or after the first step. An optimizer
-creates most of its variables in its first step. If a checkpoint is loaded earlier, the values of
-these variables are *pending* in the state (ngd.LiveState), and `save` writes them again.
+`optimizer.state` is a *live state* (ngd.LiveState): a mapping from names to variables that grows,
+because an optimizer creates most of its variables in its first step. Pass the live state itself,
+not a copy. If a checkpoint is loaded before the first step, the live state keeps the loaded values
+until their variables exist. Such values are *pending*. A `save` before the first step writes the
+pending values to the new checkpoint, so none of them is lost.
 
-`private=` is for variables whose values differ between ranks, such as the running statistics of
-batch normalization. The file has the value of each rank under the name "NAME@RANK". Under NAME it
-has a value for jobs with another number of ranks and for other readers: the mean over the ranks for
-floats, and the value of rank 0 for other dtypes.
+*Private* variables have values that differ between ranks, such as the running statistics of batch
+normalization. Pass them as `private=`. The file has the value of each rank under the name
+"NAME@RANK". Under NAME it has a value for jobs with another number of ranks and for other readers:
+the mean over the ranks for floats, and the value of rank 0 for other dtypes.
 """
 
 from __future__ import annotations
@@ -88,12 +90,13 @@ def save(
         The folder. It is created if it does not exist, and a checkpoint in it is replaced.
     variables : structure of Variable
         The variables, of any shape, in dicts, lists, tuples or dataclasses. Their names are the
-        keys in the file, and must differ. The pending values of a live state, such as
-        `optimizer.state`, are saved too.
+        keys in the file, and must differ. `optimizer.state` is saved completely: with its
+        variables, and with loaded values whose variables do not exist before the first step.
     private : structure of Variable, optional
-        The variables whose values differ between ranks. They may also be in `variables`. If all
-        ranks call this function, pass `private` even if it is empty (`private={}`), so that only
-        one rank writes.
+        The variables whose values differ between ranks. They may also be in `variables`. With
+        `private`, even if it is empty (`private={}`), only rank 0 of `group` writes the file.
+        Without it, each rank that calls this function writes the file, unless ranks have shards
+        of variables.
     position : JSON value, optional
         The position of the training in its data.
     generators : mapping from str to numpy.random.Generator, optional
@@ -173,9 +176,10 @@ def load(
     ------
     ValueError
         A variable is not in the file, or has another shape or dtype there. A generator is not in
-        the file. `variables` has a copy of a live state whose variables do not all exist yet. Or a
-        step has updated a live state, and the file has a value that fits none of its variables. In
-        each case no value has changed.
+        the file. `variables` has a copy such as `dict(optimizer.state)`, and the file has values
+        of optimizer variables that do not exist before the first step. Or a step has already
+        updated `optimizer.state`, and the file has a value of this state for which the state has
+        no variable. In each case no value has changed.
     FileNotFoundError
         There is no checkpoint.
 
@@ -184,9 +188,10 @@ def load(
     If only one rank can read the folder, load the checkpoint on that rank, and then call
     ngd.broadcast_variables to send its values to the other ranks.
 
-    A live state, such as `optimizer.state`, gets all of its saved values. The values of variables
-    that do not exist yet are pending until the variables are created. The first step of the state
-    checks that each value has a variable, and that each variable has a value.
+    `optimizer.state` gets all of its saved values. An optimizer creates most of its variables in
+    the first step, so `optimizer.state` keeps their loaded values until then. The first step that
+    updates `optimizer.state` raises an error if a loaded value has no variable. If the checkpoint
+    was saved after a first step, it also raises an error if a variable has no loaded value.
 
     Examples
     --------
@@ -238,9 +243,10 @@ def load(
 def own_private_values(
     arrays: Mapping[str, Any], index: Mapping[str, Any], private: Any, ranks: Group
 ) -> dict[str, Any]:
-    """Return this rank's values of the private variables in a checkpoint, by name.
+    """Return this rank's values of the variables whose saved values differ between ranks, by name.
 
-    Return an empty dict if the checkpoint was saved by another number of ranks.
+    `private` is the structure of these variables that the user passes to `load`. Return an empty
+    dict if the checkpoint was saved by another number of ranks.
     """
     if ranks.size != index["ranks"]:
         return {}
@@ -268,11 +274,11 @@ def exists(folder: str | os.PathLike[str]) -> bool:
 
 
 def collect_variables(where: str, **arguments: Any) -> tuple[dict[str, Variable], list[LiveState]]:
-    """Return the variables in the arguments by name, and the live states in the arguments.
+    """Return the variables in the arguments by name, and a list of the LiveStates in the arguments.
 
     `where` is the name of the public function, "save" or "load", for error messages. Each keyword
     is the name of an argument of that function. Its value is a structure (nested dicts, lists,
-    tuples or dataclasses) of variables and live states such as `optimizer.state`, or None.
+    tuples or dataclasses) of variables and LiveStates such as `optimizer.state`, or None.
     """
     by_name: dict[str, Variable] = {}
     states: dict[int, LiveState] = {}
@@ -307,14 +313,21 @@ def collect_variables(where: str, **arguments: Any) -> tuple[dict[str, Variable]
 
 
 def is_state(tree: Any) -> bool:
-    """Return True for a live state, which is a leaf for `flatten` although it is a mapping."""
+    """Return True for a LiveState, such as `optimizer.state`.
+
+    `trees.flatten` then takes the LiveState as one leaf, although it is a mapping.
+    """
     return isinstance(tree, LiveState)
 
 
 def with_pending_values(
     where: str, by_name: Mapping[str, Variable], states: Iterable[LiveState]
 ) -> dict[str, Any]:
-    """Return a dict with the variables and with the pending values of live states, by name."""
+    """Return a dict of all values to save: the variables in `by_name`, and pending values.
+
+    The pending values are the loaded values of states such as `optimizer.state` whose variables do
+    not exist yet. The keys are the names of the variables.
+    """
     values: dict[str, Any] = dict(by_name)
     for state in states:
         for name, value in state.own_pending.items():
@@ -328,10 +341,11 @@ def with_pending_values(
 
 
 def index_of_states(by_name: Mapping[str, Variable], states: Iterable[LiveState]) -> dict[str, Any]:
-    """Return the entry of the index for each live state, by the name of the state.
+    """Return the entry of the index for each LiveState, by the name of the state.
 
-    An entry has the names of the state's values, and `is_complete`. `is_complete` is False before
-    the first step, which may create more variables of the state.
+    A LiveState, such as `optimizer.state`, gets its variables in the first step. The entry has the
+    names of the state's values, and `is_complete`, which is False if the first step may create
+    more variables of the state.
     """
     owners = {id(v.owner): v.owner for v in by_name.values() if v.owner is not None}
     owners |= {id(state): state for state in states}
@@ -345,7 +359,10 @@ def index_of_states(by_name: Mapping[str, Variable], states: Iterable[LiveState]
 
 
 def names_in(saved_states: Mapping[str, Any], state: str) -> list[str]:
-    """Return the names of the values that a checkpoint's index lists for a live state."""
+    """Return the names of the saved values of one optimizer state, from a checkpoint's index.
+
+    `saved_states` is the entry "states" of the index, and `state` is the name of the state.
+    """
     names: list[str] = saved_states.get(state, {}).get("names", [])
     return names
 
@@ -353,10 +370,10 @@ def names_in(saved_states: Mapping[str, Any], state: str) -> list[str]:
 def expect_states(
     by_name: Mapping[str, Variable], states: Iterable[LiveState], saved_states: Mapping[str, Any]
 ) -> None:
-    """Raise ValueError for a copy of a live state if the file has values that the copy lacks.
+    """Raise ValueError for a copy of a state if the file has values that the copy lacks.
 
-    A copy, such as a dict of the state's variables, cannot store values for variables that do not
-    exist yet. A live state stores such values as pending values.
+    A copy, such as `dict(optimizer.state)`, cannot store loaded values for variables that do not
+    exist before the first step. The state itself (a LiveState) can.
     """
     state_ids = {id(state) for state in states}
     copied = {id(v.owner): v.owner for v in by_name.values() if id(v.owner) not in state_ids}
@@ -372,15 +389,18 @@ def expect_states(
 
 
 def key_of_rank(name: str, rank: int) -> str:
-    """Return the key in the checkpoint's file for one rank's value of a private variable."""
+    """Return "NAME@RANK", the key in the checkpoint's file for one rank's value of a variable.
+
+    Variables whose values differ between ranks have one such key per rank.
+    """
     return f"{name}@{rank}"
 
 
 def gather_private(private: Any, ranks: Group) -> dict[str, Any]:
-    """Gather the values of the private variables, which differ between ranks, on rank 0 of `ranks`.
+    """Gather the values of variables that differ between ranks, on rank 0 of `ranks`.
 
-    On rank 0, return the entries of these variables for the checkpoint's file. On other ranks,
-    return an empty dict.
+    `private` is the structure of these variables that the user passes to `save`. On rank 0, return
+    their entries for the checkpoint's file. On other ranks, return an empty dict.
     """
     values: dict[str, Any] = {}
     for name, v in with_pending_values("save", *collect_variables("save", private=private)).items():
@@ -391,9 +411,11 @@ def gather_private(private: Any, ranks: Group) -> dict[str, Any]:
 
 
 def entries_of_ranks(name: str, values: Any) -> dict[str, Any]:
-    """Return the entries of the file for a private variable.
+    """Return the entries of the checkpoint's file for a variable that differs between ranks.
 
-    `values` has the value of rank r at index r of its first axis.
+    They are one entry "NAME@RANK" per rank with the value of the rank, and one entry NAME with the
+    mean over the ranks for floats, or the value of rank 0 for other dtypes. `values` has the value
+    of rank r at index r of its first axis.
     """
     combined = values[0]
     if combined.dtype in FLOATS:

@@ -13,7 +13,11 @@ from contextvars import ContextVar
 from typing import Final
 
 LAYER: Final[ContextVar[str]] = ContextVar("layer", default="")
-"""The name of the layer that is being called, for call sites; empty outside of layers."""
+"""The name of the innermost layer that is being called; empty outside of layers.
+
+A layer is mostly an nn module. Its name is added to the call site of each node that it builds:
+the file and line of the user's code.
+"""
 
 
 class Error(Exception):
@@ -105,7 +109,10 @@ class CollectiveMismatchError(CollectiveError):
 
 
 class CollectiveTimeoutError(CollectiveError, TimeoutError):
-    """The error for ranks, `ranks`, that did not arrive within NGD_TIMEOUT seconds."""
+    """The error for ranks that did not call a collective, or did not answer, within the timeout.
+
+    `ranks` are these ranks. The timeout of most calls is NGD_TIMEOUT seconds.
+    """
 
 
 class RankLostError(CollectiveError):
@@ -125,9 +132,10 @@ class WorkerError(Error, RuntimeError):
 
 
 class VaryingVariableWarning(UserWarning):
-    """The warning for a variable whose next value may differ between ranks.
+    """The warning for a variable that a compiled step may update differently on each rank.
 
-    The message names the variable.
+    The new value depends on data of one rank, without a collective in between, so the compiler
+    cannot prove that it is equal on all ranks. The message names the variable.
     """
 
 

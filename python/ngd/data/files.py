@@ -32,7 +32,9 @@ PIXEL_DTYPES: Final = ("float32", "float64", "uint8")
 def mnist(
     folder: str | os.PathLike[str], *, dtype: DTypeLike = np.float32
 ) -> tuple[Arrays, Arrays]:  # long because each argument is described
-    """Read the training set and the test set of MNIST, or of a data set with its file names.
+    """Read the training set and the test set of MNIST.
+
+    Other data sets in files of the same names and format, such as Fashion-MNIST, work too.
 
     Parameters
     ----------
@@ -50,7 +52,8 @@ def mnist(
     Raises
     ------
     ValueError
-        The folder or a file is missing, a file is damaged, or the files do not belong together.
+        The folder or a file is missing, or a file is damaged. The numbers of images and labels
+        of a set differ. The training and test images differ in height or width.
 
     Examples
     --------

@@ -105,7 +105,9 @@ class ImageTransform:
 
 
 class Resize(ImageTransform):
-    """A transform that resizes images to a length of the shorter side and keeps the aspect ratio.
+    """A transform that resizes images so that the shorter side has `size` pixels.
+
+    The aspect ratio is kept, up to the rounding to whole pixels.
 
     Parameters
     ----------

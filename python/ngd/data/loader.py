@@ -36,7 +36,10 @@ A batch is one message in the socket between worker and loader. The socket holds
 so with at most 64 of them the sender never waits.
 """
 POLL_SECONDS: Final = 1.0
-"""The interval in seconds at which a loader that waits for a worker checks if it has ended."""
+"""The interval in seconds at which a waiting loader checks if the worker process has ended.
+
+The loader waits for an answer of this worker.
+"""
 
 
 class WeightReads:
@@ -93,7 +96,12 @@ class Batch(tuple[Any, ...]):
     def __new__(
         cls, columns: Any, weight: float, total: int, reads: WeightReads | None = None
     ) -> Batch:
-        """Make a batch. A read of `weight` sets the flag in `reads`."""
+        """Make a batch.
+
+        `reads` is a flag that all batches of an epoch share. When a program reads the `weight` of
+        one of them, the flag is set, and the loader does not warn that the weight is unused. With
+        None, reads are not recorded.
+        """
         batch = super().__new__(cls, columns)
         batch.columns, batch._weight, batch.total = columns, float(weight), total
         batch._reads = reads
@@ -141,10 +149,10 @@ SAMPLER_ARGUMENTS: Final = dict.fromkeys(
     ("batch_size", "shuffle", "seed", "drop_last", "replacement", "rank", "size", "mesh"),
     "data.Sampler",
 )
-"""The arguments that belong to the sampler, in case a user passes them to the loader.
+"""A dict from each argument that data.Sampler takes, and data.Loader does not, to "data.Sampler".
 
-PyTorch's DataLoader takes some of them. The values are the name of the class that takes the
-argument, for the error message.
+A user may pass such an argument to data.Loader, because PyTorch's DataLoader takes some of them.
+The error message then says that it is an argument of data.Sampler.
 """
 
 

@@ -215,8 +215,9 @@ class Sampler:
         Returns
         -------
         dict
-            The epoch and the step of the next batch, and the arguments that determine the batches.
-            JSON can hold it, and it is equal on all ranks.
+            "epoch": the epoch of the next batch. "step": the number of this batch in its epoch,
+            from 0. The other keys have the arguments that determine the batches. All values are
+            ints or bools, and the dict is equal on all ranks.
 
         Examples
         --------

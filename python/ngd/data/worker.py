@@ -40,9 +40,10 @@ def watch(parent: int) -> None:
 
 
 def install_empty_package() -> None:
-    """Install an empty package `ngd`, so that the worker starts fast.
+    """Install a placeholder for the package `ngd` in `sys.modules`, so that the worker starts fast.
 
-    The code of the package runs when one of its names is first used.
+    When a name that the placeholder lacks is first used, such as `ngd.ops`, the placeholder runs
+    the code of the real package (`ngd/__init__.py`) in itself.
     """
     folders = [str(PACKAGE)]
     spec = importlib.util.spec_from_file_location(

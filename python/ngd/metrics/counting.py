@@ -27,14 +27,14 @@ class Tally:
     Parameters
     ----------
     site : str
-        The call site at which the step was compiled.
+        The line of the user's code that compiled the step, as file:line.
     """
 
     __slots__ = ("buckets", "seconds", "site")
 
     def __init__(self, site: str) -> None:
         self.site = site
-        """The call site at which the step was compiled, as file:line."""
+        """The line of the user's code that compiled the step, as file:line."""
         self.seconds = 0.0
         """The time of all runs, in seconds."""
         self.buckets = [0] * (len(BOUNDS) + 1)
@@ -88,12 +88,12 @@ user_counts: Final = UserCounts()
 
 
 def tally(site: str) -> Tally:
-    """Return a new tally that the metrics include from now on.
+    """Return a new Tally (number and time of a step's runs) that the metrics include from now on.
 
     Parameters
     ----------
     site : str
-        The call site at which the step was compiled.
+        The line of the user's code that compiled the step, as file:line.
     """
     new = Tally(site)
     TALLIES.append(new)

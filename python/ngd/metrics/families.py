@@ -37,7 +37,8 @@ COLLECTIVE: Final = {
 }
 """The help text of each metric family of collectives.
 
-The key is the name of the attribute of Total that has the family's value.
+A key such as "bytes" is the last part of the family's name, `ngd_collective_bytes`, and the name of
+the attribute of class Total that has the family's value.
 """
 
 
@@ -70,8 +71,10 @@ class Collectives:
 
     def __init__(self) -> None:
         self.rows_by_group: dict[weakref.ref[Group], list[CallStats]] = {}
-        """The statistics of each group (one CallStats per op and call site) at the last
-        `totals`."""
+        """The statistics of each group at the last call of `totals`: a list of CallStats.
+
+        A CallStats has the number and the time of the calls of one collective at one call site.
+        """
         self.deleted: dict[tuple[str, ...], Total] = {}
         """The totals of groups that no longer exist, by group name, op and call site."""
 

@@ -162,8 +162,9 @@ class Rank:
     def end(self) -> None:
         """Prevent further reads of the metrics at the end of the process.
 
-        `text` reads the C++ core, which is about to end. This method takes the lock of `text` and
-        does not release it.
+        The method `text` reads the metrics from the C++ core, which is about to end. So this method
+        takes the lock that `text` needs, and does not release it. It waits at most DEADLINE_SECONDS
+        for a call of `text` that runs now.
         """
         self.text_lock.acquire(timeout=DEADLINE_SECONDS)
 

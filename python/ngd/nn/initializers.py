@@ -26,9 +26,10 @@ GAINS: Final = {
     "relu": math.sqrt(2.0),
     "selu": 0.75,
 }
-"""The gain per activation: the factor of the weights' standard deviation.
+"""The gain per activation: the factor of the standard deviation of a layer's weights.
 
-With it, the activation preserves the variance, as torch.nn.init.calculate_gain.
+The gains have the values of torch.nn.init.calculate_gain. With its gain, an activation roughly
+preserves the variance from layer to layer.
 """
 
 
@@ -186,9 +187,9 @@ def orthogonal(gain: float = 1.0) -> Initializer:
     """Return an initializer of orthonormal rows or columns, whichever are fewer, times gain.
 
     The axes after the first one are joined to one. Saxe, McClelland and Ganguli, 2013
-    (arXiv:1312.6120). The matrix is the Q factor of a normal matrix, with the signs for which R has
-    a positive diagonal. Its distribution is uniform over all orthogonal matrices (Mezzadri, 2007,
-    arXiv:math-ph/0609050, section 5).
+    (arXiv:1312.6120). The matrix is Q of the QR decomposition of a matrix of normally distributed
+    numbers, with the signs for which R has a positive diagonal. Its distribution is uniform over
+    all orthogonal matrices (Mezzadri, 2007, arXiv:math-ph/0609050, section 5).
 
     Parameters
     ----------

@@ -345,8 +345,10 @@ class Dropout3d(ChannelDropout):
 class EmbeddingBag(Module):
     """The mean or the sum of the rows of a table that each bag of indices selects.
 
-    Input: integers [bags, n] for bags of n indices each, or [n] with offsets for n indices of all
-    bags together. Output: [bags, embedding_dim], in the dtype of the table.
+    Input: integers [bags, n] if each bag has n indices. For bags of different lengths, the input is
+    one list of the indices of all bags, integers [n]. The second argument, `offsets` [bags], then
+    has the position in this list at which each bag starts. Output: [bags, embedding_dim], in the
+    dtype of the table.
 
     Parameters
     ----------
@@ -396,8 +398,8 @@ class EmbeddingBag(Module):
         Parameters
         ----------
         numbers : Node
-            The indices, each in [0, num_embeddings): integers [bags, n] for bags of n indices each,
-            or [n] with offsets for n indices of all bags together.
+            The indices, each in [0, num_embeddings). Integers [bags, n] if each bag has n indices,
+            or, with `offsets`, integers [n]: the indices of all bags in one list.
         offsets : array_like, optional
             [bags]: the position in `numbers` at which each bag starts, in ascending order from 0.
         per_sample_weights : array_like, optional

@@ -31,11 +31,16 @@ seed.
 DRAWS: Final = 2**40
 """The distance between the offsets of two successive random draws in a step.
 
-The offset of draw i of a step is i * DRAWS plus the number of steps so far. So the offsets of two
-draws differ as long as the number of steps is less than DRAWS.
+The offset is an int64 in the counter of the random generator (Philox): draws with equal seeds and
+different offsets give different numbers. The offset of draw i of a step is i * DRAWS plus the
+number of steps so far. So no two draws have the same offset if there are less than DRAWS steps.
 """
 MAX_DRAWS: Final = 2**63 // DRAWS
-"""The maximum number of draws per step. With more draws, offsets would exceed int64."""
+"""The maximum number of random draws per step.
+
+Draw i of a step has the offset i * DRAWS plus the number of steps in the counter of the random
+generator. With more draws, this offset would exceed int64.
+"""
 
 
 class Random:
@@ -91,9 +96,10 @@ class Random:
 class Updates(dict[Variable, Node]):
     """The next values of buffers and counters, for ngd.compile: a node by variable.
 
-    When the call of a module has set updates, the module calls `expect`, which records these
-    updates on the nodes that the call returns. ngd.compile warns if a step computes such a node
-    and does not have the updates.
+    For example, a call of nn.BatchNorm2d sets the next values of its running statistics. At the end
+    of the call, the module calls `expect`, which adds a note to the nodes that the call returns.
+    Because of this note, ngd.compile warns about a step that computes the nodes without updating
+    the running statistics.
     """
 
     def __init__(self, changes: bool) -> None:
@@ -115,10 +121,11 @@ class Updates(dict[Variable, Node]):
     setdefault = MutableMapping.setdefault
 
     def expect(self, since: int, results: Iterable[Any]) -> None:
-        """Record on the nodes in `results` that a step which computes them needs the updates.
+        """Make ngd.compile warn about a step that computes `results` without some updates.
 
-        These are the updates of the variables that were set during the computation of the results.
-        `since` is the length of `pending` before that computation.
+        They are the updates of the variables in `pending[since:]`: those that the module has set
+        while it computed `results`. `since` is the length of `pending` before. These entries are
+        then removed from `pending`.
         """
         nodes = [node for node in results if isinstance(node, Node)]
         for changed, layer in self.pending[since:]:
@@ -189,12 +196,15 @@ class Training:
         Raises
         ------
         ValueError
-            The block has no source of random numbers, or the step has too many draws.
+            The block `with nn.training(...)` has no source of random numbers, or there are more
+            than MAX_DRAWS draws in the block.
 
         Notes
         -----
-        The body of ops.scan is traced once. ops.scan adds the number of the iteration to the
-        offset, so a draw in a body reserves one number per iteration.
+        The draws of a step are numbered from 0, and draw i has the offset i * DRAWS plus the number
+        of steps. A call in the body of ops.scan is traced once, but draws in each iteration.
+        ops.scan adds t * DRAWS to the offset in iteration t, so such a call reserves one draw
+        number per iteration.
         """
         random = self.random
         if random is None:

@@ -38,8 +38,9 @@ INSTEAD: Final = {
 REGISTERS: Final = ("_parameters", "_modules", "_parent")
 """The names of the attributes in which a module stores its structure.
 
-They have the declarations of its variables, its submodules, and its parent together with the name
-of the parent's attribute that has this module.
+- `_parameters`: the declarations of the module's variables, by attribute name
+- `_modules`: the submodules, by attribute name
+- `_parent`: the parent module and the name of its attribute for this module; None without a parent
 """
 
 
@@ -91,11 +92,10 @@ class Module:
     _modules: dict[str, Module]
     _parent: tuple[Module, str] | None
     _scope: Scope
-    """The identity and the name of this module as a model, for the names of its variables.
+    """The number and the name of this module as a model. It is used for an outermost module only.
 
     Each variable stores the scope of its outermost module. If a step has two models, their
-    variables may have equal names, and the scopes distinguish them. The scope of a submodule is not
-    used.
+    variables may have equal names, such as "weight". The scopes then distinguish them.
     """
 
     def __init_subclass__(cls) -> None:
@@ -123,7 +123,10 @@ class Module:
         raise NotImplementedError(f"{type(self).__name__}.forward")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the result of `forward`. Its errors and call sites name this module."""
+        """Return the result of `forward`.
+
+        Errors in `forward`, and the call sites of the nodes that it builds, name this module.
+        """
         self._refuse_hidden()
         state = current()
         num_pending = len(state.updates.pending) if state is not None else 0
@@ -414,11 +417,11 @@ class Module:
 
     @contextmanager
     def averaged_buffers(self, group: Any = None) -> Iterator[None]:
-        """Replace all floating buffers by their means over the ranks within a block.
+        """Set each floating buffer to its mean over all ranks, inside a `with` block.
 
         Use it for an evaluation with batch normalization. Each rank has running statistics of its
-        own shard, and within the block they are equal on all ranks. After the block each rank has
-        its own values again. The call is collective.
+        own shard, and inside the block they are equal on all ranks. After the block each rank has
+        its own values again. All ranks call this method.
 
         Parameters
         ----------
@@ -475,12 +478,12 @@ class Module:
         return self
 
     def initialize(self, seed: int = 0) -> None:
-        """Draw new first values for all variables.
+        """Set all variables and buffers to new first values, even if they are already trained.
 
         Parameters
         ----------
         seed : int, default 0
-            The seed. Without a call of this method, variables have the first values of seed 0.
+            The seed. Without a call of this method, variables start with the values of seed 0.
 
         Examples
         --------
