@@ -195,6 +195,16 @@ def test_a_bad_value_is_an_error_that_names_the_variable(
         detect(environ)
 
 
+def test_a_missing_local_rank_in_the_real_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """os.environ raises TypeError for a key that is not a string, which a dict does not."""
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    for name, value in NGD.items():
+        if name != "LOCAL_RANK":
+            monkeypatch.setenv(name, value)
+    with pytest.raises(InitError, match=r"LOCAL_RANK is not set\. .* or set it\.$"):
+        detect()
+
+
 # Runs even if ngd is not installed: it uses the Python files without the compiled part.
 PRINT_LAUNCH = """
 import importlib.util, json, sys, types

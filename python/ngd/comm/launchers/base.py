@@ -129,10 +129,12 @@ def read_number(environ: Environ, name: str, least: int, because: str | None = N
     """
     text = environ.get(name)
     if text is None:
-        hint = f" although {because} is" if because in environ else ""
+        is_half_set = because is not None and because in environ
+        hint = f" although {because} is" if is_half_set else ""
+        remedy = "set both" if is_half_set else "set it"
         raise InitError(
             f"ngd.init: expected the variable {name}; got none: {name} is not set{hint}. Start the "
-            "ranks with a launcher, or set both."
+            f"ranks with a launcher, or {remedy}."
         )
     is_number = text.isascii() and text.isdecimal() and len(text) <= 2 * len(str(MOST))
     if not is_number or not least <= int(text) <= MOST:
