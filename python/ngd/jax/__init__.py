@@ -83,9 +83,9 @@ recv_p: Final = Primitive("ngd_recv")
 """The primitive of a receive. It returns the received array.
 
 The first operand is the scalar argument `after` of `recv`. The second operand, `before`, is the
-result of an earlier call, or 0. Both values are ignored, but JAX computes them
-before the receive. Params: root (the sending rank), tag, group, asynchronous, site (the user's
-line), shape and dtype."""
+result of an earlier call, or 0. Both values are ignored, but JAX computes them before the receive.
+Params: root (the sending rank), tag, group, asynchronous, site (the user's line), shape and dtype.
+"""
 
 
 def operand(x: Any, where: str) -> Any:
