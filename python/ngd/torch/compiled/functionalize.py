@@ -83,10 +83,10 @@ class Plan:
         }
         self.variables = set(inputs) - constants
         self.written: dict[fx.Node, fx.Node] = {}
-        """The node whose memory each in-place op writes to, by op. It is not an in-place op
-        itself."""
+        """The node whose memory each in-place op writes to, by the node of the op. This node is not
+        an in-place op itself."""
         self.statistics: dict[fx.Node, tuple[fx.Node, ...]] = {}
-        """The buffers that each batch normalization writes to, by op."""
+        """The buffers that each batch normalization writes to, by the node of the op."""
 
     def is_possible(self) -> bool:
         """Find the values that ops write to; return True if the graph can become functional."""

@@ -11,8 +11,8 @@ this thread *drives* the core. The rules for threads are:
 - A wait for one collective also advances the pending collectives of all other groups, because ranks
   may wait for the collectives of several groups in different orders.
 - A thread that calls ngd's own functions does not take the lock. While such a thread is in the
-  core, a submission raises BusyError. The work then stays in a Queue until a later wait for, or poll
-  of, a work in this Queue submits it.
+  core, a submission raises BusyError. The work then stays in a Queue until a later wait for a work
+  in this Queue, or a poll of such a work, submits it.
 - `get_future()` waits for the result and returns a complete Future, because a thread that waited
   for an incomplete Future would not drive the core.
 
