@@ -76,15 +76,16 @@ Params: kind (the name of the collective), op (the reduction), root (a rank), gr
 send_p: Final = Primitive("ngd_send")
 """The primitive of a send. It takes an array and returns a scalar.
 
-The first operand is the array. The second operand, `before`, is ignored, but JAX computes it before
-the send, so it orders two calls. Params: root (the receiving rank), tag, group, asynchronous, site
-(the user's line)."""
+The first operand is the array. The second operand, `before`, is the result of an earlier call,
+or 0. Its value is ignored, but JAX computes it first, so the send runs after that call.
+Params: root (the receiving rank), tag, group, asynchronous, site (the user's line)."""
 recv_p: Final = Primitive("ngd_recv")
 """The primitive of a receive. It returns the received array.
 
-The first operand is a scalar, `after` of `recv`. Both operands are ignored, but JAX computes them
-before the receive. Params: root (the sending rank), tag, group, asynchronous, site (the user's
-line), shape and dtype."""
+The first operand is the scalar argument `after` of `recv`. The second operand, `before`, is the
+result of an earlier call, or 0. Both values are ignored, but JAX computes them before the receive.
+Params: root (the sending rank), tag, group, asynchronous, site (the user's line), shape and dtype.
+"""
 
 
 def operand(x: Any, where: str) -> Any:
@@ -148,8 +149,9 @@ def run(primitive: Primitive, *operands: Any, **params: Any) -> Any:
 def lower(ctx: Any, x: Any, *, kind: str, site: str, op: str = "none", **numbers: int) -> Any:
     """Lower a primitive to a custom call.
 
-    In each block of the program, the custom call takes the token of the custom call before it and
-    returns a token for the next one.
+    A custom call takes the token that the previous custom call in its MLIR block returned, and
+    returns a token for the next one. A block is the body of a function or of a loop, for example.
+    The first custom call of a block takes the constant 0.
     """
     register()
     token = jax.core.ShapedArray((), np.dtype(np.int32))
@@ -165,7 +167,7 @@ def lower(ctx: Any, x: Any, *, kind: str, site: str, op: str = "none", **numbers
 
 
 def last_token() -> Any:
-    """Return the token of the last call in the block that is being built, or a new token."""
+    """Return the token of the last custom call in the MLIR block that is being built, or 0."""
     block = mlir.ir.InsertionPoint.current.block
     for operation in reversed(list(block.operations)):
         if operation.operation.name == "stablehlo.custom_call":
@@ -201,9 +203,10 @@ def jvp_collective(primals: Any, tangents: Any, **params: Any) -> Any:
 
 
 def transpose_collective(upstream: Any, x: Any, *, kind: str, op: str, **params: Any) -> Any:
-    """Return the adjoint of a collective: the gradient of the sum of all ranks' results.
+    """Return the adjoint of a collective: the gradient with respect to this rank's operand.
 
-    docs/adr/0003-gradient-of-all-reduce.md has the table of adjoints.
+    `upstream` is the gradient with respect to this rank's result. Both are gradients of the sum of
+    all ranks' losses. docs/adr/0003-gradient-of-all-reduce.md has the table of adjoints.
     """
     if type(upstream) is ad.Zero:
         return [ad.Zero(x.aval)]
@@ -224,8 +227,8 @@ def transpose_collective(upstream: Any, x: Any, *, kind: str, op: str, **params:
 def batch_collective(operands: Any, axes: Any, **params: Any) -> Any:
     """Run one collective on a batch.
 
-    A collective on whole arrays keeps the batch axis at its position. Any other collective uses the
-    first axis of the operand, so the batch axis is moved to the end.
+    For all_reduce and broadcast, the batch axis keeps its position. The other collectives split or
+    concatenate along the first axis, so the batch axis is moved to the end.
     """
     (x,), (axis,) = operands, axes
     if KINDS[params["kind"]].operand == "whole":
@@ -442,8 +445,8 @@ def send(
     JAX drops the send unless the token is used: return the token from the compiled function, or add
     it to the loss. If the token is part of the loss, this rank receives the gradient of the array
     from the other rank; the notes of `recv` have an example. A rank receives arrays in the order in
-    which the other rank sends them. The ranks compare the tag, the dtype and the number of
-    elements.
+    which the other rank sends them. If the two calls differ in the tag, the dtype or the number of
+    elements, both ranks raise an error.
 
     Parameters
     ----------
@@ -496,10 +499,10 @@ def recv(
 
     Notes
     -----
-    The gradient of `after` is the token of the send that returns the gradient of the array to
-    `source`. A rank whose loss depends on a received array must therefore also differentiate by
-    `after`. It must use this token, for example return it from the compiled function, because JAX
-    drops a send whose token is not used:
+    In the backward pass, this rank sends the gradient of the received array back to `source`. JAX
+    returns the token of this send as the gradient with respect to `after`. So a rank whose loss
+    depends on a received array must also differentiate with respect to `after`, and must use the
+    result, for example return it from the compiled function. Otherwise JAX drops the send:
 
         # rank 0
         loss = lambda w: send(tanh(x @ w), 1)

@@ -23,8 +23,10 @@ HOSTS: Final = "NGD_RAY_HOSTS"
 """The environment variable with a JSON object: the address of each host, and the name of the host's
 actor."""
 WORLD: Final = "NGD_RAY_WORLD"
-"""The environment variable with the number of the world, counted from 1, that the command belongs
-to."""
+"""The environment variable with the number of the world that the command belongs to.
+
+A world is the ranks that mpirun starts together. Worlds are counted from 1; each start of the ranks
+is a new world. A host refuses the commands of a world that has ended."""
 
 
 def main() -> int:

@@ -57,7 +57,7 @@ POLL_SECONDS: Final = 0.2
 
 
 class Rank:
-    """The actor of a worker, or of one rank of a worker."""
+    """The actor of one rank of a worker. By default a worker has one rank."""
 
     def __init__(
         self,
@@ -100,8 +100,8 @@ class Rank:
     def carried(self) -> list[Any]:
         """Return the leaves of the attribute `carried` of the user's worker.
 
-        The leaves are variables, arrays and objects of class LiveState, such as the state of an
-        optimizer. Without the attribute, the list is empty.
+        A leaf is a variable, an array or a LiveState: a mapping from names to variables, such as
+        `optimizer.state`. If the worker has no such attribute, return an empty list.
         """
         return trees.flatten(getattr(self.worker, "carried", ()), is_state)[0]
 
@@ -147,8 +147,8 @@ def encoder(arrays: list[Any], wire: Any) -> Any:
 def wire_dtype_of(dtype: Any, wire: Any) -> Any:
     """Return the dtype in which changes of dtype `dtype` are sent.
 
-    If `wire` is float32, this is `dtype` itself; otherwise it is bfloat16. For int8, `encode_int8`
-    is used instead.
+    This is `dtype` itself if `wire` is float32, and bfloat16 if `wire` is bfloat16. The third
+    format, int8, is encoded by `encode_int8` without this function.
     """
     return dtype if wire == float32 else bfloat16
 
@@ -209,8 +209,8 @@ class DiLoCo:
     outer : Optimizer, optional
         The outer optimizer, as in `ngd.train.DiLoCo`.
     wire : dtype
-        The format in which changes are sent, as in `ngd.train.DiLoCo`. With "bfloat16", the mean is
-        not rounded again.
+        The format in which changes are sent, as in `ngd.train.DiLoCo`. With "bfloat16", each change
+        is rounded, but not their mean. (`ngd.train.DiLoCo` rounds the sum of the changes, too.)
     deadline : float
         The longest time in seconds for a round, and for creating the workers of the first round.
 
@@ -344,10 +344,10 @@ class DiLoCo:
         logger.info("ngd.ray.DiLoCo: worker %d starts", number)
 
     def _admit(self, num_workers: int) -> None:
-        """Make workers ready that have started, until `num_workers` workers are ready.
+        """Mark workers that have started as ready, until `num_workers` workers are ready.
 
-        Raise WorkerError if the deadline is over, or if fewer than `num_workers` workers exist,
-        because lost workers have used up the restarts.
+        Raise WorkerError if the deadline is over, or if fewer than `num_workers` workers are left
+        (ready or starting), because lost workers have used up the restarts.
         """
         limit = time.monotonic() + self._deadline
         while True:

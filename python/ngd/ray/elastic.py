@@ -320,7 +320,11 @@ def run_elastic(
 
 
 def _check_words(command: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Raise unless the command and the environment are strings without reserved variables."""
+    """Raise a TypeError or a ValueError if the user's command or environment is not valid.
+
+    The command must be a sequence of at least one string. The environment must map strings to
+    strings, without the variables in RESERVED, which ngd sets itself.
+    """
     where = "ngd.ray.run_elastic"
     if isinstance(command, str) or not all(isinstance(word, str) for word in command):
         raise TypeError(f"{where}: command: expected a list of strings; got {command!r}")
@@ -398,11 +402,11 @@ class _Job:
                 self._forget(host)
 
     def _gather(self) -> list[HostRecord]:
-        """Return the hosts of the next world: the ready hosts, at most `host_limit`.
+        """Return the hosts of the next world: ready hosts, at most `host_limit`.
 
-        Wait until `least` hosts (the caller's `min_hosts`) are ready. Before the first world, wait
-        for all hosts of the cluster until the deadline. Raise WorkerError if fewer than `least`
-        hosts are ready at the deadline.
+        Wait until `least` hosts are ready. Before the first world, continue to wait until all known
+        hosts are ready, or until the deadline. Raise WorkerError if fewer than `least` hosts are
+        ready at the deadline. `run_elastic` calls these limits `min_hosts` and `max_hosts`.
         """
         limit = time.monotonic() + self.deadline
         while True:

@@ -110,9 +110,10 @@ class Trainer(transformers.Trainer):
         return self.compute_loss(model, dict(batch), num_items_in_batch=items) * scale
 
     def _is_part_of_a_sum(self, num_items_in_batch: Any) -> bool:
-        """Return True if each micro-batch's loss is already divided for the whole update.
+        """Return True if each micro-batch's loss is a part of the update's loss, and not a mean.
 
-        Then transformers.Trainer adds up the losses. Otherwise it takes their mean.
+        Such a loss is usually divided by the number of labels in all micro-batches of the update,
+        and transformers.Trainer adds up the losses. Otherwise it takes the mean of the losses.
         """
         is_scaled = getattr(self, "loss_is_scaled_for_ga", None)
         if is_scaled is not None:

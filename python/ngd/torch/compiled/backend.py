@@ -101,8 +101,8 @@ class CompiledGraph:
     def _specialized(self, arguments: tuple[Any, ...]) -> Specialized | None:
         """Return the program for these arguments, or None if PyTorch must run the graph.
 
-        PyTorch must run the graph if ngd cannot compile it, or if it already has MAX_PROGRAMS
-        programs.
+        PyTorch must run the graph if ngd cannot compile the graph, or if these arguments need a new
+        program and the graph already has MAX_PROGRAMS programs.
         """
         if not self._is_translatable:
             return None
@@ -301,10 +301,10 @@ class GraphProgram:
         )
 
     def _read_by(self, gradients: Sequence[Node]) -> list[int]:
-        """Return the numbers of the inputs that are needed to compute `gradients`.
+        """Return the numbers of the inputs that the backward program needs to compute `gradients`.
 
-        The backward program also gets the residuals, so inputs that only the residuals need are
-        left out.
+        The backward program also gets the residuals: values that the forward program stores for it.
+        An input that is needed only to compute residuals is left out.
         """
         needed = set(topological(gradients, self.residuals))
         return [number for number, node in enumerate(self.inputs) if node in needed]
@@ -384,9 +384,11 @@ class GraphProgram:
         return step, [gradient is not None for gradient in gradients]
 
     def _in_order(self, number: int, adjoint: Any) -> torch.Tensor:
-        """Return the gradient of result `number` with its dimensions in the order of the node.
+        """Permute the dimensions of the gradient of result `number` to the order of its node.
 
-        The node of a value has the dimensions in the order `Value.order` (see `_translated`).
+        PyTorch gives the gradient in the order of the tensor's shape. The node of a value has the
+        dimensions in memory order, `Value.order` (see `_translated`). The new contents of an input
+        have no other order, so their gradient is returned unchanged.
         """
         values = self.values
         return adjoint.permute(values[number].order) if number < len(values) else adjoint

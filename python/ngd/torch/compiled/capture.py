@@ -153,7 +153,8 @@ class _Interpreter(fx.Interpreter):
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a function of the graph.
 
-        A call that begins or ends an autocast region of the graph enters or exits `torch.autocast`.
+        In the graph, an autocast region is a pair of calls of PyTorch's private functions
+        `_enter_autocast` and `_exit_autocast`. Instead, enter and exit `torch.autocast`.
         """
         if target is torch.amp.autocast_mode._enter_autocast:
             region = torch.autocast(*args)
@@ -221,8 +222,8 @@ def _export(
 ) -> ExportedProgram:
     """Export a module, and decompose ops that ngd has no rule for, or that write in place.
 
-    While torch.export runs the module, the module fills `changed` with the new values of the Python
-    attributes that the forward pass changes.
+    `changed` is None or an empty dict. While torch.export runs `module`, `module` adds to this dict
+    the new values of the Python attributes that the forward pass changes (see `capture`).
     """
     with watched(where), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # PyTorch warns about its own modules
@@ -325,7 +326,8 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
 def _keep_regions_without_gradient(module: fx.GraphModule) -> None:
     """Detach the results of `torch.no_grad()` regions.
 
-    The decomposition removes the regions, and without this, their results would get gradients.
+    PyTorch's decomposition of the graph removes the regions. If their results were not detached,
+    ngd would compute gradients through them.
     """
     for node in list(module.graph.nodes):
         if node.target is not torch.ops.higher_order.wrap_with_set_grad_enabled:

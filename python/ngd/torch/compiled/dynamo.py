@@ -80,7 +80,10 @@ class Fixed(NamedTuple):
 
 
 Output: TypeAlias = int | View | Fixed
-"""An output of a graph: the number of a value, a view, or an object that is not a tensor."""
+"""An output of a graph.
+
+An int is the number of a value, which the program computes. A View shares the memory of an input or
+of a value. A Fixed is an object that is not a tensor."""
 
 
 class StaticGraph(NamedTuple):
@@ -226,10 +229,11 @@ class _FakeRun(fx.Interpreter):
         returns."""
 
     def run_node(self, node: fx.Node) -> Any:
-        """Compute a node on fake tensors, and raise if its gradient would be lost.
+        """Compute a node on fake tensors; raise UntranslatableError if its gradient would be lost.
 
-        This is so for a higher-order op, such as a torch.autograd.Function or a hook, and for a
-        write to a tensor that autograd does not record.
+        Raise for every higher-order op, because Dynamo represents a torch.autograd.Function or a
+        tensor hook by such an op. Raise also for a write to a tensor that requires a gradient, if
+        autograd does not record the write.
         """
         if isinstance(node.target, HigherOrderOperator):
             refuse(self.where, f"{_described(node.target)} (called at {site_of(node)})")
@@ -344,11 +348,11 @@ class _Outputs:
         )
 
     def _bases(self) -> dict[int, int]:
-        """Return, for each memory, the number of an output that covers all of it.
+        """Return, for each tensor storage, the number of an output that covers all of it.
 
-        Memory means the storage of tensors. The other outputs in the storage are views of that
-        output. If no output covers all of the storage, it is left out, and each of its outputs
-        becomes a value. Raise if these outputs overlap.
+        The other outputs in the storage become views of that output. A storage that no output
+        covers is not in the result: each output in this storage becomes a value of its own. Raise
+        if these outputs overlap. Storages of inputs are left out, too.
         """
         groups: dict[int, list[int]] = {}
         for number, result in enumerate(self._results):

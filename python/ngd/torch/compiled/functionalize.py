@@ -38,8 +38,9 @@ IN_PLACE: Final = frozenset(
     | {"relu_", "leaky_relu_", "elu_", "silu_", "hardswish_", "hardsigmoid_", "hardtanh_"}
     | {"sigmoid_", "tanh_", "exp_", "sqrt_"}
 )
-"""The in-place ops that a functional op can replace. The name of the functional op lacks the final
-"_". `keeps_type` checks that both have results of the first argument's dtype."""
+"""The names of in-place ops that a functional op can replace. The functional op has the same name
+without the final "_". A call is replaced only if `keeps_type` returns True for it: then the result
+of the functional op also has the dtype of the first argument."""
 MAKE_NEW: Final = frozenset(
     {"linear", "matmul", "conv1d", "conv2d", "conv3d", "scaled_dot_product_attention"}
     | {"batch_norm", "layer_norm", "group_norm", "rms_norm", "softmax", "log_softmax"}
@@ -82,10 +83,10 @@ class Plan:
         }
         self.variables = set(inputs) - constants
         self.written: dict[fx.Node, fx.Node] = {}
-        """The node whose memory each in-place op writes to, by op. It is not an in-place op
-        itself."""
+        """The node whose memory each in-place op writes to, by the node of the op. This node is not
+        an in-place op itself."""
         self.statistics: dict[fx.Node, tuple[fx.Node, ...]] = {}
-        """The buffers that each batch normalization writes to, by op."""
+        """The buffers that each batch normalization writes to, by the node of the op."""
 
     def is_possible(self) -> bool:
         """Find the values that ops write to; return True if the graph can become functional."""
@@ -131,10 +132,11 @@ class Plan:
                 self.graph.erase_node(node)
 
     def _origin(self, node: fx.Node) -> fx.Node:
-        """Return the node whose memory a node returns.
+        """Return the node that owns the memory of a node's result.
 
-        The result of an in-place op that the plan replaces is the memory of its first argument,
-        perhaps through several such ops. For any other node, return the node.
+        An in-place op that the plan replaces returns the memory of its first argument, so return
+        the origin of that argument: the first node that is not such an op. Return any other node
+        itself.
         """
         while node in self.written:
             node = self.written[node]
@@ -192,9 +194,9 @@ class Plan:
 
 
 def fits_constants(node: fx.Node) -> bool:
-    """Return True if PyTorch can compute an op in advance. All operands are constants.
+    """Return True if PyTorch can compute an op whose operands are all constants in advance.
 
-    The op must not write to a constant, and it must not draw random numbers.
+    The op must not write to its operands, and it must not draw random numbers.
     """
     target: Any = node.target
     if target is operator.getitem or target is aten.detach_.default:
@@ -214,7 +216,7 @@ def writes_statistics(node: fx.Node) -> bool:
 
 
 def functional(target: OpOverload) -> OpOverload | None:
-    """Return the functional counterpart of an op in IN_PLACE, and None for any other op."""
+    """Return the functional op that replaces an in-place op; None if IN_PLACE does not list it."""
     name = name_of(target)
     if name not in IN_PLACE:
         return None

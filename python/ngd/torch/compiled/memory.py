@@ -67,7 +67,8 @@ class SharedTensor:
     def show(self) -> None:
         """Make the tensor a view of the variable's memory.
 
-        Call this again after the core has moved the memory of variables.
+        A step can move a variable to other memory, for example to the memory that the ranks of a
+        host share. Call this again after such a move: the old view does not show new values.
         """
         self.view.show()
         self.tensor.data = as_tensor(self.view.array)
@@ -149,10 +150,10 @@ class ModelMemory:
             each.show()
 
     def show(self, computed: Collection[Node]) -> None:
-        """Make tensors of the model views of their variables.
+        """Make the model's tensors that a program uses views of their variables.
 
-        `computed` has the variables of the program that runs next. If the memory of any variable
-        has moved, renew all views.
+        `computed` has the variables of this program, which runs next. Tensors of other variables do
+        not become views. If the memory of any variable has moved, renew all existing views.
         """
         for tensor, of in self.variables.items():
             if of in computed and tensor not in self._shared:

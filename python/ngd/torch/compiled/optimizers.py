@@ -159,8 +159,9 @@ class TranslatedOptimizer:
     def read_rates(self) -> None:
         """Assign the learning rates that have changed, for example by a scheduler.
 
-        Learning rates are variables and not arguments of the program, so that the next values of
-        parameters are equal on all ranks. All ranks must set equal learning rates.
+        The compiler assumes that a variable is equal on all ranks, but that an argument of a
+        program may differ. Learning rates are therefore variables, so that the next values of
+        parameters count as equal on all ranks, too. All ranks must set equal learning rates.
         """
         for number, group_optimizer in self._groups.items():
             rate = float(self.optimizer.param_groups[number]["lr"])

@@ -200,8 +200,9 @@ class ProgramBuilder:
     ) -> dict[Variable, Node]:
         """Return the gradients of trained parameters, reduced over the ranks and clipped.
 
-        If `form.accumulates`, return this rank's gradients, not reduced, and put the new sums of
-        the micro-batches' gradients in `updates`.
+        `updates` is a dict of the next values of variables. If `form.accumulates`, return this
+        rank's gradients, not reduced, and add to `updates` the next sums of gradients over
+        micro-batches. If `form.has_sums`, add these sums to the gradients, and reset them to 0.
         """
         weight = total = None
         if form.has_weight or form.accumulates:

@@ -40,7 +40,10 @@ class UntranslatableError(CompileError):
 
     @classmethod
     def of(cls, where: str, expected: str, got: str, advice: str) -> UntranslatableError:
-        """Return an error whose message has these parts. `where` is the public call."""
+        """Return an error with the message `{where}: expected {expected}; got {got}. {advice}`.
+
+        `where` is the public call.
+        """
         error = cls(f"{where}: expected {expected}; got {got}. {advice}")
         error.expected, error.got = expected, got
         return error
@@ -125,7 +128,12 @@ def watched(where: str) -> Iterator[None]:
 
 @contextmanager
 def _replaced_methods(where: str, thread: int) -> Iterator[None]:
-    """Make the methods by which Python code defines a gradient raise an error in one thread."""
+    """Return a context manager in which Python code of a thread cannot define a gradient.
+
+    Until the exit, `torch.autograd.Function.apply` and `torch.Tensor.register_hook` raise an error
+    if the thread with the ident `thread` calls them. Calls in other threads, and calls of PyTorch's
+    own classes of functions, work as usual.
+    """
     function, hook = vars(torch.autograd.Function)["apply"], torch.Tensor.register_hook
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:

@@ -137,10 +137,10 @@ class CompiledStep:
                 module.training = is_training
 
     def coverage(self) -> Coverage:
-        """Return the ops of the model that ngd runs, and those that it does not run.
+        """Return the ops of the model: those that ngd runs, constants, and those without a rule.
 
-        The lists describe the last batch shape that ngd has captured, even if ngd could not compile
-        it.
+        The result describes the last batch shape that ngd has captured, even if ngd could not
+        compile it. Before the first capture, the result is empty.
         """
         return self._coverage
 

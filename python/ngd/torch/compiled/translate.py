@@ -77,7 +77,10 @@ def _attribute(module: Any, path: str) -> Any:
 
 
 def _known(arguments: Any, known: Mapping[fx.Node, Any]) -> Any:
-    """Return arguments in which each node of the exported graph is replaced by its value."""
+    """Return the arguments of a call with each node of the exported graph replaced by its value.
+
+    `known` has the values: ngd nodes, constant tensors, or tuples for ops with several outputs.
+    """
     return map_aggregate(arguments, lambda each: known[each] if isinstance(each, fx.Node) else each)
 
 
@@ -148,7 +151,10 @@ FRAME: Final = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
 def site_of(node: fx.Node) -> str:
-    """Return the line of the model that called an op, with the path of its module."""
+    """Return the user's line that called an op, and the path of the module in which it did.
+
+    An example is "model.py:12 in encoder.layers.0".
+    """
     frames = FRAME.findall(node.meta.get("stack_trace") or "")
     known = [(file, line) for file, line in frames if not file.startswith("<eval_with_key>")]
     own = [(file, line) for file, line in known if owner(file) is Owner.USER] or known

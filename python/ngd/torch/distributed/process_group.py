@@ -56,8 +56,8 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         True if the group was created for torch.distributed, so `shutdown` closes it. False if it is
         ngd's own world, which stays open.
     counts : bool
-        True if ngd's errors about this group give ranks within the group, False if they give global
-        ranks.
+        The numbering of ranks in ngd's errors about this group: True if the errors give ranks
+        within the group, False if they give global ranks.
     """
 
     def __init__(
@@ -142,10 +142,11 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         return False
 
     def add_ranks(self, error: Exception) -> Exception:
-        """Return the error to raise for `error`, and note that a call has failed.
+        """Return the error to raise for `error`, and mark this group as failed.
 
-        Outside the default group, the message also lists the global ranks of the group, and the
-        error's `ranks` become global ranks.
+        A failed group makes `shutdown` close ngd's own world. Outside the default group, the
+        message of a CollectiveError also lists the global ranks of the group, and the error's
+        `ranks` become global ranks.
         """
         self._has_failed = True
         if self.ranks is None or not isinstance(error, CollectiveError):
@@ -162,18 +163,18 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         """Close the group after `error`, an exception that interrupted a call (such as Ctrl-C).
 
         Without this, the other ranks could match the next call of this rank with the interrupted
-        call. The tensors of pending works are kept alive until a poll finds that the group is
-        closed.
+        call. The core may still use the tensors of works that are not complete. A later poll of
+        these works finds that the group is closed, and releases the tensors.
         """
         self._has_failed = True
         text = "".join(traceback.format_exception_only(type(error), error)).strip()
         self.group.abort(f"interrupted in a call of torch.distributed by {text}")
 
     def shutdown(self) -> None:
-        """Wait for the pending works and leave the group.
+        """Wait for the collectives that are not complete, and leave the group.
 
-        If the group is ngd's own world, it stays open. If a call of the group has failed, ngd's own
-        world is closed, too.
+        A group that was created for torch.distributed is closed. ngd's own world stays open unless
+        one of its calls has failed; then ngd's world is closed, too.
         """
         wait_for_group(self)
         if self._is_owned:

@@ -49,7 +49,11 @@ def matching_world(rank: int, size: int) -> Group | None:
 def create_group(
     store: Any, rank: int, size: int, ranks: list[int] | None, name: str
 ) -> tuple[Group, bool]:
-    """Return a new group, and True if its errors have group ranks or False if global ranks."""
+    """Return a new group, and a boolean for the argument `counts` of ProcessGroup.
+
+    The boolean is True if ngd's errors about the group give ranks within the group, and False if
+    they give global ranks.
+    """
     world = world_over_mpi()
     if world is None or ranks is None or ranks[rank] != world.rank:
         number = 0  # no world over MPI, or torch numbers its ranks differently

@@ -1,27 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pending collectives of torch.distributed, and the threads that make them progress.
 
-On one host, ngd has no thread of its own. A collective progresses only while a thread is in a call
-of the C++ core; this thread *drives* the core. The rules are:
+A *work* (class Work) is the handle of collectives that were submitted together. On one host, ngd
+has no thread of its own. A collective progresses only while a thread is in a call of the C++ core;
+this thread *drives* the core. The rules for threads are:
 
-- One thread at a time drives the core. It holds the lock `turns`. A waiting thread drives in short
-  slices and releases the lock in between, because its collective may complete only after another
-  thread has submitted a collective.
+- One thread at a time drives the core. This thread holds the lock `turns`. A waiting thread drives
+  in short slices and releases the lock in between, because its collective may complete only after
+  another thread has submitted a collective.
 - A wait for one collective also advances the pending collectives of all other groups, because ranks
   may wait for the collectives of several groups in different orders.
-- A thread that calls ngd's own functions does not take the lock. If such a thread is in the core, a
-  submitted work stays in a Queue until the next wait or submission.
-- A Future is complete when `get_future()` returns, because a thread that waits for a Future cannot
-  drive the core.
+- A thread that calls ngd's own functions does not take the lock. While such a thread is in the
+  core, a submission raises BusyError. The work then stays in a Queue until a later wait for a work
+  in this Queue, or a poll of such a work, submits it.
+- `get_future()` waits for the result and returns a complete Future, because a thread that waited
+  for an incomplete Future would not drive the core.
 
-Ctrl-C, or an exception in a signal handler, can occur between any two bytecodes. The rules are:
+Ctrl-C, or an exception in a signal handler, can occur between any two bytecodes. The rules for such
+interrupts are:
 
 - A work is *outstanding*, and its tensors are kept alive, from before its first submission until
   the core reports that it is complete or that its group is closed.
 - One call of the core both submits a collective and records the submission.
 - An interrupt during a submission or a wait closes the group. The other ranks are notified, and no
   later call can be matched with this one.
-- An interrupt during a poll changes nothing.
+- An interrupt during a poll (a call that advances works without waiting) changes nothing.
 """
 
 from __future__ import annotations
@@ -50,25 +53,30 @@ SHORT_SLICE_SECONDS: Final = 2e-4
 works."""
 
 BUSY_SLEEP_SECONDS: Final = 50e-6
-"""The pause, in seconds, after BusyError: a thread that calls ngd directly, without the lock
-`turns`, is in the core. After this pause, that call has probably returned."""
+"""The pause, in seconds, after a BusyError, before the core is called again. BusyError means that
+another thread, which calls ngd directly and without the lock `turns`, is in the core. The call of
+that thread has probably returned after this pause."""
 
 LAST_SLICE_SECONDS: Final = 1e-3
-"""The length of one last wait of a work that is late. If the work does not complete, the core
-raises an error that names the missing ranks."""
+"""The length in seconds of the last wait for a work that has not completed within its timeout. If
+the work does not complete during this wait either, the core raises an error that names the missing
+ranks."""
 MAX_OUTSTANDING: Final = 64
 """The number of outstanding works above which a submission polls all of them."""
 
 
 class WorkGroup(Protocol):
-    """The part of a process group that a work needs (ProcessGroup in process_group.py)."""
+    """The interface of a process group for its works. ProcessGroup (process_group.py) has it."""
 
     queue: Queue
     seconds: float
     """The timeout of a wait, in seconds."""
 
     def add_ranks(self, error: Exception) -> Exception:
-        """Return the error to raise for `error`: outside the default group, it lists the ranks."""
+        """Return the error to raise for `error`, and mark the group as failed.
+
+        Outside the default group, the message of a CollectiveError gets the group's global ranks.
+        """
         ...
 
     def abort_interrupted(self, error: BaseException) -> None:
@@ -105,7 +113,8 @@ class Queue:
     def start(self, work: Work) -> None:
         """Submit a work; raise if its submission fails.
 
-        If another thread is in the core, or other works wait, put the work into the queue instead.
+        If another thread is in the core, or if this queue is not empty, append the work to the
+        queue instead.
         """
         if not self._waiting:
             with contextlib.suppress(BusyError):
@@ -255,7 +264,11 @@ class Work(torch.distributed.Work):
                 time.sleep(BUSY_SLEEP_SECONDS)
 
     def _advance(self, seconds: float) -> None:
-        """Drive the core for up to `seconds` per call; finish the work if all are complete."""
+        """Wait for the collectives of the work, one after the other, up to `seconds` for each.
+
+        If all are complete, finish the work. Return at the first one that is not complete: `_drive`
+        then calls this again. If the work is in the queue, first submit the works in the queue.
+        """
         if not self._is_started():
             self._group.queue.flush()
         if self._is_over:  # the submission has failed
@@ -281,7 +294,11 @@ class Work(torch.distributed.Work):
             self._fail(error)
 
     def _give_up(self, seconds: float) -> None:
-        """Raise a CollectiveTimeoutError that names the missing ranks, if the work is pending."""
+        """Wait once more, and raise a CollectiveTimeoutError if the work is still not complete.
+
+        The wait takes up to LAST_SLICE_SECONDS per collective. The error names the missing ranks,
+        and gives `seconds` as the timeout. If the work is complete now, return.
+        """
         try:
             for call in self._calls:
                 if call.started:
@@ -348,7 +365,11 @@ def wait_for_group(group: WorkGroup) -> None:
 
 
 def poll_group(group: WorkGroup) -> None:
-    """Poll all works of a closed group, so that each work fails and releases its tensors."""
+    """Poll all works of a group.
+
+    If the group is closed, the core reports this for each work that is not complete: the work fails
+    and releases its tensors.
+    """
     with turns:
         for work in list(outstanding):
             if work._group is group:

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of ops that make tensors. PyTorch computes most calls, because they have no operands."""
+"""Rules of ops that make tensors, such as zeros_like.
+
+If no argument of a call is a node, no rule is used: PyTorch computes the call once, when the step
+is compiled, and the result is a constant.
+"""
 
 from __future__ import annotations
 

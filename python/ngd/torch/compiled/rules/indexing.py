@@ -111,8 +111,7 @@ def gather(call: Call, x: Any, dim: int, indices: Any, sparse_grad: bool = False
 def _corner(x: Node, dim: int, indices: Node) -> tuple[slice, ...]:
     """Return the index of the part of `x` that gather can read.
 
-    In dimension `dim` it is all of `x`. In any other dimension it has the length of `indices`, from
-    the start of `x`.
+    The index is `:` in dimension `dim`, and `:indices.shape[d]` in any other dimension d.
     """
     return tuple(
         slice(None) if axis == dim else slice(0, indices.shape[axis]) for axis in range(x.ndim)

@@ -32,10 +32,10 @@ class T(NamedTuple):
     shape : tuple of ints
         The shape.
     dtype : torch.dtype
-        Integers are drawn from [low, high), booleans by a coin, and floats from the normal
-        distribution.
+        The dtype. Booleans are True with probability 1/2.
     low, high : float or None
-        If given, floats are drawn uniformly from [low, high).
+        The range [low, high) of uniformly drawn numbers. Floats without a range are drawn from the
+        standard normal distribution. Integers need `high`; their default for `low` is 0.
     has_grad : bool
         False if the op has no gradient with respect to this operand.
     """
@@ -193,7 +193,7 @@ class UnsupportedOpError(Exception):
 def expect(holds: bool, use: str) -> None:
     """Raise an UnsupportedOpError unless `holds` is True.
 
-    `use` describes the use of the op that has no translation.
+    `use` is the text of the error: the op and the arguments that the rule cannot translate.
     """
     if not holds:
         raise UnsupportedOpError(use)
