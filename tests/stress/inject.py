@@ -269,7 +269,7 @@ class Rank:
 
         self.fired = max(self.fired, self.hook.disarm())
         last = self.errors[-1]
-        concerned = self.has_fault or "has no memory" in last["message"]
+        concerned = self.has_fault or is_for_want_of_memory(last["message"])
         if last["expected"] or not concerned or not self.scenario.again:
             return False
         try:
@@ -474,6 +474,11 @@ def run_all(
         time.sleep(0.002)
 
 
+def is_for_want_of_memory(message: str) -> bool:
+    """Return if an error says that one of the ranks has too little memory."""
+    return "has no memory" in message or "expected memory for" in message
+
+
 def place_of(site: str) -> str:
     """Return a site without its line number, which changes often."""
     return re.sub(r":\d+", "", site)
@@ -529,7 +534,7 @@ def judge(hook: Hook, fault: Fault, reports: dict[int, Any], quiet: Any) -> list
                 is_notified = bool(set(error["kinds"]) & set(NOTIFIED)) and bool(
                     failed or error["step"] == "init"
                 )
-                is_notified |= "has no memory" in error["message"]
+                is_notified |= is_for_want_of_memory(error["message"])
                 is_notified |= not again and error["kind"] == "CollectiveTimeoutError"
                 is_notified |= waits_with_reason(error, report, failed)
                 if not is_notified or is_harmless:

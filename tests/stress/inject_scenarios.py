@@ -11,6 +11,7 @@ import numpy as np
 
 import ngd
 from ngd import _core, errors, ops
+from ngd.compiler.driver import compile_in
 from ngd.profiling import perfetto, recording
 from tests.stress.inject_alone import failing_calls, kernels, wrong_values
 from tests.stress.inject_meetings import MEETINGS
@@ -397,6 +398,30 @@ def sharing(rank: int) -> list[Step]:
     ]
 
 
+def common_arena(rank: int) -> list[Step]:
+    """Compile two steps in one arena, as the programs of a PyTorch model, and run them in turns."""
+    state: dict[str, Any] = {}
+
+    def allocate() -> None:
+        state["arena"] = _core.Arena()
+
+    def build(count: int) -> None:
+        x = ngd.placeholder("x", (count,), np.float64)
+        mean = ops.all_reduce(ops.tanh(x) + 1.0, op="sum")
+        state[f"of {count}"] = compile_in(state["arena"], [x], [mean * 2.0], {})
+
+    def run(count: int) -> None:
+        check(state[f"of {count}"](np.zeros(count))[0], np.full(count, 4.0))
+
+    return [
+        *first_barrier(),
+        Step("arena", allocate),
+        *(Step("compile", lambda: build(MIDDLE)), Step("run", lambda: run(MIDDLE))),
+        *(Step("compile", lambda: build(LARGE)), Step("run", lambda: run(LARGE))),
+        *(Step("run", lambda: run(MIDDLE)), Step("drop", state.clear)),
+    ]
+
+
 def interpreter(rank: int) -> list[Step]:
     """Run a step with collectives on the other device."""
     state: list[Any] = []
@@ -645,6 +670,7 @@ SCENARIOS = {
         Scenario("groups", groups),
         Scenario("training", training),
         Scenario("sharing", sharing),
+        Scenario("common arena", common_arena),
         Scenario("many", many),
         Scenario("interpreter", interpreter),
         Scenario(

@@ -20,7 +20,7 @@ cdef class Arena:
     cdef shared_ptr[CppArena] arena
 
     def __cinit__(self):
-        self.arena.reset(new CppArena())
+        self.arena = make_shared[CppArena]()  # unlike reset(), it raises MemoryError
 
 
 cdef class ProgramBuilder:
