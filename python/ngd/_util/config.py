@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The environment variables of ngd: a function for each one that Python reads, and checks of all.
+"""The environment variables of ngd: functions that read them and check their values.
 
-src/cpp/base/config.hpp has the variables that the C++ core reads. `check_variables` also checks
-these, so `ngd.init()` reports an invalid value before the first step.
+`check_variables` also checks the variables that the C++ core reads, which are in
+src/cpp/base/config.hpp. So `ngd.init()` reports an invalid value before the first step.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ def misspelt_names() -> dict[str, str]:
 
     A key is the name of an NGD_ variable that ngd does not have. The value is the variable of ngd
     with the most similar name. If no name is similar, the variable is left out, because it
-    belongs to another program, such as a test.
+    probably belongs to another program, such as a test.
     """
     known = {name.removeprefix("NGD_"): name for name in (*VARIABLES, *SET_BY_NGD)}
     similar_names: dict[str, str] = {}
