@@ -42,11 +42,11 @@ class CollectiveSequence:
         self.heads: list[tuple[str, str]] = []  # the first line of each body that is being added
         self.branches: list[dict[int, int]] = []
         """One dict per enclosing branch, the innermost last. A dict maps the index of a group to
-        the number that this group gives to the branch; see `add`. A group is absent until the
-        branch has one of its collectives."""
+        the number of the branch, which counts only branches with collectives of this group; see
+        `add`. A group is absent until the branch has one of its collectives."""
         self.counted: dict[int, int] = {}
-        """A dict from the index of a group to the number of its branches: the branches so far that
-        have one of its collectives. The next such branch gets this number plus 1."""
+        """A dict from the index of a group to a count: the number of branches so far that have a
+        collective of this group. The next such branch gets this count plus 1 as its number."""
 
     def number(self, group: Ranks | None) -> int:
         """Return the index of a group. A group without an index gets the next one.
@@ -80,9 +80,10 @@ class CollectiveSequence:
     def inside(
         self, op: str, attrs: Mapping[str, Any], site: str, bodies: Sequence[Item]
     ) -> Iterator[Item]:
-        """Yield the bodies of a loop or branch one by one, and add lines that mark begin and end.
+        """Yield the bodies of a loop or branch one by one, and mark the begin and end of each.
 
-        The caller adds the collectives of a body before it asks for the next body.
+        The marks are lines in the sequences of the groups that have collectives in the body. The
+        caller adds the collectives of a body before it asks for the next body.
         """
         for number, body in enumerate(bodies):
             head = (f"{op}, graph {number}, {attrs.get('length', 1)} times:", site)

@@ -89,14 +89,14 @@ class Executable(Protocol):
         Returns
         -------
         dict from str to int
-            "variables" counts the variables of the step. "private" and "shared" count the memory of
-            intermediate values: an arena of this rank, and one that the ranks of a host share.
-            "unshared" is the size that all values would take without reuse. "recomputed" counts the
-            bytes that kernels read and write because values are recomputed to stay below
-            `memory_limit`. "sharded" counts the variables of which each host keeps one copy.
-            "apart" counts the full size of the variables of which all hosts together keep one copy,
-            so that each rank has only a part. "variables" includes both. Entries other than
-            "variables" exist only on the CPU device.
+            "variables" is the full size of all variables of the step. "private" and "shared" count
+            the memory of intermediate values: an arena of this rank, and one that the ranks of a
+            host share. "unshared" is the size that all values would take without reuse.
+            "recomputed" counts the bytes that kernels read and write because values are recomputed
+            to stay below `memory_limit`. "sharded" is the full size of the variables of which each
+            host keeps one copy. "apart" is the full size of the variables of which all hosts
+            together keep one copy, so that each rank has only a part. "variables" includes
+            "sharded" and "apart". Entries other than "variables" exist only on the CPU device.
         """
         ...
 
@@ -220,9 +220,9 @@ def format_bytes(count: float) -> str:
 class StepGraph:
     """A graph to compile, with its group, its options and the new values of its variables.
 
-    The constructor warns of new values that may differ between ranks. Python may turn the warning
-    into an exception (`-W error`). No other rank waits for this one then, because the ranks have
-    not begun to communicate.
+    The constructor warns of new values that may differ between ranks. Python's option `-W error`
+    turns the warning into an exception. This is safe even if only one rank raises it: the ranks
+    have not begun to communicate, so no other rank waits for this one.
     """
 
     def __init__(self, graph: Graph, group: Group, options: CompileOptions) -> None:
@@ -233,7 +233,10 @@ class StepGraph:
             warn_of_varying(self.next_values, group, call_site())
 
     def printed_graph(self) -> Graph:
-        """Return the graph for `Executable.graph`. Its text names a 16-bit precision."""
+        """Return the graph for `Executable.graph`.
+
+        If the step computes in a 16-bit precision, the text of the graph names this precision.
+        """
         if not self.options.has_low_precision:
             return self.graph
         return PrintedGraph(self.graph, self.options.precision)

@@ -7,9 +7,11 @@ ends with a comparison of checksums of the variables that it has updated, over t
 it communicates. Later calls compare nothing.
 
 "First" has to mean the same call on all ranks of a group. A rank may compile a step again when the
-other ranks do not, for example for a batch of another length. So this module remembers which pairs
-of a sequence of collectives and a set of variables were compared, not which steps. All ranks of the
-group have the same sequence of collectives, so they agree on which call is the first.
+other ranks do not, for example for a batch of another length. So this module does not remember
+which steps were compared. It remembers pairs: a step's sequence of collectives, and the set of
+variables that were compared. If a step has a pair that was compared before, it compares nothing.
+All ranks of the group have the same sequence of collectives, so they agree on which call is the
+first.
 """
 
 from __future__ import annotations
@@ -73,8 +75,8 @@ class Entry(NamedTuple):
     (otherwise 0), a hash of the computation of its new value, and two numbers that are a checksum
     of its value."""
     others: tuple[Group, ...]
-    """The groups that a rank must be in, in addition to the compared group, to have the same value
-    as this rank. A rank that is not in all of them is not compared with this rank."""
+    """The groups, besides the group that compares, over which the variable should be equal. This
+    rank is compared only with the ranks that are in all of these groups, too."""
 
 
 class Comparison(NamedTuple):
@@ -130,8 +132,9 @@ class FirstCall(_core.Hold):
     def run(self, native: Any, inputs: list[Array], outputs: list[Array]) -> None:
         """Run the step once, and compare its variables between the ranks.
 
-        First check the optimizers' states: each value that was loaded needs a variable. If a
-        complete state was loaded, each variable needs a loaded value, too.
+        Before the run, check the states of optimizers and of averages of weights. Raise a
+        ValueError if a value was loaded (from a checkpoint) for which the state has no variable. If
+        a complete state was loaded, also raise it if a variable got no loaded value.
         """
         for state in self.states:
             state.expect_complete()
@@ -198,8 +201,9 @@ def comparisons_of(step: ComparedStep) -> list[Comparison]:
 def add_entries(comparisons: Sequence[Comparison], step: ComparedStep) -> None:
     """Add an entry with a checksum to the comparisons for each variable that should be equal.
 
-    These are the variables in `step.next_values`: the compiler has found on which ranks their
-    values should be equal (passes/sharding/uniform.py).
+    `step.next_values` has these variables, each with the groups that the compiler has found
+    (passes/sharding/uniform.py): the value should be equal on the ranks that are in all of these
+    groups. The entry is added to the comparison of the first of these groups.
     """
     found = {each.group: each for each in comparisons}
     compared: list[tuple[NextValue, list[Group]]] = []
@@ -341,7 +345,7 @@ def mismatch(different: Sequence[Difference], step: ComparedStep) -> VariableMis
 
 
 def names_of(names: Sequence[str]) -> str:
-    """Return the first names, and the number of further names, for a message."""
+    """Return the names of the first three variables, and the number of others, for a message."""
     shown = ", ".join(names[:FEW])
     more = len(names) - FEW
     return f"{shown} and {more} more" if more > 0 else shown

@@ -17,8 +17,8 @@ Member: TypeAlias = tuple[str, str, int]
 """The name of an op that the user called, its call site, and a number.
 
 If the compiler replaced the op by several other ops (its expansion), all of these have the same
-number. Each expansion has another number, even if the user calls the op twice in one line. The
-number is -1 if the op was not expanded.
+number. The number is different for each call of the op, even for two calls in one line, which have
+the same call site. The number is -1 if the op was not expanded.
 """
 
 

@@ -22,9 +22,11 @@ class StructuredStep(BoundToProcess):
     """A compiled step with nested arguments or results; see Executable.
 
     The inputs are a list, a dict or a dataclass, and each of its elements is an argument of a call.
-    In a dict or a dataclass, the argument has the name of the key or field. In a list, a
-    placeholder has its own name, and a nested argument has its index, such as "[1]". The last
-    `num_hidden` results of the step come from `ngd.print` and are not returned.
+    An element of a dict or a dataclass has the name of its key or field. An element of a list has
+    the name of its placeholder; if it is a nested structure, its name is its index, such as "[1]".
+
+    The last `num_hidden` results of the wrapped step belong to calls of `ngd.print`. The compiler
+    has added them to the user's results, so a call of this step does not return them.
     """
 
     instead = CompiledStep.instead

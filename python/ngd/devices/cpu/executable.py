@@ -41,7 +41,8 @@ class CpuAgreement:
     equal: Equal
     """The nodes of the graph whose values are proved equal on all ranks."""
     target: CpuTarget
-    """The kernels for the passes. `target.sharing` has the variables that the ranks share."""
+    """The object that the passes ask about the kernels of the CPU. Its attribute `sharing` has the
+    variables that the ranks share."""
 
 
 class CpuDevice:
@@ -52,7 +53,8 @@ class CpuDevice:
     def compiling(self, group: Group) -> AbstractContextManager[None]:
         """Return the context of a compilation, in which the ranks compare shapes and dtypes once.
 
-        The result is kept if this rank has to compile the step again; see `comparing_once`.
+        If this rank fails to compile the step and has to compile it again, it uses the result of
+        the first comparison; see `comparing_once`.
         """
         return comparing_once(group)
 

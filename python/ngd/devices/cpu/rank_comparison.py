@@ -33,7 +33,7 @@ def differing_ranks(group: Group, digests: list[bytes], site: str) -> list[tuple
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """Return the numbers of ranks for a message."""
+    """Return a text for a message that lists ranks by number, such as "ranks 0, 2"."""
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 

@@ -11,13 +11,15 @@ every step reads such a variable from that memory, and all ranks take part in ev
 - All ranks call `assign`, with one value. They compare it, wait at a barrier, and each writes its
   shard.
 
-Over several hosts, each host keeps a copy. A variable that only updates read may be kept once over
-all hosts. Then each rank has a part of it, in its own memory. All ranks have to read it together,
+Over several hosts, each host keeps a copy. There is an exception for variables that are read only
+to compute next values, such as optimizer state: all hosts together may keep one copy. Then each
+rank has a part of the variable, in its own memory. All ranks have to read the variable together,
 because a read gathers the parts.
 
-The new values may be computed from other variables. These other variables stay in private memory,
-and the ranks keep them equal: the compiler has to prove that each step writes equal values to them
-on all ranks, and all ranks assign equal values.
+The new values of shared variables may be computed from other variables. Each rank keeps its own
+copy of these other variables, in private memory, and all copies stay equal. For this, the compiler
+has to prove that each step writes equal values to them on all ranks, and all ranks assign equal
+values.
 
 A step may also only read a variable (frozen weights). If the variable is equal on all ranks, it
 moves to memory of the host, too. No rank writes to this memory: a write first moves the variable to
@@ -91,9 +93,11 @@ def agree_on_sharing(
 
 
 _HOSTS: Final[WeakKeyDictionary[Group, tuple[Group, Group] | None]] = WeakKeyDictionary()
-"""A dict from a group over several hosts to a pair of groups that were split from it: the ranks of
-this host, and the counterparts, which are the ranks with this rank's index on each host. The value
-is None if the ranks of the group cannot share variables."""
+"""A dict from a group over several hosts to a pair of groups that were split from it.
+
+The first group of the pair has the ranks of this host. The second has the counterparts: the ranks
+that have this rank's index on their hosts. Instead of a pair, the dict has None for a group whose
+ranks cannot share variables."""
 
 
 def partition_of(group: Any, is_once_over_hosts: bool) -> Partition | None:
@@ -143,9 +147,10 @@ def expect_private(whole: Mapping[Node, CpuStorage], equal: Equal, site: str) ->
     """Check the variables that each rank writes as a whole, not as a shard.
 
     `equal.nodes` has the nodes whose values are proved equal on all ranks. Raises a CompileError if
-    the ranks share such a variable, or if they keep it equal and its next value is not in
-    `equal.nodes`. Any other variable whose next value is not in `equal.nodes` is marked (`varies`),
-    so that no later step shares it.
+    an earlier step has shared such a variable. Also raises it if the ranks keep their private
+    copies of the variable equal since an earlier step, but its next value is not in `equal.nodes`.
+    Any other variable whose next value is not in `equal.nodes` is marked (`varies`), so that no
+    later step shares it.
     """
     values = dict(equal.graph.updates)
     for variable, storage in whole.items():
@@ -220,13 +225,16 @@ def share_if_equal(
     record: SharingRecord,
     steps: bytes,
 ) -> Agreement:
-    """Share variables if the ranks agree, and return the outcome of their comparison.
+    """Share variables if they are equal on all ranks, and return the outcome of the comparison.
+
+    The ranks compare the values of the variables, and `steps`, a digest of the computation of the
+    next values. If one of them differs, or if a rank has no memory, nothing changes.
 
     `moving` maps each variable to share to (begin, end) of the bytes that this rank writes. The
     variable moves to common memory of the host. If all hosts together keep one copy, this rank
-    instead keeps only these bytes, in its own memory. The variables in `staying` keep their private
-    memory, and the ranks keep their values equal. If the ranks do not agree, nothing changes. The
-    caller holds (locks) all these variables, so no step uses them.
+    instead keeps only these bytes, in its own memory. The variables in `staying` stay in private
+    memory on each rank, and from now on the ranks keep their values equal. The caller holds (locks)
+    all these variables, so no step uses them.
     """
     group, site = record.group, record.site
     values = [storage.copy_held_value() for storage in (*moving, *staying)]
@@ -389,7 +397,7 @@ def expect_agreement(found: Agreement, storages: list[CpuStorage]) -> None:
 
 
 def names(storages: Iterable[CpuStorage]) -> str:
-    """Return the first names of some variables, for a message."""
+    """Return a text for a message with the names of the first three variables."""
     quoted = [repr(storage.name) for storage in storages]
     return f"{', '.join(quoted[:3])}{', ...' if len(quoted) > 3 else ''}"
 
@@ -423,10 +431,11 @@ def have_uniform_types(graph: Graph, group: Group) -> bool:
 def comparing_once(group: Group) -> Iterator[None]:
     """Keep the result of `have_uniform_types` for a second try to compile the step.
 
-    The result is removed after a compilation, and after a CompileError or another ValueError. Any
-    other error may be raised on one rank only, because another thread uses a variable or memory is
-    short. This rank then compiles the step again, with the kept result, because the other ranks
-    would not take part in a second comparison.
+    `have_uniform_types` compares the shapes and dtypes of the step between the ranks. The result is
+    removed after a compilation, and after a CompileError or another ValueError. Any other error may
+    be raised on one rank only, for example if another thread uses a variable or memory is short.
+    This rank then compiles the step again. It uses the kept result, because the other ranks do not
+    take part in another comparison.
     """
     try:
         yield

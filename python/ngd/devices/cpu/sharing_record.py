@@ -25,10 +25,10 @@ class SharingRecord:
 
     @property
     def is_over(self) -> bool:
-        """True if the sharing has ended, because one of its groups is closed or has failed.
+        """True if the sharing has ended, because a group of ranks is closed or has failed.
 
-        These are the group of all ranks that share, that of this host's ranks, and that of the
-        counterparts.
+        The property checks three groups: all ranks that share the variable, the ranks of this host,
+        and the counterparts, which are the ranks with this rank's index on their hosts.
         """
         groups = (self.group, self.partition.host_ranks, self.partition.counterparts)
         return any(g.closed or g.communicator.is_over for g in groups if isinstance(g, Group))

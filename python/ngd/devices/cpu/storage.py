@@ -36,8 +36,8 @@ class CpuStorage:
         compiled. Such steps then leave the variable in private memory."""
         self._sharing: SharingRecord | None = None
         self._readers: SharingRecord | None = None
-        """The record of the ranks that keep one copy per host of a value that they only read; None
-        if no step has moved the value to such memory."""
+        """The record of the ranks that keep one copy of the value per host and only read it; None
+        until a step moves the value to such shared memory."""
         if self.type.bytes:
             self.memory()[...] = initial
 
@@ -53,8 +53,9 @@ class CpuStorage:
     def is_shared(self) -> bool:
         """True if ranks share the variable, so that each of them writes only its shard.
 
-        False if a write on this rank replaces the whole value: no ranks share the variable, they
-        only keep private values equal, or they only read it (`is_frozen`).
+        False if a write on this rank replaces the whole value. This is so if no ranks share the
+        variable, if each rank has a private copy that the ranks keep equal, or if the ranks only
+        read a shared copy (`is_frozen`).
         """
         mine = self.part is None and not self.buffer.is_common
         return not mine and self.sharing is not None

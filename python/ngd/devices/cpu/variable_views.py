@@ -24,9 +24,11 @@ from .rank_comparison import differing_ranks, digest_of, ranks_text
 from .storage import CpuStorage
 
 MAX_CHECKED_BYTES: Final = 4096
-"""The largest size in bytes of an unshared variable that is checked for writes. The check compares
-the checksum of its value with the checksum after the last step. Larger unshared variables are not
-checked. Sharded updates leave only small variables unshared."""
+"""The largest size in bytes of an unshared variable whose array is checked for writes.
+
+To find writes of the program, the check compares the checksum of the value with the checksum after
+the last step. Larger unshared
+variables are not checked. If the weight updates are sharded, only small variables are unshared."""
 
 
 class VariableView:
@@ -60,10 +62,10 @@ class VariableView:
         self.remember()
 
     def remember(self) -> None:
-        """Store a checksum of the value after a step, with which `is_written` finds writes.
+        """Store a checksum of the value after a step, so that `is_written` can find later writes.
 
-        Only a small variable that is not in shared memory has one. In shared memory, `is_written`
-        finds writes by the pages that they have copied.
+        Only a small variable that is not in shared memory has a checksum. The array of a variable
+        in shared memory is copy-on-write: `is_written` looks for the pages that a write has copied.
         """
         is_checked = self._is_checked and self.common is None
         self._remembered = self._storage.buffer.checksum() if is_checked else None
