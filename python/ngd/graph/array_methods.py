@@ -22,7 +22,8 @@ Node inherits from ArrayMethods, so this module cannot import it."""
 class IndexedPart(Protocol[N_co]):
     """A part of a node x, written as x.at[index].
 
-    A node never changes, so the methods return a new node with the values of x and another part.
+    `get` returns the part. The other methods return a new node, which has the values of x outside
+    of the part and new values in the part. The node x itself never changes.
     """
 
     def set(self, values: Any) -> N_co:

@@ -56,19 +56,21 @@ class Graph:
     def names(self) -> dict[Node, str]:
         """A dict from each variable of the graph to its unique name.
 
-        If variables of two models have the same name, a prefix is added to the names of one model.
-        Raises a CompileError if two variables of the same model have the same name, or two
-        variables that do not belong to a model.
+        If variables of two models have the same name, the names of one model get a new prefix.
+        Raises a CompileError if two variables of the same model have the same name, or if two
+        variables without a model have the same name.
         """
         return unique_names(self.variables)
 
     def rewrite(self, change: Change, order: Iterable[Node] | None = None) -> Graph:
         """Return the graph with every node replaced by change(node, its replaced inputs).
 
-        The walk visits each node after its inputs. If an op has several results, `change` is called
-        only with the first one, and returns the replacements of all results. It returns them as a
-        tuple. If the replacements are all results of one op, it may return only the first of them.
-        `order` has the nodes in the order of the walk; None: the order of `nodes`.
+        The walk visits each node after its inputs. `order` has the nodes in the order of the walk;
+        if it is None, this is the order of `nodes`.
+
+        If an op has several results, `change` is called only with the first one. It returns a tuple
+        with the replacement of each result. It may also return a single node, the first result of
+        another op: then the results of that op, in order, are the replacements.
         """
         new: dict[Node, Node] = {}  # the changed nodes only
         with at_site("") as move_to, keep_float32(False):

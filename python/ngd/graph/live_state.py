@@ -93,7 +93,8 @@ class LiveState(Mapping[str, Variable]):
     def is_complete(self) -> bool:
         """True if every variable that the owner needs exists or has a pending value.
 
-        It is False until the first step has run or a complete state has been loaded.
+        The state cannot know this before the first step has run, because the owner may make more
+        variables. So it is False until then, unless a complete state was loaded.
         """
         return self._is_complete
 
@@ -143,9 +144,9 @@ class LiveState(Mapping[str, Variable]):
         return self
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Fill a deep copy or an unpickled state, and make it the `owner` of its variables.
+        """Fill a deep copy or an unpickled state, and set `owner` of its variables to this state.
 
-        The copy of a variable has no owner.
+        This is necessary because copying or unpickling a variable does not restore its `owner`.
         """
         self.__dict__.update(state)
         for v in self._made.values():
@@ -191,8 +192,9 @@ class LiveState(Mapping[str, Variable]):
         source : str, default "a mapping"
             The origin of the values, for messages.
         is_complete : bool, default True
-            `is_complete` of the state that the values are from. If it is true and a variable that
-            is made later has no value, the first step raises a ValueError.
+            True if the state that was saved had its attribute `is_complete` set: `values` then has
+            a value for every variable that the owner needs. In this case the first step raises a
+            ValueError if a variable that was made after the load has no value in `values`.
 
         Raises
         ------

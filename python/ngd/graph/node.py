@@ -39,9 +39,10 @@ class Op:
     the same name in C++, by an opcode of the elementwise kernel, or by the ops of `expand`.
     An op with a kernel may also have `expand`; tests then compare the two.
 
-    Every op has `infer`, `reference`, `samples`, and `grad` or `expand`. The rest is optional: an
-    op may set the following records (traits.py), and define the methods that the code that reads a
-    record also calls. An op that is composed of other ops has `expand`, and sets no record.
+    Every op has `infer`, `reference`, `samples`, and `grad` or `expand`. The rest is optional. The
+    attributes below are records: each has the properties of the op for some part of the compiler
+    (traits.py). That part also calls the methods that are listed with the record. An op that is
+    composed of other ops has `expand`, and sets no record.
 
     - `kernel`, for fusion, the memory plan and devices. Methods: `expand`, `lower`, `offset`,
       `cost`, `scratch_bytes`, `printed_attrs`, `simplify`.
@@ -64,9 +65,9 @@ class Op:
     comm: ClassVar[Comm] = Comm()
     """The record of the op's dependence on other ranks: a collective, or the number of the rank."""
     order: Order | None = None
-    """The sort key by which all ranks start their collectives in one order. The compiler replaces
-    each collective, and each loop or branch that contains one, by a node with an op object of its
-    own that has a key. None: the op has no key."""
+    """The sort key by which all ranks start their collectives in one order. The compiler
+    gives a key to each collective, and to each loop or branch that contains one: it replaces the
+    node by one with a new op object, which has the key. All other ops have None."""
     smooth: ClassVar[bool] = True
     """True if tests compare second derivatives with finite differences."""
     batching: ClassVar[Literal["", "leading", "axis", "axes"]] = ""
@@ -89,7 +90,8 @@ class Op:
     public: ClassVar[bool] = True
     """True if ngd.ops has the op."""
     dtypes: ClassVar[tuple[DType, ...]] = NUMBERS
-    """The dtypes with which tests check the op. An operand of a sample may fix its own dtype."""
+    """The dtypes with which tests check the op: its operands get each of them in turn. In a test
+    case of `samples`, an operand with an explicit dtype always has that dtype."""
 
     def __init_subclass__(cls) -> None:
         """Set `is_heavy` and `has_expansion`; make signature errors name the op, not the class."""
@@ -190,9 +192,10 @@ class Op:
     def replace_row_major(self, node: Node) -> Node | None:
         """Return the value of `node`, computed by this op instead; None if this is impossible.
 
-        `node` applies the standard op `Layout.row_major_op`. This op computes the same with another
-        order of axes in memory. It is applied to transpositions of the operands. Its result is
-        transposed back, unless it already has the order of axes of `node`.
+        `node` applies the standard op, such as a convolution, which is `layout.row_major_op` of
+        this op. This op is a variant of the standard op with another order of axes in memory, such
+        as channels last. So this method transposes operands as the variant needs them, applies the
+        variant, and transposes its result back if the order of its axes differs from `node`.
         """
         return None
 
@@ -489,8 +492,9 @@ class Ancestors:
 class EndOfAncestors:
     """The last element of an `Ancestors` list. It is copied when all nodes of the list are copied.
 
-    Its `__reduce__` removes the ids of these nodes from `_copied`. `in_turn` could only remove them
-    too early: pickle may read several elements from this iterator before it copies them.
+    Its `__reduce__` runs when this element is copied, and removes the ids of the list's nodes from
+    `_copied`. The iterator `Ancestors.in_turn` cannot remove them itself at the right time: pickle
+    reads several elements from the iterator at once, and copies these elements later.
     """
 
     def __init__(self, ids: set[int]) -> None:

@@ -15,15 +15,17 @@ class Stage(IntEnum):
     """The second part of the sort key, for collectives with the same `Order.number`.
 
     A sharded weight update replaces a collective of the user's graph by several, which all get its
-    number. It also adds collectives with the number of one before them. Collectives with the same
-    number start in the order of these constants.
+    number. It also adds other collectives. Each of these gets the number of an earlier collective
+    of the user's graph, after which it starts, or -1 if there is no earlier one. Collectives with
+    the same number start in the order of these constants.
     """
 
     ITSELF = 0
     """The collective itself, or the first of its replacements, such as a reduction in each host."""
     OTHER_FACTOR = 1
-    """The all-to-all of A. If a gradient is a matrix product A^T B, the ranks may exchange A and B
-    instead of the gradient. The all-gather of B comes first, with the stage `ITSELF`."""
+    """The all-to-all of the matrix A, if a gradient is a matrix product A^T B and the ranks
+    exchange its factors A and B instead of reducing the gradient. Before it comes the all-gather of
+    B, with the stage `ITSELF`."""
     BETWEEN_HOSTS = 2
     """The reduction between ranks with the same index on each host, after `ITSELF` inside hosts."""
     TOTALS = 3

@@ -94,9 +94,11 @@ class Fusion(NamedTuple):
     is_linear_reduction: bool = False
     """True for a sum or a mean: if a is constant along the axes, the sum of a * x is a * sum(x).
 
-    `share_sums` moves such a factor a out of the sum. False, for a reduction: mixed precision
-    assumes that the result is one of the elements, as in a maximum. Gradients then compare the
-    result with the elements, so the operand is not rounded to 16 bits.
+    `share_sums` moves such a factor a out of the sum.
+
+    If this is False for a reduction, mixed precision assumes that the reduction returns one of the
+    elements, such as the maximum. The gradient of such a reduction compares the result with the
+    elements, so mixed precision does not round the elements to 16 bits.
     """
 
 

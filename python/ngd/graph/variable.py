@@ -231,7 +231,10 @@ class Variable(Node):
         return self.numpy().item()
 
     def _expect_no_trace(self, call: str) -> None:
-        """Raise a TypeError in a traced function, which would always use the present value."""
+        """Raise a TypeError if a function is being traced; `call` names the caller in the message.
+
+        The traced step would use the value that the variable has now as a constant in all calls.
+        """
         if TRACING.get():
             raise TypeError(
                 f"{call}: expected a variable outside of a traced function; got "

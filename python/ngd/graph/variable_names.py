@@ -27,7 +27,7 @@ def new_number() -> int:
 
 @dataclass(eq=False)
 class Scope:
-    """A model, for the names of its variables, which differ from each other."""
+    """The namespace of a model: no two variables of the model have the same name."""
 
     prefix: str = ""
     """The name of the model, with which the names of its variables begin."""
@@ -61,8 +61,9 @@ class UniqueNames:
         self.names: dict[Any, str] = {}
         """The unique name of each variable."""
         self.prefixes: dict[Scope | None, str] = {}
-        """A dict from each model of these variables to the prefix of the unique names. It is
-        `Scope.prefix`, unless a variable of another model already has one of these names."""
+        """A dict from each model to the prefix of the unique names of its variables. The prefix is
+        `Scope.prefix`, unless one of the names with this prefix already belongs to a variable
+        outside of the model."""
 
     def add(self, variables: Iterable[Any]) -> None:
         """Add variables; raise a ValueError for equal names in one model or outside of models."""
@@ -83,7 +84,8 @@ class UniqueNames:
     def free_prefix(self, scope: Scope, members: Iterable[Any]) -> str:
         """Return the first of `scope.prefix`, PREFIX_1, PREFIX_2 and so on that is free.
 
-        A prefix is free if no variable of the model would get the name of another variable by it.
+        A prefix is free if no variable of the model, with this prefix, gets a name that another
+        variable already has.
         PREFIX is `scope.prefix`, or "model" if that is empty.
         """
         prefix, number = scope.prefix, 0
@@ -121,9 +123,10 @@ def unique_names(variables: Iterable[Any]) -> dict[Any, str]:
 
 
 def with_prefix(variable: Any, own: str, prefix: str) -> str:
-    """Return the name of a variable, with its own prefix replaced by `prefix`.
+    """Return the name of a variable, with the prefix `own` of its model replaced by `prefix`.
 
-    `own` is the prefix of the variable's model in the present name. "" means that it has none.
+    For example, "model.weight" becomes "model_1.weight" if `own` is "model" and `prefix` is
+    "model_1". If `own` is "", the name has no prefix, and `prefix` is added.
     """
     name = str(variable.attrs["name"])
     if prefix == own:
