@@ -83,13 +83,14 @@ def read_from_outside(results: Sequence[Node], since: int) -> list[Node]:
 
 
 def wait_for_all(operands: Sequence[Node], adjoints: Sequence[Node | None]) -> list[Node | None]:
-    """Return the adjoints, so that those of operands that are not leaves wait for all others.
+    """Return the adjoints of operands; those of computed operands wait for all other adjoints.
 
     An operand that is not a leaf was computed by an earlier function, and the backward pass
-    continues there with its adjoint. The other adjoints are gradients of leaves, such as weights.
-    Without the wait, they could be computed at the end of the step, and recomputed values would
-    stay in memory until then. With the wait, the recomputed values of one function are free before
-    the backward pass recomputes the values of an earlier function.
+    continues there with the adjoint of this operand. The other adjoints are gradients of leaves:
+    inputs of the graph and variables, such as weights. Without the wait, they could be computed at
+    the end of the step, and recomputed values would stay in memory until then. With the wait, the
+    recomputed values of one function are free before the backward pass recomputes the values of an
+    earlier function.
     """
     known = [adjoint for adjoint in adjoints if adjoint is not None]
     ordered = []
@@ -107,12 +108,12 @@ def wait_for_all(operands: Sequence[Node], adjoints: Sequence[Node | None]) -> l
 class Recomputation:
     """The gradient rule of `remat`: recompute the results, and differentiate the recomputation.
 
-    The rule finds the nodes that compute the results from the operands in the graph. If the
-    function was called in the body of a loop, this graph is the body, and values that are equal in
-    all iterations are computed outside of it. Such values are inputs of the body, so a result may
-    depend on an input that is not among the operands. Then nothing is recomputed: the rule passes
-    the adjoints on to the results, so that their first computation is differentiated, with its
-    stored values.
+    The rule walks the graph from the results back to the operands, and copies the nodes on the way.
+    This can fail if the function was called in the body of a loop. Values that are equal in all
+    iterations are computed outside of the body, which gets them as inputs. So the walk may reach an
+    input of the body that is not an operand. Then nothing is recomputed: the rule passes the
+    adjoints on to the results, so that their first computation is differentiated, with its stored
+    values.
     """
 
     follows_graph = True

@@ -49,12 +49,13 @@ def vmap(f: Callable[..., Any], in_axes: Axes = 0, out_axes: Axes = 0) -> Functi
     in_axes : int, None or tuple, default 0
         The axis of each argument to map over. An int is the axis of all arguments. A tuple has one
         entry per argument: an int, None, or a tree of these in the structure of the argument or of
-        its outer levels. None means that the argument is not mapped: all examples get the whole
-        argument. A negative axis counts from the end. Keyword-only arguments are always mapped over
-        axis 0.
+        its outer levels. None means that the argument is not mapped: `f` gets the whole argument
+        for every index of the mapped axis. A negative axis counts from the end. Keyword-only
+        arguments are always mapped over axis 0.
     out_axes : int, None or tree, default 0
         The position of the mapped axis in each result. A tree has the structure of the result, or
-        of its outer levels. None means that the result is equal for all examples and gets no axis.
+        of its outer levels. None means that the result is equal for all indices of the mapped axis,
+        and gets no such axis.
 
     Returns
     -------
@@ -80,7 +81,7 @@ def vmap(f: Callable[..., Any], in_axes: Axes = 0, out_axes: Axes = 0) -> Functi
 
     A random draw whose seed is made in `f` gives different numbers to each example. If the seed is
     made outside of `f`, all examples get the same numbers. A collective of mapped values has no
-    batching rule: use `ops.scan` instead of vmap, which runs `f` for one example after the other.
+    batching rule: use `ops.scan` instead. The scan runs `f` for one example after the other.
 
     Examples
     --------
