@@ -282,9 +282,12 @@ class Rank:
             return False
         return True
 
-    def steps(self) -> None:
-        """Run the steps, until one closes the group."""
+    def run_steps(self) -> None:
+        """Run the steps with the fault, until one closes the group."""
         steps = self.scenario.steps(self.rank)
+        self.hook.count(self.rank)
+        if self.has_fault:
+            self.hook.arm(self.fault)
         for number, step in enumerate(steps):
             if self.scenario.independent and self.fault.step not in (-1, number):
                 continue
@@ -329,10 +332,7 @@ class Rank:
         before = held_resources()
         if self.scenario.joins:
             ngd.init()
-        hook.count(self.rank)
-        if self.has_fault:
-            hook.arm(self.fault)
-        self.steps()
+        self.run_steps()
         self.fired = max(self.fired, hook.disarm())
         hook.count(-1)
         self.meet()

@@ -45,6 +45,7 @@ CGROUP = "is asked only where a memory cgroup has a limit"
 FORKED = "the ranks here are forked, and start no threads of OpenMP"
 AFTER = "comes only after another fault"
 CALLER = "the CPU's queue is the caller, and nothing runs later"
+BRIDGE = "is called only by the PyTorch bridge, for parameters with one copy per host"
 NOT_YET = "no kernel asks for a list of real numbers yet"
 
 UNREACHED = (
@@ -60,6 +61,8 @@ UNREACHED = (
     ("executor.cpp", "checked_value_.resize(", "the host can address the CPU's memory"),
     ("pending_collectives.cpp", "started_.reserve(", CALLER),
     ("cpu_device.cpp", "std::make_unique<CpuEvent>()", CALLER),
+    ("copy_on_write.cpp", "", BRIDGE),
+    ("shm_communicator.cpp", "make_unique<CopyOnWriteMapping>", BRIDGE),
     ("segment.cpp", "MADV_REMOVE", AFTER),
     ("segment.cpp", "::fallocate(", AFTER),
     ("attrs.cpp", "get<std::vector<double>>", NOT_YET),
