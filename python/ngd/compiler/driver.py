@@ -60,10 +60,12 @@ def lower(source: StepGraph, target: Target, arena: _core.Arena | None) -> Lower
 
 
 def emit(plan: Plan, source: StepGraph) -> tuple[_core.ProgramBuilder, CollectiveSequence]:
-    """Return the builder of a plan's program, and a `CollectiveSequence`.
+    """Return the builder of the C++ program of a memory plan, and a `CollectiveSequence`.
 
-    The `CollectiveSequence` has the collectives of the step, and the groups of ranks in which the
-    collectives run. The program refers to a group by its index; index 0 is the group of the step.
+    The plan has the instructions and storages of the step; `write` adds them to the builder, and
+    this function adds the groups of ranks. The `CollectiveSequence` has the collectives of the
+    step and these groups. The program refers to a group by its index; index 0 is the group of the
+    step.
     """
     sequence = CollectiveSequence(source.group, source.graph, source.options.precision)
     builder = write(plan, sequence)
@@ -73,8 +75,9 @@ def emit(plan: Plan, source: StepGraph) -> tuple[_core.ProgramBuilder, Collectiv
 
 
 def write(plan: Plan, sequence: CollectiveSequence) -> _core.ProgramBuilder:
-    """Return the program of a plan, without the groups of ranks, which `emit` adds later.
+    """Return the builder of the C++ program of a memory plan, without the groups of ranks.
 
+    The plan has the instructions and storages of a step. `emit` adds the groups of ranks later.
     The body of a loop or branch is a program of its own. The instruction that runs the loop or
     branch has the programs of its bodies.
     """
@@ -252,8 +255,8 @@ def compile_in(
 
 
 NODES: Final = "Make nodes by ngd.placeholder, ngd.constant and the functions of ngd.ops."
-"""The last sentence of an error about a value that is not a node: it lists the calls that make
-nodes."""
+"""The text at the end of each error message about a value that is not a node. It lists the calls
+that make nodes."""
 
 
 def with_prints(graph: Graph) -> tuple[Graph, int]:
@@ -370,9 +373,9 @@ def nodes_in(argument: str, tree: Any) -> tuple[list[Any], Structure]:
 
 
 def sorted_updates(updates: Any) -> tuple[tuple[Node, Node], ...]:
-    """Return pairs of a variable and its next value, in the order of the variables' names.
+    """Return (variable, next value) pairs, in the order of the variables' names.
 
-    So the order of the graph does not depend on the order of the dicts.
+    The updates of the graph are then in the same order, whatever the order of the dicts is.
     """
     pairs: dict[Variable, Node] = {}
     parts = updates if isinstance(updates, list) else [updates or {}]
@@ -391,7 +394,11 @@ def sorted_updates(updates: Any) -> tuple[tuple[Node, Node], ...]:
 
 
 def pairs_of(part: Any) -> Iterable[tuple[Any, Any]]:
-    """Return the updates of a dict, or of a pair (variables, next values) of equal structures."""
+    """Return the (variable, next value) pairs of one part of the updates.
+
+    The part is a dict {variable: next value}, or a tuple (variables, next values) of two trees
+    that are nested in the same way.
+    """
     if isinstance(part, Mapping):
         return part.items()
     if not isinstance(part, tuple) or len(part) != 2:

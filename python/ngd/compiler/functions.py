@@ -57,13 +57,13 @@ MANY_TRACES: Final = 8
 """The number of traces at which a function issues a RetraceWarning. Training, evaluation and the
 last, shorter batch of each need four."""
 MANY_FUNCTIONS: Final = 100
-"""The number of functions made from one Python function, and traced, at which a RetraceWarning is
-issued. Such a Python function is probably wrapped, and so traced again, in each iteration of a
-loop. A few are made on purpose, for example by tests with many cases."""
+"""The number of traced `Function` objects of one Python function that causes a RetraceWarning: a
+loop probably wraps the function in each iteration. Fewer may be intended, as in tests with cases.
+"""
 
 
 class Tracing(threading.local):
-    """The `group` (or None) of each function that this thread is tracing, the innermost last."""
+    """The `group` option (or None) of each function that a thread is tracing, innermost last."""
 
     def __init__(self) -> None:
         self.groups: list[Group | None] = []
@@ -95,7 +95,7 @@ class Trace:
     """True if the function returned one node."""
 
     def results(self, values: Sequence[Any]) -> Any:
-        """Return the result of a call, given the values that the step has returned."""
+        """Return the result of a call: the step's arrays `values` and `fixed` leaves, nested."""
         if self.fixed:
             made = iter(values)
             count = len(values) + len(self.fixed)
@@ -252,7 +252,7 @@ class Function:
         return f"<ngd.function {self.name}, {self.num_traces} traces>"
 
     def __reduce__(self) -> str:
-        """Pickle the function by its name, like a Python function."""
+        """Return the qualified name, which pickle stores and looks up in the function's module."""
         return self.name
 
     def _inline(self, args: Any, kwargs: Any) -> Any:
@@ -378,7 +378,7 @@ class Function:
             del _tracing.groups[outer:]
 
     def _name_lists(self, key: Key, leaves: Sequence[Any], error: Exception) -> None:
-        """Raise a TypeError if `error` is due to a list of numbers where an array was expected."""
+        """If `error` is about a list, raise a TypeError for the first list of numbers, if any."""
         if isinstance(error, Error) or not is_about_list(error):
             return
         pairs = zip(leaves, key.specs, strict=True)
@@ -466,14 +466,14 @@ def lists_of_numbers(path: str, tree: Any) -> Iterator[tuple[str, Any]]:
 
 
 def is_replaced(world: Group | None) -> bool:
-    """Return whether a world was shut down, and a later `ngd.init()` has made another one."""
+    """Return True if `world` was shut down and another world is open now; otherwise False."""
     return world is not None and world.closed and open_world() is not None
 
 
 def as_result(where: str, returned: Any) -> Any:
-    """Return the result of a traced function with constants instead of arrays.
+    """Return the result of a traced function, with each array replaced by a constant node.
 
-    A dict with variables as keys is a TypeError.
+    Raise a TypeError for a result that contains a dict with variables as keys.
     """
     expect_no_updates(where, returned)
     leaves, structure = flatten(returned)

@@ -176,15 +176,20 @@ class Key(NamedTuple):
 def without_extents(key: Key) -> tuple[Any, ...]:
     """Return a key that is equal for arguments whose arrays differ only in the sizes of axes.
 
-    The key has the dtype and the number of axes of each array. Traces with equal keys of this kind
-    have one hash of their computation (fingerprint.Family).
+    The key has the dtype and the number of axes of each array. Traces of a function with equal
+    keys of this kind share one hash (`fingerprint.Family`), so the ranks regard these traces as
+    the same computation.
     """
     ranks = ((x[0], len(x[1])) if is_array_spec(x) else x for x in key.specs)
     return (key.form, *ranks)
 
 
 def reason(key: Key, earlier: Sequence[Key]) -> str:
-    """Return a text with the differences between a key and the most similar earlier one."""
+    """Return a text with the reason for a new trace: how its key differs from earlier keys.
+
+    `key` is the key of the new trace, and `earlier` has the keys of the earlier traces. The text
+    has the differences between `key` and the most similar earlier key.
+    """
     same_form = [other for other in reversed(earlier) if other.form is key.form]
     if not same_form:
         return "the arguments are nested otherwise"

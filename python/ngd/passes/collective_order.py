@@ -5,7 +5,8 @@ A *collective* in this file is a node that communicates: a collective op, or a l
 one in its body. All ranks have to start the collectives of a step in the same order.
 `collectives_in_order` finds this order from the structure of the graph, and
 `order_collectives` stores it (`Op.order`).
-Later `split_collectives` replaces each collective op by two nodes. The *start* passes the operand
+Later `split_collectives` replaces each collective op by two nodes, a start and a wait. A loop or
+branch stays one node. The *start* passes the operand
 to the communicator. The *wait* returns when the result is complete. Between the two the collective
 is *pending*, and other instructions run.
 """
@@ -31,9 +32,10 @@ from .target import Target
 def collectives_in_order(graph: Graph) -> list[Node]:
     """Return the nodes that communicate, in the order in which every rank starts them.
 
-    This is the order of depth, so that the gradients that the backward pass computes first are sent
-    first. Nodes of equal depth keep the order of the structural walk (`topological`). The depth of
-    a node is the largest number of heavy ops (`Op.is_heavy`) and collectives on a path to the node.
+    Nodes are ordered by ascending depth, so that the gradients that the backward pass computes
+    first are sent first. Nodes of equal depth keep the order of the structural walk
+    (`topological`). The depth of a node is the largest number of heavy ops (such as matmuls, see
+    `Op.is_heavy`) and collectives on a path to the node.
     Other ops are not counted, because their number may differ between ranks: shards may have
     different shapes, and autodiff adds sums and reshapes where an operand is broadcast. So the
     order is the same on all ranks, whatever the order in which a script made its nodes. A node that
@@ -41,7 +43,8 @@ def collectives_in_order(graph: Graph) -> list[Node]:
 
     Messages (sends and receives between two ranks) keep the order in which they were made, because
     the other rank makes the matching nodes in that order. So the depth of a message is raised, if
-    necessary, to the depth of the last earlier message of the same op, group and other rank.
+    necessary, to the depth of the latest earlier message with the same op (send or receive), the
+    same group and the same other rank.
     """
     communicating = {node for node in graph.nodes if communicates(node)}
     if not communicating:
@@ -78,12 +81,11 @@ def order_collectives(graph: Graph, target: Target, options: CompileOptions) -> 
     The number of a node is stored in `Op.order`. A value that depends on the group is, for example,
     the number of the rank. In a group of one rank, a collective is replaced by its input.
 
-    Collectives with the same op, attributes and operand are merged here, and in no later pass.
-    Whether two different operands are equal may depend on a rank's own constants, so a later merge
-    could differ between ranks. Operands are compared as nodes of the given graph, which is built in
-    the same way on all ranks, not as nodes of the new graph. In the new graph, two operands may be
-    equal on one rank only. For example, on a rank that is alone in the group of all_reduce(x), the
-    new node of all_reduce(x) is the new node of x.
+    Collectives with the same op, attributes and operands are merged here, and in no later pass.
+    All ranks must merge the same collectives. So operands are compared as nodes of the given graph,
+    which is built in the same way on all ranks. In the new graph, two operands may be one node on
+    one rank and two nodes on another rank. For example, all_reduce(x, group=g) is replaced by x on
+    a rank whose group g has only this rank, and not on a rank whose group is larger.
     """
     if not depends_on_group(graph):
         return graph
@@ -118,9 +120,10 @@ class Merged:
         self.old: dict[Any, Node] = {}
 
     def first(self, node: Node, new: Node) -> Node:
-        """Return the node of the new graph for the first collective that is equal to `node`.
+        """Return the node of the new graph that replaces a collective of the old graph.
 
-        If `node` is the first of these collectives, store `new` as this node, and return `new`.
+        `node` is the old collective, and `new` is a new node made for it. If an equal collective
+        was given earlier, return the new node of that one. Otherwise store and return `new`.
         """
         operands = tuple(self.first_equal.get(i, i).id for i in node.inputs)
         key = (node.op, operands, tuple(sorted(node.attrs.items())))
@@ -129,7 +132,11 @@ class Merged:
 
 
 def check_root(node: Node, rank: int, size: int) -> None:
-    """Raise CompileError for a root that is not in the group, or a rank that sends to itself."""
+    """Raise CompileError if the root of a collective is not a rank of the group.
+
+    For a send or a receive, the attribute `root` is the other rank. It must be in the group, too,
+    and must not be this rank.
+    """
     root, between_two = node.attrs.get("root", 0), is_message(node)
     if not 0 <= root < size:
         raise CompileError(
@@ -163,7 +170,10 @@ class Ordered(Op):
 
 
 def order_of(node: Node) -> Order:
-    """Return the sort key (`Order`) that `order_collectives` has given to a node."""
+    """Return the sort key of a collective: a tuple, by which the collectives start in order.
+
+    `order_collectives` has stored it in `Op.order`.
+    """
     order = node.op.order
     assert order is not None
     return order
@@ -197,7 +207,10 @@ WAIT: Final = Wait()
 
 
 def split_collectives(graph: Graph, target: Target, options: CompileOptions) -> Graph:
-    """Replace each collective by a start and a wait."""
+    """Replace each collective op by a start and a wait.
+
+    Loops and branches with collectives in their bodies are not split.
+    """
 
     def change(node: Node, inputs: tuple[Node, ...]) -> Node:
         if isinstance(node.op, Ordered):

@@ -29,7 +29,8 @@ from .collective_order import collectives_in_order
 
 EXTENTS: Final = frozenset({"shape", "extents", "length", "size", "sizes", "spatial"})
 LOCAL: Final = EXTENTS | {"counts", "receive_counts", "group", "algorithm"}
-"""The names of attributes that may differ between ranks. The hash of a step leaves them out."""
+"""The names of the attributes of nodes (`Node.attrs`) that may differ between ranks. The hash of a
+step leaves these attributes out."""
 
 SMALL: Final = 16
 """The largest size, in elements, of a constant whose values are a part of the hash of a step."""
@@ -39,7 +40,8 @@ SMALL: Final = 16
 class Family:
     """The traces of one function that differ only in the sizes of axes.
 
-    `number` is the hash that all of these traces have. It is 0 until the first one is compiled.
+    `number` is the hash of the graph of the trace that is compiled first. All traces of the family
+    use this hash. It is 0 until a trace is compiled.
     """
 
     number: int = 0
@@ -50,9 +52,10 @@ _family: ContextVar[Family | None] = ContextVar("ngd.family", default=None)
 
 @contextmanager
 def compiling(family: Family) -> Iterator[None]:
-    """Give all steps that are compiled in this block the number (hash) of the first one.
+    """Give all steps that are compiled in blocks with this family one number: the first one's hash.
 
-    So the ranks regard traces of a function that differ only in extents as the same computation.
+    Ranks compare these numbers to check that they run the same computation. Traces of a function
+    that differ only in the sizes of axes have one number, so they pass the check.
     """
     before = _family.set(family)
     try:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layouts: give the operands of heavy ops the order of axes that their kernels prefer.
 
-A *layout* is an order of axes in memory. The graph expresses it by transpositions: a value in
-another layout has another type, and its bytes are always in the order of its type. A *variant* of
-an op computes the same result in another layout (`Layout.row_major_op`). The pass has three rules:
+A *layout* is an order of axes in memory. The bytes of every value are in the order of the axes of
+its shape. So the graph expresses another layout by a transposition, whose result has another shape.
+A *variant* of an op computes the same in another layout: it is applied to transpositions of the
+operands. The variant refers to the op by `op.layout.row_major_op`. The pass has three rules:
 
 1. A heavy op is replaced by its variant if the device has a kernel for the variant. Transpositions
    convert the operands and the result.
@@ -29,8 +30,7 @@ from .options import CompileOptions
 from .target import Target, query_node
 
 Transposition: TypeAlias = tuple[Node, Shape]
-"""A node, and the order of axes in which the graph transposes this node anyway. Using the result of
-this transposition costs nothing."""
+"""A transposition as a pair: the node that is transposed, and the order of axes of the result."""
 SMALL: Final = 16
 """An operand of an elementwise op is small if it has at most 1 / SMALL of the elements of the
 result. A small operand may be transposed for the op."""
@@ -123,12 +123,11 @@ def move_elementwise_transposition(
 def without_transposition(
     operand: Node, node: Node, axes: Shape, computed: Set[Transposition]
 ) -> Node | None:
-    """Return an operand of an elementwise node in the order of axes before a transposition.
+    """Return an operand as it is before a transposition by `axes`, or None if that costs too much.
 
-    `axes` is the order of axes of the transposition. For an operand that is a transposition by
-    `axes`, the result is the input of the operand. Another operand is
-    transposed by the inverse of `axes` if it is small, or if the graph computes this inverse
-    transposition anyway. Otherwise the result is None.
+    An elementwise node reads the operand. If the operand is x transposed by `axes`, return x. For
+    another operand, return the operand transposed by the inverse of `axes` if the operand is small,
+    or if this transposition costs nothing, for example because it is in `computed`.
     """
     if operand.op.layout.is_transpose and operand.attrs["axes"] == axes:
         return operand.inputs[0]

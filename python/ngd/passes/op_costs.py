@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The costs of nodes: `Op.cost` for heavy ops, and rules for all other ops.
 
-A cost is a number of operations, and a number of bytes that are read and written. If an op is
-composed of other ops, its number of operations is the sum over those ops, but it reads and writes
-only its own operands and results. An op that only moves elements reads as many bytes as it writes.
-Any other op has one operation for each element of its largest operand or result.
+A cost is a number of operations, and a number of bytes that are read and written. The bytes are
+those of the operands and results. An op that only moves elements is an exception: it reads as many
+bytes as it writes. If an op is composed of other ops, its number of operations is the sum over
+those ops, but their operands and results are not counted as bytes. Any other op has one operation
+for each element of its largest operand or result.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def cost_of(node: Node, bodies: Sequence[Cost] | None = None) -> Cost:
 
 
 def operations(node: Node, operands: Sequence[Type], results: Sequence[Type]) -> int:
-    """Return the number of scalar operations that a node performs whose op is not heavy."""
+    """Return the number of scalar operations of a node. The op of the node is not a heavy op."""
     op = node.op
     if op.comm.is_collective or isinstance(op, Start):
         return 0

@@ -12,8 +12,8 @@ from ..dtypes import Type
 from ..ops.collectives.groups import ONE_RANK, Ranks
 
 SMALL_BYTES: Final = 2048
-"""A variable of at most this size is not divided: its all-reduce is one message (shm/inline.cpp).
-"""
+"""The largest size, in bytes, of a variable that is not divided among the ranks. An all-reduce of
+at most this size is a single message (shm/inline.cpp)."""
 UNIT: Final = 64
 """Each shard begins at a multiple of this number of elements. So the offset of a shard in bytes is
 a multiple of 64, the size of a cache line, whatever the size of an element is."""
@@ -44,8 +44,8 @@ class Partition:
     """The counterparts: the rank with the same local index on each host, in the order of the hosts.
     """
     is_once_over_hosts: bool = False
-    """True if all hosts together have one copy of each variable that is read only by updates
-    (optimizer state). False if each host has a copy."""
+    """True if all hosts together have one copy of each variable that only the computation of next
+    values reads (optimizer state). False if each host has a copy of every variable."""
 
     @property
     def parts(self) -> int:
@@ -53,7 +53,11 @@ class Partition:
         return self.host_ranks.size * (self.counterparts.size if self.is_once_over_hosts else 1)
 
     def slice(self, count: int) -> tuple[int, int]:
-        """Return the begin and end of this rank's shard in its host's copy of `count` elements."""
+        """Return the begin and end of this rank's shard of a variable with `count` elements.
+
+        The ranks of one host divide the variable into shards. On several hosts, `part` may be
+        smaller than the shard.
+        """
         offsets = shard_bounds(count, self.host_ranks.size)
         return offsets[self.host_ranks.rank], offsets[self.host_ranks.rank + 1]
 

@@ -71,7 +71,8 @@ FUSION: Final[tuple[Entry, ...]] = (
     split_collectives,
 )
 """The passes that fuse ops to kernels, and split collectives into start and wait. With a
-`memory_limit`, `plan_within_limit` runs them on each graph that it tries."""
+`memory_limit`, they run several times: on the graph, and on each graph with recomputed values that
+`plan_within_limit` tries until a plan is small enough."""
 
 HIDING: Final = (fuse_post_operations, fuse_products)
 """The passes after which the result of a fused matmul or other heavy op is no longer in memory, so

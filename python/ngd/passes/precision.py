@@ -16,9 +16,9 @@ The pass uses these words:
   computed from it by elementwise ops and moves. An exact value is never rounded. If the
   result of a reduction is exact, its operand is exact if it is computed from variables and
   constants only, such as weights that are averaged. Activations that are reduced may be rounded.
-- A float32 value is *wanted* in 16 bits if a product multiplies it, or if a kernel that computes a
-  wanted value reads it without broadcasting it.
-- A float32 value is needed *wide* if an op reads it that cannot widen 16-bit floats.
+- A float32 value is *wanted* in 16 bits if a product multiplies it. If an elementwise kernel
+  computes a wanted value, the operands that this kernel reads without broadcasting are wanted, too.
+- A float32 value is needed *wide* if one of its readers cannot read 16-bit floats.
 
 A kernel of elementwise ops stores a result in float32, in 16 bits, or in both. A product stores its
 result in float32 or in 16 bits, and always in float32 if the result is needed wide. Readers convert
@@ -62,7 +62,8 @@ def has_low_precision(graph: Graph, options: CompileOptions, changed: bool) -> b
 def lower_precision(graph: Graph, target: Target | None, options: CompileOptions) -> Graph:
     """Return a graph that multiplies and stores 16-bit floats. It has nodes for the casts.
 
-    Without a target, every op is assumed to have a kernel for 16-bit floats.
+    `target` is asked which kernels the device has. If it is None, every op is assumed to have a
+    kernel for 16-bit floats.
     """
     uses = Uses(graph, target, options.precision)
     if uses.unsupported is not None and not uses.products:
@@ -86,9 +87,10 @@ class Uses:
         self.of_variables = made_of_variables(graph)
         self.float32_values: set[Node] = {*graph.roots}
         self.products: dict[Node, DType] = {}
-        """The dtype in which the result of each product is stored."""
+        """For each matmul or convolution with 16-bit operands, the dtype in which it is stored."""
         self.others: set[Node] = set()
-        """The other ops that read 16-bit floats: copies, pools and statistics."""
+        """The nodes that read 16-bit floats and are not products or elementwise: copies, pools and
+        statistics."""
         self.unsupported: Node | None = None
         """The first product in the graph without a kernel for 16-bit floats, or None."""
         for node in reversed(graph.nodes):
@@ -135,7 +137,10 @@ class Uses:
         self.float32_values.update(exact)
 
     def visit_move(self, node: Node, floats: Sequence[Node]) -> None:
-        """Decide whether an op that moves elements moves 16-bit floats."""
+        """Record whether an op that moves elements moves 16-bit floats (`moves_16_bits`).
+
+        If it does, add the op to `others`. If not, its operands stay float32.
+        """
         if node.op.kernel.is_view:  # other inputs only order the execution; they are not read
             floats = [x for x in node.inputs[:1] if x.dtype == float32]
         if self.moves_16_bits(node):
@@ -145,7 +150,11 @@ class Uses:
             self.float32_values.update(floats)
 
     def visit_product(self, node: Node) -> None:
-        """Decide in which dtype a product is stored, if its factors may be 16-bit floats."""
+        """Record in `products` the dtype in which a matmul or convolution is stored.
+
+        If it stays float32, or the device has no kernel for 16-bit factors, its operands stay
+        float32 and nothing is recorded.
+        """
         if node.keeps_float32:
             self.float32_values.update(node.inputs)
             return
@@ -193,7 +202,7 @@ class Uses:
     ) -> bool:
         """Return whether the device has a kernel with these types of operands and results.
 
-        `made` has the types of the results; None stands for the types of the node's own results.
+        `made` has the types that the kernel's results have; None: the types of the node's results.
         """
         if self.target is None:
             return True
@@ -239,7 +248,11 @@ class Rewriting:
         return wide
 
     def change(self, node: Node, inputs: tuple[Node, ...]) -> Node | tuple[Node, ...]:
-        """Return the float32 replacements of a node's results; see Graph.rewrite."""
+        """Return the new nodes that replace a node's results. `inputs` are its new inputs.
+
+        `Graph.rewrite` calls this for each node. A result that is stored as a 16-bit float is
+        replaced by the cast of the stored value to float32.
+        """
         op = node.op
         if node in self.uses.products:
             return self.product(node, inputs)
@@ -300,7 +313,7 @@ class Rewriting:
 
 
 def moves(node: Node) -> bool:
-    """Return whether an op is a move, which the text of this module defines."""
+    """Return whether an op is a move, as defined in the module docstring."""
     kernel = node.op.kernel
     is_move = kernel.is_copy or kernel.is_broadcast or kernel.is_view
     return is_move or node.op.numerics.can_keep_16_bits
@@ -321,7 +334,10 @@ def made_of_variables(graph: Graph) -> set[Node]:
 
 
 def unreduced(node: Node) -> tuple[Node, ...]:
-    """Return the results of an op; for a fused kernel, only those that are not reductions."""
+    """Return the results of a node; for a fused kernel with reductions, only the elementwise ones.
+
+    The other results of such a kernel are reductions.
+    """
     return stored_results(node) if is_reducing_kernel(node) else node.results
 
 
@@ -374,7 +390,10 @@ def stored_results(node: Node) -> tuple[Node, ...]:
 
 
 def drop_unread(graph: Graph, target: Target, options: CompileOptions) -> Graph:
-    """Remove results of kernels that nothing reads, such as one of two copies of a result."""
+    """Remove each result of a fused kernel that no node reads.
+
+    An example is the float32 copy of a result if all readers read its 16-bit copy.
+    """
     read = {operand for node in graph.nodes for operand in node.inputs} | {*graph.roots}
 
     def change(node: Node, inputs: tuple[Node, ...]) -> Node | tuple[Node, ...]:
@@ -406,7 +425,8 @@ class NarrowKernel:
         """The results of the kernel that are stored."""
         self.types = [result.type for result in self.results]
         self.extra: dict[int, int] = {}
-        """For the number of a result that is stored twice: the number of its 16-bit copy."""
+        """A dict for the results that are stored twice: from the number of the float32 result to
+        the number of its 16-bit copy, among the results of the new kernel."""
 
     def read(self, operands: Sequence[Node]) -> None:
         """Add casts for the operands that are now 16-bit floats."""

@@ -2,18 +2,18 @@
 """Rematerialisation for `memory_limit`: recompute cheap values instead of keeping them.
 
 The method is that of T. Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"
-(arXiv:1604.06174), section 3: values that cheap ops compute from values that are kept anyway are
-not kept.
+(arXiv:1604.06174), section 3: if cheap ops can compute a value from values that are kept anyway,
+the value is not kept, but computed a second time.
 
 An op is *cheap* if it takes about one pass over memory: elementwise ops, broadcasts and moves. The
 *peak* is the instruction after which most bytes are kept, usually between the forward and the
 backward pass. A value *waits* if it is computed at the peak or before it, and is read after it. A
 *copy* of a waiting value is a second computation of the value by cheap ops. The copy is computed
-from leaves, from other waiting values, or from much smaller values, which are then kept. The
-readers after the peak read the copy, so the value itself need not be kept. The copy must not be
-computed too early, because it would then be kept at the peak, too. So its ops are made to depend on
-a *gate*, an op shortly before the first of these readers (ops/_custom.py, `after`). The bits of the
-results do not change.
+from leaves and other waiting values, which are kept anyway. It may also be computed from a value
+that is much smaller and would not be kept otherwise. The readers after the peak read the copy, so
+the value itself need not be kept. The copy must not be computed too early, because it would then be
+kept at the peak, too. So its ops are made to depend on a *gate*, an op shortly before the first of
+these readers (ops/_custom.py, `after`). The bits of the results do not change.
 
 Only the planner knows how much memory a graph needs. So the pass works in rounds: it plans the
 graph, and if the plan is too large, it copies enough values to save the bytes above the limit. In
@@ -96,7 +96,10 @@ def bytes_of(plan: Plan) -> int:
 
 
 def difference(all: Cost, without: Cost) -> Cost:
-    """Return the cost with recomputed values (`all`) minus the cost without them (`without`)."""
+    """Return the operations and bytes that recomputation adds: `all` minus `without`.
+
+    `all` is the cost of the graph with recomputed values; `without` is that of the first graph.
+    """
     return Cost(all.flops - without.flops, all.bytes - without.bytes)
 
 
@@ -121,9 +124,9 @@ class Waiting:
             n for n in self.order if rounds and n.op.kernel.reduction in selecting_reductions()
         )
         self.compared = {source_of(node.inputs[0]) for node in ordered}
-        """With mixed precision, the operands of reductions such as a maximum; otherwise empty. The
-        gradient compares such an operand with the maximum. These values are not copied, because
-        mixed precision may round the copy in another way."""
+        """With mixed precision, the operands of reductions such as a maximum; otherwise empty. To
+        find the largest elements, the gradient compares such an operand with the maximum. Mixed
+        precision may round a copy of the operand in another way, so these values are not copied."""
         self.peak = self.peak_position()
 
     def last_reads(self) -> dict[Node, int]:
@@ -162,9 +165,10 @@ class Waiting:
         return value in self.position and self.position[value] <= self.peak < self.last[value]
 
     def copied(self, bytes_to_save: float) -> Graph:
-        """Return a graph that copies values until it keeps `bytes_to_save` bytes less at the peak.
+        """Return a graph that recomputes values after the peak instead of keeping them.
 
-        If no value can be copied, it is the graph itself.
+        Values are chosen until their sizes add up to `bytes_to_save`, or no other value can be
+        recomputed. If no value can be recomputed, return the graph itself.
         """
         copies: dict[Node, Copy] = {}
         kept: set[Node] = set()
@@ -234,7 +238,11 @@ class Waiting:
         return self.graph.rewrite(change, self.order_with_leaves())
 
     def order_with_leaves(self) -> list[Node]:
-        """Return all leaves, then all other nodes in the order of execution."""
+        """Return the nodes in an order for `Graph.rewrite`, which needs the leaves, too.
+
+        The leaves, which are not executed, are first. The other nodes follow in the order of
+        execution.
+        """
         leaves = [node for node in self.graph.nodes if isinstance(node.op, Leaf)]
         return [*leaves, *self.order]
 
@@ -260,10 +268,11 @@ class Waiting:
         return made[copy.value]
 
     def gates(self, position: int) -> list[Node]:
-        """Return the gate of a copy whose first reader is at `position` in the order of execution.
+        """Return a list with the gate of a copy, or an empty list if there is no gate.
 
-        The copy is computed after its gate. The result is a list with one op: the last one after
-        the peak and before `position` that is not cheap. If no op is found, the list is empty.
+        The copy is computed after its gate. `position` is that of the first reader of the copy in
+        the order of execution. The gate is the last node between the peak and `position` that is
+        not cheap.
         """
         for i in range(position - 1, self.peak, -1):
             node = self.order[i]

@@ -11,10 +11,10 @@ A *cheap* value is the result of an elementwise op, a broadcast or a move of ele
 constants and residuals. The residuals are chosen in three steps:
 
 1. Each value that is read by a gradient and is not cheap is a residual.
-2. If a value is not cheap and no gradient reads it, it may still save memory to store it: cheap
-   values that gradients read can be recomputed from it. The value is a residual if these cheap
-   values together have more bytes than it has. For example, gradients read two cheap values of the
-   size of p = x @ w, which are both computed from p. Then p is stored instead of them.
+2. A value that is not cheap and that no gradient reads is a residual if this saves memory. For
+   example, gradients read two cheap values of the size of p = x @ w, which are both computed from
+   p. Then p is stored, and the two values are recomputed from it. In general, the cheap values that
+   gradients read and that can be recomputed from the value have more bytes than the value itself.
 3. Each cheap value that is read by a gradient, and cannot be recomputed yet, is a residual.
 """
 
@@ -29,9 +29,10 @@ from ..graph.node import Node, topological
 from .recompute import is_cheap
 
 MAX_SOURCES: Final = 8
-"""A limit for step 2 of the choice of residuals (see the text of this module). A cheap value that
-depends on more than this number of values that are not cheap is treated as not cheap, too. This
-bounds the size of the sets that step 2 computes."""
+"""A limit for step 2 of the choice of residuals (see the module docstring). For each cheap value,
+step 2 computes the set of values that are not cheap from which it can be recomputed. If the set has
+more than this number of values, step 2 treats the cheap value as one that is not cheap. So the sets
+stay small."""
 
 
 def choose_residuals(
@@ -82,9 +83,10 @@ def read_values(
 
 
 def topological_values(roots: Sequence[Node], ends: set[Node]) -> list[Node]:
-    """Return the roots and the nodes that they are computed from, in the order of the walk.
+    """Return `roots` and the nodes that they are computed from, in the order of the walk.
 
-    The walk goes from readers to operands. It stops at the nodes of `ends`, which are included.
+    The walk goes from readers to operands. It includes the nodes of `ends`, but not the nodes that
+    only these are computed from.
     """
     found: dict[Node, None] = {}
     stack = list(roots)
@@ -98,16 +100,20 @@ def topological_values(roots: Sequence[Node], ends: set[Node]) -> list[Node]:
 
 
 def _is_given(value: Node, overwritten: set[Node]) -> bool:
-    """Return whether a value is a leaf that still has its value in the backward pass."""
+    """Return whether a value is a leaf that the backward pass can read again.
+
+    A leaf in `overwritten` cannot be read, because it has another value in the backward pass.
+    """
     return isinstance(value.op, Leaf) and value not in overwritten
 
 
 def _shared_sources(
     forward: Sequence[Node], cheap: Sequence[Node], stored: set[Node], overwritten: set[Node]
 ) -> set[Node]:
-    """Return the residuals of step 2, which the text of this module explains.
+    """Return the residuals of step 2 (see the module docstring).
 
-    They are values that have fewer bytes than the cheap values that can be recomputed from them.
+    Each of them is a value that is not cheap, from which values in `cheap` can be recomputed. It
+    has fewer bytes than these cheap values together, so storing it saves memory.
     """
     sources: dict[Node, frozenset[Node]] = {}
     for value in forward:

@@ -11,8 +11,8 @@ ends the step, no variable has changed. A next value is *direct* if its kernel w
 of the variable. Otherwise it is a *store*: it is computed in other memory, and copied at the end.
 
 If the ranks of a host share a variable (sharding/updates.py), each rank writes its part at the end
-of the step, after all ranks have computed everything else. While the ranks write, a rank reads only
-its own part of the variable.
+of the step, after all ranks have read the old value for the last time. The exception is the rank's
+own part: no other rank writes it, so the rank may still read it while the ranks write.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ def keep_safe(
 
     A candidate is a next value that could be computed in the memory of its variable. If its kernel
     is the last reader of the variable's old value, the device must allow the kernel to write over
-    this operand. An old value that is the next value of another variable needs no test: plan_memory
-    copies it before any candidate is written.
+    this operand. If the old value is also the next value of another variable, this is not a later
+    read: plan_memory copies the old value before any candidate is written.
     """
     position = {node: i for i, node in enumerate(order)}
     last_read: dict[Node, int] = {}

@@ -19,8 +19,8 @@ from .options import CompileOptions
 from .target import Target
 
 FOLD_LIMIT: Final = 64
-"""The largest number of elements for two simplifications: an op on constants is replaced by its
-result if the result has at most this number, and equal constants are merged if they have."""
+"""The largest number of elements for two simplifications: replace an op on constants by its result,
+and merge equal constants. Larger results and larger constants stay as they are."""
 
 
 def simplify(graph: Graph, target: Target, options: CompileOptions) -> Graph:

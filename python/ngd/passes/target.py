@@ -21,9 +21,9 @@ class Verdict(NamedTuple):
     in_place: frozenset[tuple[int, int]]
     """The pairs (result, operand) for which the result may be written to the memory of the operand.
 
-    Several pairs may be used at the same time, but two results never share bytes. If several
-    operands are in one memory, a result may be written there only if all its pairs with these
-    operands are in the set.
+    Several pairs may be used at the same time, but two results never share bytes. Several operands
+    may be the same memory. A result may be written there only if the set has the pair of the result
+    with each of these operands.
     """
 
 
@@ -37,7 +37,8 @@ class Sharing(NamedTuple):
     variables: frozenset[Node] = frozenset()
     """The shared variables that the step updates."""
     once: frozenset[Node] = frozenset()
-    """The variables of which an earlier step has already made one copy per host."""
+    """The variables that an earlier step keeps whole on each host. The hosts cannot divide such a
+    variable among themselves any more."""
     has_uniform_types: bool = False
     """True if all values of the step are known to have the same shapes and dtypes on all ranks."""
 
@@ -58,10 +59,11 @@ class Target(Protocol):
         ...
 
     def first_fit(self, lives: list[tuple[int, int, int]]) -> list[int]:
-        """Return the offsets of blocks (first instruction, last instruction, bytes) in an arena.
+        """Return the byte offset of each block of memory in an arena.
 
-        The blocks are placed in the order of the list. Each block gets the lowest offset at which
-        all of its bytes are free from its first to its last instruction.
+        Each block is (first instruction, last instruction, bytes): it is in use from the first to
+        the last instruction, both included. The blocks are placed in the order of the list. Each
+        gets the lowest offset at which all of its bytes are free while it is in use.
         """
         ...
 

@@ -9,10 +9,10 @@ Three facts decide whether two ops may be results of one kernel. Together they a
 of an op:
 
 - its *depth*: the largest number of ops that are not elementwise on a path to the op.
-- its *need*: a sort key; a value with a lesser need is needed earlier. The need is the least pair
-  (first collective, depth) of the ops that are not elementwise and that read the value, directly or
-  through elementwise ops. The first collective of such an op is the op itself, if it is a
-  collective, or else the first collective that depends on the op.
+- its *need*: a pair (first collective, depth); a value with a lesser need is needed earlier. Each
+  op that is not elementwise, and that reads the value directly or through elementwise ops, has such
+  a pair. The need of the value is the least of these pairs. The first collective of an op is the op
+  itself, if it is a collective, or else the first collective that depends on the op.
 - its shape.
 
 Each elementwise op is visited once, after all ops that read it:
@@ -26,14 +26,18 @@ Each elementwise op is visited once, after all ops that read it:
 A merge delays no result. All results of a kernel can be computed at one depth, and they are needed
 at one depth and before the same collective.
 
-A merge makes no cycle either. From an operand to its reader neither depth nor need decreases, and
-shapes only grow, by broadcasting. An op that is not elementwise increases the depth. So a path
-between two ops of one merge key contains only ops of this merge key, and a cycle could only consist
-of kernels of one merge key. These kernels are numbered in the order in which they are started.
-Ops are visited readers first. So if kernel 2 reads an op that kernel 3 reads, too, the op may join
-kernel 3 or a later one, but not kernel 2. So the number of a kernel that computes an operand is not
-less than the numbers of its readers, and in a cycle all numbers would be equal. Absorbed ops change
-none of this, because only their own kernel reads them.
+A merge makes no cycle either, for two reasons:
+
+- From an operand to its elementwise reader, depth and need do not decrease, and the shape stays or
+  grows by broadcasting. An op that is not elementwise increases the depth. So every op on a path
+  between two ops of one merge key has this merge key, and a cycle could only consist of kernels of
+  one merge key.
+- These kernels are numbered in the order in which they are started, and an op is visited after its
+  readers. An op joins only a kernel whose number is at least that of every kernel of its merge key
+  that reads it. So along a path from operands to readers the numbers never increase. In a cycle all
+  numbers would be equal: it would be one kernel.
+
+Absorbed ops change none of this, because only their own kernel reads them.
 """
 
 from __future__ import annotations
@@ -81,7 +85,7 @@ LAST: Final[Need] = (Order(maxsize), inf)
 
 
 class MergeKey(NamedTuple):
-    """The depth, the need and the shape of an op, which the text of this module defines.
+    """The depth, the need and the shape of an op, as defined in the module docstring.
 
     Ops with equal keys may be results of one kernel.
     """
@@ -105,9 +109,10 @@ class Kernel:
     """The values that the kernel reads from memory: operands of members that are not members."""
 
     def has_room(self, node: Node, sources: list[Node]) -> bool:
-        """Return whether an op can be added within MAX_INSTRUCTIONS (ops) and MAX_INPUTS (inputs).
+        """Return whether the kernel can take one more op without exceeding its limits.
 
-        `sources` are the operands that the op reads from memory.
+        The limits are MAX_INSTRUCTIONS ops, and MAX_INPUTS values that the kernel reads from
+        memory. `sources` are the operands that the new op reads from memory.
         """
         if len(self.members) >= MAX_INSTRUCTIONS:
             return False
@@ -144,7 +149,8 @@ def fuse_elementwise(graph: Graph, target: Target, options: CompileOptions) -> G
 class Bundle(Protocol):
     """Nodes that `order_bundles` puts next to each other in the order of nodes.
 
-    The ops of a fused kernel are an example.
+    An example are the ops that one fused kernel replaces: all operands of the kernel come before
+    the first of these ops, and all readers of the kernel come after the last one.
     """
 
     @property
@@ -196,11 +202,11 @@ class Grouping:
         """The roots of the graph, and the nodes that a node outside of elementwise kernels reads.
         """
         self.readers: dict[Node, dict[Kernel, None]] = {}
-        """For each value, the kernels that read it."""
+        """For each value, the elementwise kernels made so far that read it."""
         self.latest: dict[tuple[MergeKey, Node], Kernel] = {}
-        """For a pair (merge key, operand of the shape in this key): a kernel with this key that
-        reads the operand. If several kernels do, it is the one to which such a reader was added
-        last. Another reader of the operand may be merged into this kernel."""
+        """For a merge key and an operand, the kernel that another op with this merge key, which
+        reads this operand, may join. The operand has the shape in the merge key. If several kernels
+        with the key read the operand, the value is the kernel that got a reader of it last."""
         for node in reversed(graph.nodes):
             if not is_elementwise(node):
                 if node.inputs:
@@ -212,14 +218,19 @@ class Grouping:
                 self.note_readers(node, self.readers[node])
 
     def note_readers(self, node: Node, kernels: Iterable[Kernel]) -> None:
-        """Record that some kernels read the inputs of a node."""
+        """Record that each kernel in `kernels` reads the inputs of a node."""
         for operand in node.inputs:
             readers = self.readers.setdefault(operand, {})
             for kernel in kernels:
                 readers[kernel] = None
 
     def choose_kernel(self, node: Node) -> None:
-        """Add an elementwise op to a kernel that may compute it, or to a new one."""
+        """Add an elementwise op to a kernel.
+
+        If only one kernel reads the op, that kernel absorbs it if it can. Otherwise the op becomes
+        one more result of a kernel with its merge key. If no such kernel can take the op, the op
+        starts a new kernel.
+        """
         sources, readers = external(node), self.readers.get(node, {})
         kernel = self.sole_reader(node, sources, readers)
         if kernel is None:

@@ -60,7 +60,7 @@ class Value(Operand):
 
 
 class Literal(Operand):
-    """A number that is the same for all elements."""
+    """A constant number, written in the text of the kernel. It is the same for all elements."""
 
     __slots__ = ()
     prefix = "#"
@@ -78,8 +78,8 @@ class Statement(NamedTuple):
 
     opcode: str
     domain: str
-    """The dtype of the operands, such as "f32". If the value has another dtype: both, "f32>bf16".
-    """
+    """The dtype of the operands, such as "f32". If the result of the statement has another dtype,
+    both dtypes: "f32>bf16" has float32 operands and a bfloat16 result."""
     operands: tuple[Operand, ...]
 
     def __str__(self) -> str:
@@ -127,7 +127,11 @@ class Products(NamedTuple):
 
 @dataclass(frozen=True)
 class KernelBody:
-    """The statements of a kernel, the results that it stores, and the strides of its inputs."""
+    """The computation of a kernel: statements, stored results, reductions, and matmuls.
+
+    It also has the strides of the inputs. `reductions` and `products` (the matmuls) are None if the
+    kernel has none.
+    """
 
     statements: tuple[Statement, ...]
     stored: tuple[int, ...]
@@ -143,7 +147,10 @@ class KernelBody:
         return () if self.reductions is None else self.reductions.statements
 
     def cast_inputs(self, numbers: Sequence[int], dtype: DType) -> KernelBody:
-        """Return a body that first casts the inputs `numbers` from this dtype to float32."""
+        """Return a body that first casts some inputs from `dtype` to float32.
+
+        `numbers` has the numbers of these inputs.
+        """
         inputs = [input_at(number) for number in numbers]
         casts = [cast_statement(each, dtype, float32) for each in inputs]
         return self.prepend(casts, {each: value_at(k) for k, each in enumerate(inputs)})
@@ -169,9 +176,11 @@ class KernelBody:
         return self.with_statements((*statements, *own), range(shift, shift + len(own)))
 
     def cast_result(self, number: int, dtype: DType, *, keeps_wide: bool) -> KernelBody:
-        """Return a body that stores a float32 result in this dtype.
+        """Return a body that stores the float32 result `number` in `dtype`.
 
-        With `keeps_wide` it stores both: the float32 result, and the cast one as its last result.
+        If `keeps_wide` is True, the body stores both: the float32 result with its number, and the
+        cast result as an additional last result. If False, the cast result replaces the float32
+        result.
         """
         cast = cast_statement(value_at(self.stored[number]), float32, dtype)
         narrow, stored = len(self.statements), [*self.stored]
@@ -182,7 +191,10 @@ class KernelBody:
         return replace(self, statements=(*self.statements, cast), stored=tuple(stored))
 
     def keep_results(self, numbers: Sequence[int]) -> KernelBody:
-        """Return a body that stores only these results, and has only the statements they need."""
+        """Return a body that stores only the results with these numbers.
+
+        Statements that neither these results nor the reductions need are removed.
+        """
         stored = tuple(self.stored[number] for number in numbers)
         used = {*stored, *self.reduced}
         for number in range(len(self.statements) - 1, -1, -1):
@@ -201,10 +213,10 @@ class KernelBody:
     def with_statements(
         self, statements: tuple[Statement, ...], numbers: Mapping[int, int] | Sequence[int]
     ) -> KernelBody:
-        """Return the body with other statements.
+        """Return the body with `statements` instead of its own.
 
-        `numbers` maps the old number of each statement whose value is stored or reduced to its new
-        number.
+        `numbers` maps old numbers of statements to new numbers. It has at least the statements
+        whose values are stored or reduced.
         """
         reductions = self.reductions
         if reductions is not None:
@@ -220,7 +232,7 @@ class KernelBody:
 
     @property
     def lowered(self) -> dict[str, Any]:
-        """The result of `kernel_attrs`, which is computed once."""
+        """The attributes of the C++ kernel (`kernel_attrs`), computed once and kept."""
         # Not functools.cached_property, which takes a lock in Python 3.11.
         made: dict[str, Any] | None = self.__dict__.get("lowered_attrs")
         if made is None:
@@ -242,7 +254,10 @@ class KernelBody:
 
 
 class FusedKernel(Op):
-    """A kernel of elementwise ops, their reductions, and matmuls that they read.
+    """A kernel of elementwise ops, which may also compute reductions and matmuls.
+
+    The reductions reduce results or operands of the elementwise ops, which read the results of the
+    matmuls.
 
     A node of this op has one attribute: `body`, its `KernelBody`.
 

@@ -4,9 +4,10 @@
 For example, the gradient of a layer's weights is a matmul, and an elementwise kernel reads the
 gradient to update the weights.
 In a step whose batch is small compared to the layer, writing the gradient and reading it again
-takes a tenth of the time of the matmul. If such a gradient is summed over the ranks
-(gradient_factors.py), the kernel computes one matmul per rank. `Op.gradient_factors` returns the
-*factors* A and B of such a matmul A^T B. The device reports whether the fused kernel is faster.
+takes a tenth of the time of the matmul. Such a matmul is A^T B, and A and B are its *factors*
+(`Op.gradient_factors`). If the gradient is a sum over the ranks, the ranks may exchange the factors
+(gradient_factors.py). The kernel then computes one matmul for the factors of each rank, and adds
+the results. The device reports whether the fused kernel is faster.
 
 The fusion saves the memory of the result, but the factors stay in memory until the kernel runs. So
 the two factors together may have no more bytes than the result. Factors that are inputs or
@@ -35,9 +36,9 @@ from .patterns import uses
 
 MOST_PRODUCTS: Final = 4
 MOST_DEPTH: Final = 256
-"""The largest depth of a matmul A^T B in a kernel. The depth is the number of rows of A and of B.
-`MOST_PRODUCTS` is the largest number of matmuls in one kernel. Both are limits of the C++ kernel
-(src/cpp/kernels/fused/elementwise_product.cpp)."""
+"""The largest depth of a matmul A^T B in a kernel. The depth is the number of rows of A and of B,
+over which the matmul sums. It is a limit of the C++ kernel, and so is `MOST_PRODUCTS`, the largest
+number of matmuls in one kernel (src/cpp/kernels/fused/elementwise_product.cpp)."""
 
 
 def fuse_products(graph: Graph, target: Target, options: CompileOptions) -> Graph:
@@ -122,10 +123,10 @@ def with_matmuls(kernel: Node, numbers: Sequence[int]) -> Node:
 
 
 def accepts_sum(product: Node, ranks: int, target: Target, options: CompileOptions) -> bool:
-    """Return whether one kernel can compute some rows of a sum of matmuls, one matmul per rank.
+    """Return whether the device accepts a kernel for this rank's rows of a sum over the ranks.
 
-    `product` is the matmul A^T B of one rank. The sum over the ranks has the shape of `product`.
-    The kernel reads the factors of all ranks, and computes 1 / `ranks` of the rows of the sum.
+    The sum has one matmul A^T B per rank, and `product` is the matmul of one rank. The kernel would
+    read the factors A and B of all ranks, and compute 1 / `ranks` of the rows of the sum.
     """
     factors = product.op.gradient_factors(product)
     if factors is None:

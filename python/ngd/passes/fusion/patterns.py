@@ -25,9 +25,10 @@ Match: TypeAlias = Mapping[str, Node]
 
 @dataclass(frozen=True)
 class Pattern:
-    """The description of a node: its name in a match, the traits of its op, and its operands.
+    """The description of a node: its name in a match, a test of its op, and its operands.
 
-    `operands` has the patterns of the first operands. Any further operands are not restricted.
+    `trait` is the test, a function that returns True for the ops that may match. `operands` has the
+    patterns of the first operands. Any further operands are not restricted.
     """
 
     name: str
@@ -117,6 +118,9 @@ def apply_rules(graph: Graph, rules: Sequence[Rule], target: Target) -> Graph:
 
 
 def uses(graph: Graph) -> Counter[Node]:
-    """Return the number of reads of each node; outputs and updates of the graph count as reads."""
+    """Return the number of reads of each node.
+
+    If a node is an output of the graph or the next value of a variable, this counts as a read, too.
+    """
     reads = [graph.roots, *[node.inputs for node in graph.nodes]]
     return Counter(chain.from_iterable(reads))

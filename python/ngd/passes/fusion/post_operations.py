@@ -65,16 +65,19 @@ def with_bias(match: Match) -> Node | None:
 
 
 def post_operation_name(behind: Node) -> str:
-    """Return the kernel name of an op. Heavy ops list their post-operations by kernel names."""
+    """Return the name of the kernel of a node's op, the name that a post-operation has.
+
+    Heavy ops list the post-operations that their kernels can apply by these names.
+    """
     return behind.op.lower(**behind.attrs)[0]
 
 
 def takes_residual(match: Match) -> bool:
-    """Return whether the kernel of the heavy op can add the residual. It can add only one.
+    """Return whether the kernel of the heavy op is to add the residual. It can add only one.
 
-    A broadcast residual is not fused: the heavy op's kernel would need the result of the broadcast
-    in memory, and an elementwise kernel does not. The sum is not fused either if an elementwise
-    kernel can compute the heavy op, a matmul with small factors, itself (matmuls.py).
+    The result is False in two more cases. A broadcast residual: the heavy op's kernel would need
+    the result of the broadcast in memory, and an elementwise kernel does not. A matmul with small
+    factors: an elementwise kernel may compute the matmul and the sum (matmuls.py).
     """
     heavy, residual = match["heavy"], match["residual"]
     if has_small_factors(heavy):
@@ -108,7 +111,8 @@ def with_post(match: Match) -> Node:
 def with_post_operation(match: Match, name: str, operands: tuple[Node, ...] = ()) -> Node:
     """Return the heavy op with one more post-operation.
 
-    If the op was applied to a view of the heavy op's result, return this view of the new result.
+    If the op was applied to a view of the heavy op's result (a reshape, for example), return the
+    same view of the new heavy op's result.
     """
     heavy = match["heavy"]
     attrs = {**heavy.attrs, "post": (*heavy.attrs.get("post", ()), name)}

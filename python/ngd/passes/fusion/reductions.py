@@ -5,16 +5,15 @@ First, `share_sums` moves factors that are constant along the axes out of a sum,
 product is summed anyway. For example, the backward pass of a norm needs sum(dy) and sum(dy *
 weight), and sum(dy * value) and sum(dy * weight * value). If weight is constant along the axes, the
 sums with weight are computed as weight * sum(dy) and weight * sum(dy * value), so two sums are
-saved. Then `fuse_reductions` gives elementwise
-kernels the reductions of the kernel's results, and those reductions of the kernel's operands that
-can be computed at the kernel's depth, over one set of axes. A result that only these reductions
-read is not stored.
+saved. Then `fuse_reductions` adds reductions to elementwise kernels: reductions of the kernel's
+results, and reductions of its operands that have the depth of the kernel (elementwise.depths). All
+reductions of one kernel have the same axes. A result that only these reductions read is not stored.
 
 Neither pass makes a cycle. A reduction of a result comes after the kernel anyway. A reduction of an
-operand is fused only if it has the depth of the kernel (elementwise.depths). Depths increase to
-each reduction, so neither of the two needs a result of the other. The fusion delays no collective
-either: the first collective that needs the kernel is also the first one that needs the reduction
-(elementwise.needs).
+operand is fused only if it has the depth of the kernel. A kernel or a reduction is deeper than
+every node that it needs. So of a kernel and a reduction of equal depth, neither needs the other.
+The fusion delays no collective either: the first collective that needs the kernel is also the first
+one that needs the reduction (elementwise.needs).
 """
 
 from __future__ import annotations
@@ -51,15 +50,16 @@ MAX_REDUCTIONS: Final = 8
 
 Product: TypeAlias = tuple[Shape, tuple[int, Shape], tuple[int, ...]]
 """The key of a sum of a product. Sums with equal keys differ only in factors that are constant
-along the axes of the sum. The key has three parts: the axes of the sum; a pair of the operand's
-number of axes and the sizes of the summed axes; the sorted ids of the factors that vary along the
-summed axes."""
+along the axes of the sum. The key has three parts: the axes of the sum; the operand's number of
+axes, and the sizes of the summed axes; the sorted ids of the factors that vary along the summed
+axes."""
 
 
 class SumBundle(NamedTuple):
-    """A sum that is computed from another sum, as a bundle for `order_bundles`.
+    """A sum that is computed from another sum, in the form that `order_bundles` takes.
 
-    `outside` has the nodes that must come before the sum: its operand, and that of the other sum.
+    `members` is the sum. `outside` has the nodes that `order_bundles` puts before it: the operand
+    of the sum, and the operand of the other sum.
     """
 
     members: Sequence[Node]
@@ -154,7 +154,7 @@ class ReducingKernel(NamedTuple):
 
     kernel: Node
     stored: list[Node]
-    """The results of the kernel that other nodes than these reductions read."""
+    """The results of the kernel that have readers other than the nodes in `reductions`."""
     reductions: list[Node]
     body: KernelBody
     """The body of the kernel with the reductions."""
@@ -235,9 +235,10 @@ def reducing_kernels(graph: Graph) -> Iterator[ReducingKernel]:
 def reductions_by_kernel(graph: Graph, reductions: Sequence[Node]) -> dict[Node, list[Node]]:
     """Return for each elementwise kernel the reductions that it may compute.
 
-    Such a reduction reads a result of the kernel. Or it reads an operand of the kernel, and two
-    conditions hold: the reduction and the kernel have the same depth, and the first collective that
-    needs the reduction is the first one that needs the kernel (elementwise.py).
+    A reduction of a result of the kernel may always be computed by the kernel. A reduction of an
+    operand of the kernel must meet two conditions. It has the depth of the kernel, so that no cycle
+    is made. And the first collective that needs it is the first one that needs the kernel, so that
+    no collective is delayed (elementwise.py).
     """
     depth_of = depths(graph)
     need_of = needs(graph, depth_of)
@@ -273,7 +274,10 @@ def kernels_by_dense_operand(graph: Graph) -> dict[Node, list[Node]]:
 def body_with_reductions(
     kernel: Node, stored: Sequence[Node], reductions: Sequence[Node]
 ) -> KernelBody:
-    """Return the body of a kernel that stores these results and computes these reductions."""
+    """Return the body of a kernel with reductions.
+
+    It stores the results `stored` of the kernel, and computes the nodes `reductions`.
+    """
     body, dense = body_of(kernel), dense_operands(kernel)
     read = [node.inputs[0] for node in reductions]
     # The first statements read the operands that are reduced, because a result may be written over

@@ -11,16 +11,16 @@ that uses it. A collective is *pending* from its start to its wait.
 collective is pending, no instruction writes to its operand or touches its result.
 
 The second proof is needed because other ranks read the operand of a pending collective. If the
-collective works in place, the other ranks may also write to the operand. The bytes of operand and
-result are safe before the start, from the start to the wait, and after the wait.
+collective works in place, the other ranks may also write to the operand. The bytes of the operand
+and the result are safe at all times:
 
-1. Before the start, this rank has completed all earlier instructions that use these bytes. The
-   other ranks do not touch the bytes until they have seen that this rank has started.
-2. From the start to the wait, no instruction of this rank touches the result or writes to the
+1. Before the start, other ranks do not access the bytes: they wait until this rank has started the
+   collective. This rank starts it after all earlier instructions that use the bytes.
+2. From the start to the wait, no instruction of this rank accesses the result or writes to the
    operand (`verify`).
-3. When the wait returns, every rank has reported its last access (src/cpp/comm/communicator.hpp).
-   From then on only this rank accesses the bytes, until it starts another collective that uses
-   them, in this call, in the next call or in another executable.
+3. After the wait, only this rank accesses the bytes, because the wait returns when every rank has
+   reported its last access (src/cpp/comm/communicator.hpp). This lasts until the rank starts
+   another collective that uses the bytes, in this call, in the next call or in another executable.
 
 Each rank decides by itself which collectives work in place; the ranks need not agree.
 """
@@ -55,10 +55,11 @@ class Storage:
     first: int = 0
     last: int = 0
     whole: Storage | None = None
-    """The storage that contains this one, or None if this one is not a part of another. A storage
-    that contains others is never a part itself."""
+    """The storage that contains this one, or None if this one is not a part of another. There is
+    only one level: the containing storage is not a part of a third one."""
     offset: int = 0
-    """The offset in the whole storage, in bytes. In an arena, `position` includes it."""
+    """The offset of a part in the storage `whole`, in bytes; 0 if `whole` is None. In an arena, the
+    byte offset `position` already includes it."""
 
     def keep(self, until: int) -> None:
         """Extend the lifetime to an instruction, if it ends earlier."""
@@ -73,9 +74,10 @@ class Storage:
 
     @property
     def address(self) -> tuple[str, int, int]:
-        """The lane, `position`, and the byte offset in the array at `position`.
+        """The address as (lane, position, byte offset).
 
-        In an arena the offset is 0, because `position` includes it.
+        In a lane that is a list of arrays, these are the number of the array and the offset in it.
+        In an arena, these are the byte offset in the arena and 0.
         """
         return self.space, self.position, 0 if self.is_planned else self.offset
 
@@ -105,9 +107,9 @@ class Instruction:
     group: Ranks | None = None
     """The group of the start of a collective; None: the group of the executable."""
     bodies: list[Plan] = field(default_factory=list)
-    """The plans of the graphs that a loop or branch runs; empty for another instruction. A loop or
-    branch has two more `outputs` after its results: the first is memory for the private arenas of
-    these plans, and the second is memory for the shared arenas."""
+    """The plans of the graphs that a loop or branch runs; empty for another instruction. Such plans
+    need memory for their arenas, which the outer plan provides. So a loop or branch has two more
+    `outputs` after its results: memory for the private arenas, and memory for the shared arenas."""
     cost: Cost = field(default_factory=Cost)
     made_of: tuple[tuple[str, str], ...] = ()
     """The names of the ops that a kernel computes, each with its call site."""
@@ -120,13 +122,14 @@ class Plan:
 
     inputs: int = 0
     outputs: int = 0
-    """The number of results of a call. `inputs` is the number of arguments."""
+    """The number of results of a call; the field `inputs` is the number of arguments."""
     steps: list[Instruction] = field(default_factory=list)
     storages: list[Storage] = field(default_factory=list)
     variables: list[Node] = field(default_factory=list)
     constants: list[Array] = field(default_factory=list)
     shared: dict[Node, tuple[int, int]] = field(default_factory=dict)
-    """Shared variables, each with the begin and end of the bytes that this rank writes."""
+    """The updated variables that the ranks of a host share. Each has the pair (begin, end) of the
+    bytes of the variable that this rank writes."""
     whole: list[Node] = field(default_factory=list)
     """The updated variables that the ranks do not share. This rank writes all of their bytes."""
     private_bytes: int = 0
@@ -134,7 +137,7 @@ class Plan:
     unshared_bytes: int = 0
     """The size of the arenas if every value had bytes of its own."""
     recomputed: Cost = field(default_factory=Cost)
-    """The cost of rematerialisation (recompute.py), which is part of `cost`."""
+    """The additional operations and bytes of rematerialisation (recompute.py), a part of `cost`."""
 
     @property
     def cost(self) -> Cost:
@@ -147,9 +150,10 @@ class Plan:
         self.verify_pending()
 
     def verify_start(self, step: Instruction) -> None:
-        """Raise an error if the result of a start overlaps its operand by mistake.
+        """Raise an error if the result of a start overlaps its operand in another storage.
 
-        An overlap within one storage is legal: the collective works in place.
+        An overlap within one storage is legal: the collective works in place. Two storages with
+        common bytes are a mistake of the planner.
         """
         operand, result = step.inputs[0], step.outputs[0]
         same_storage = (operand[1].whole or operand[1]) is (result[1].whole or result[1])
@@ -209,9 +213,10 @@ class Plan:
 
 
 class Spans:
-    """A set of spans of bytes in several lanes, each with a number.
+    """A set of spans in several lanes, each with a number that the caller chooses.
 
-    Any two spans of the set are disjoint or equal. Equal spans may have different numbers.
+    A span is a range of bytes in an arena, or of arrays in another lane. Any two spans of the set
+    are disjoint or equal. Equal spans may have different numbers.
     """
 
     def __init__(self) -> None:
@@ -246,7 +251,10 @@ def extent(value: tuple[Type, Storage]) -> tuple[str, int, int]:
 
 
 def extent_of_whole(value: tuple[Type, Storage]) -> tuple[str, int, int]:
-    """Return the extent of the storage that a value is a part of; otherwise that of the value."""
+    """Return the (lane, begin, end) of the storage in an arena that contains a value as a part.
+
+    If there is no such storage, return the (lane, begin, end) of the value itself.
+    """
     whole = value[1].whole
     return whole.span if whole is not None and whole.is_planned else extent(value)
 

@@ -3,10 +3,10 @@
 
 A *storage* is a range of bytes that one or more values share. A view shares the storage of its
 source. A kernel may write its result over an operand that no later instruction reads. A collective
-may work in place, and an all_gather may have its operand computed inside its result. The *lifetime*
-of a storage reaches from the first instruction that writes it to the last one that reads it; a
-buffer of a collective lives until the wait. An *arena* is the memory in which storages with
-disjoint lifetimes share bytes (plan.py).
+may work in place. The operand of an all_gather may be computed directly in the result, in the block
+of this rank. The *lifetime* of a storage reaches from the first instruction that writes it to the
+last one that reads it; the operand and the result of a collective live at least until the wait. An
+*arena* is the memory in which storages with disjoint lifetimes share bytes (plan.py).
 
 The planner works in three steps.
 
@@ -61,7 +61,7 @@ class Uses:
         self.num_sends = Counter(
             source_of(n.inputs[0]) for n in schedule.order if isinstance(n.op, Start)
         )
-        """For each value, the number of collectives that send it."""
+        """For each value, the number of collectives with it, or a view of it, as operand."""
         self.gathers = self.sole_gathers(schedule)
         outputs = schedule.graph.outputs
         self.output_number = {n: i for i, n in reversed(list(enumerate(outputs)))}
@@ -73,9 +73,9 @@ class Uses:
     def sole_gathers(self, schedule: Schedule) -> dict[Node, Node]:
         """Return the all_gathers whose operand may be computed inside their result.
 
-        The keys are the operands, and the values are the starts of the all_gathers. No later node
-        and no other collective reads such an operand. The all_gather sends all bytes of the value
-        that a node has computed, not a slice of the value.
+        The keys are the operands, and the values are the starts of the all_gathers. The all_gather
+        is the last reader of such an operand, and no other collective reads it. The operand is a
+        whole value, not a slice of a value, so that the whole value fits in the result.
         """
         return {
             source: node
@@ -196,7 +196,7 @@ class Planner:
         self.deliver_outputs(are_variables=False)
 
     def deliver_outputs(self, *, are_variables: bool) -> None:
-        """Copy outputs that were not computed in the memory of the results.
+        """Copy outputs of the step to the results of the call, unless they were computed there.
 
         If `are_variables` is True, copy only the outputs that are old values of variables. If it is
         False, copy only the other outputs.
@@ -224,14 +224,15 @@ class Planner:
     def emit_barriers(self, *, before_writes: bool) -> None:
         """Emit the barriers of a step whose variables are shared by several ranks.
 
-        Before the writes, there is a barrier of all ranks. After it, all ranks have read the old
-        values, and no rank has failed. On several hosts, the ranks of each host also have a barrier
-        of their own. They wait for it first, because only ranks of the same host can find out which
-        of them has died. After the writes, there is one barrier of the ranks of each host. After
-        it, these ranks have written their parts.
-        The barriers before the writes count as writes of this step, because other ranks write when
-        these barriers are complete. So a later failure poisons the variables: reading them is an
-        error.
+        Before the writes, there is a barrier of all ranks of the step. When it is complete, all
+        ranks have read the old values, and no rank has failed. On several hosts, the ranks of each
+        host start a barrier of their own, too, and wait for it before the barrier of all ranks:
+        only ranks of one host can find out which of them has died. After the writes, there is one
+        barrier of the ranks of each host. When it is complete, these ranks have written their
+        parts.
+        In the plan, the barriers before the writes write to a shared variable, because other ranks
+        write when these barriers are complete. So if the step fails later, the shared variables are
+        poisoned: reading them raises an error.
         """
         if not self.plan.shared:
             return
@@ -247,9 +248,9 @@ class Planner:
             self.append(Instruction("wait", "barrier", [], [result], {}, site, start))
 
     def barrier_groups(self, before_writes: bool) -> list[Ranks | None]:
-        """Return the groups of the barriers before or after the writes.
+        """Return the groups of the barriers before or after the writes to shared variables.
 
-        None is the group of the step.
+        None stands for the group of the step, which has all of its ranks.
         """
         sharing = self.target.sharing
         host = sharing.partition.host_ranks
@@ -331,7 +332,7 @@ class Planner:
         self.append(Instruction("run", "copy", [types[0]], [types[1]], {}, node.site))
 
     def append(self, step: Instruction) -> None:
-        """Append an instruction, and extend the lifetimes of its results to it."""
+        """Append an instruction. The storages of its results live at least until it."""
         for _, storage in step.outputs:
             storage.keep(len(self.plan.steps))
         self.plan.steps.append(step)
@@ -339,9 +340,10 @@ class Planner:
     def choose_received(self, node: Node, source: Storage) -> Storage:
         """Return the storage of the result of a collective.
 
-        If no later node and no other collective reads the operand, and the collective can work in
-        place, this is the storage of the operand, or a part of it. Otherwise it is new memory. For
-        an all_gather whose operand was computed inside the memory of the result, it is that memory.
+        If the collective can work in place, and no later node and no other collective reads the
+        operand, this is the storage of the operand or a part of it. For an all_gather whose operand
+        was computed inside the result, it is the storage that was chosen then (`block_of_gather`).
+        Otherwise it is a new storage.
         """
         assert isinstance(node.op, Start)
         block, operand = node.op.block, node.inputs[0]
@@ -368,7 +370,11 @@ class Planner:
     def choose_result(
         self, node: Node, inputs: list[tuple[Type, Storage]], chosen: list[tuple[Type, Storage]]
     ) -> Storage:
-        """Choose the storage of one result of a kernel; `chosen` has those of earlier results."""
+        """Return the storage of one result of a kernel.
+
+        `inputs` and `chosen` have the storages of the operands and of the earlier results. The
+        result may be written over an operand, but not over an earlier result.
+        """
         uses = self.uses
         variable = self.schedule.direct.get(node)
         if variable is not None:
@@ -385,11 +391,11 @@ class Planner:
         )
 
     def block_of_gather(self, node: Node) -> Storage | None:
-        """Return the block of an all_gather's result in which its operand `node` can be computed.
+        """Return this rank's block of an all_gather's result, if `node` can be computed there.
 
-        The operand then needs no copy. Between 2 ranks on a Zen 5 EPYC that is 1.25 times as fast
-        as a copy for 1 MiB, and 1.4 times for 16 MiB. None if `node` is not such an operand
-        (Uses.sole_gathers).
+        `node` is the operand of the all_gather, which then does not copy it to the block. Between 2
+        ranks on a Zen 5 EPYC that is 1.25 times as fast as a copy for 1 MiB, and 1.4 times for 16
+        MiB. Return None if `node` is not such an operand (`Uses.sole_gathers`).
         """
         start = self.uses.gathers.get(node)
         if start is None:
@@ -408,10 +414,11 @@ class Planner:
         chosen: list[tuple[Type, Storage]],
         space: str,
     ) -> Storage | None:
-        """Return the storage of an operand that the kernel may write this result over, or None.
+        """Return the storage of an operand that the kernel may overwrite with the result `node`.
 
-        The operand has the size of the result and is in the same lane, and no later instruction or
-        collective reads it.
+        The operand has the size of the result and is in the lane `space`. No later instruction and
+        no collective reads it, and the device allows the kernel to write over it. Return None if
+        there is no such operand.
         """
         application, in_place = node.results[0], None
         for i, (type_, storage) in enumerate(inputs):

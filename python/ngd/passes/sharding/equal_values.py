@@ -25,8 +25,8 @@ from .uniform import is_per_rank
 class Equal:
     """The nodes of a graph whose values are equal on the ranks of a group.
 
-    `varies` is a function of a variable. It returns whether a step other than that of this graph
-    writes values to the variable that are not proved equal on these ranks.
+    `varies(variable)` returns True if the values that another step writes to the variable may
+    differ between these ranks.
     """
 
     def __init__(self, graph: Graph, group: Any, varies: Callable[[Node], bool]) -> None:
@@ -44,7 +44,7 @@ class Equal:
     def proved(self) -> set[Node]:
         """Return the nodes that are proved equal on all ranks of the group.
 
-        The proof takes into account that the variables in `self.unproved` may differ.
+        In this proof, the old values of the variables in `self.unproved` may differ.
         """
         equal: set[Node] = set()
         for node in self.graph.nodes:
@@ -76,8 +76,9 @@ class Equal:
     def reaching(self, sources: set[Node]) -> set[Node]:
         """Return the equal values that are computed from a collective or from one of `sources`.
 
-        `sources` are the variables that are shared. A variable is shared only if its next value is
-        among the returned values, so not if the step only sets it to a constant.
+        `sources` are the variables that are shared. A variable can be shared only if its next value
+        is among the returned values. If a step sets a variable to a constant, its next value is not
+        among them.
         """
         reached: set[Node] = set()
         for node in self.graph.nodes:

@@ -3,18 +3,20 @@
 
 The gradient of a layer's weights is A^T B. A and B are the *gradient factors*: they have one row
 for each of the rank's samples. In a large layer with few samples, they have far fewer elements than
-their product. If a rank needs only its rows of the sum over the ranks (updates.py), it is cheaper
-to exchange the factors. Rows i to j of A^T B are computed from columns i to j of A, and from B. So
-each rank gathers, from all ranks, B and these columns of A, and multiplies them. That takes as many
-operations as before. But no gradient is written or reduced, and the update computes the matmuls
-block by block (fusion/matmuls.py). This is sufficient factor broadcasting (P. Xie et al. 2016,
-"Lighter-Communication Distributed Machine Learning via Sufficient Factor Broadcasting", UAI),
-within a host.
+their product. If a rank needs only some rows of the sum of the gradients over the ranks
+(updates.py), it is cheaper to exchange the factors. Rows i to j of A^T B are computed from columns
+i to j of A, and from B. So each rank gathers, from all ranks, B and these columns of A, and
+multiplies them. With N ranks, a rank then computes N matmuls with 1 / N of the rows, which takes as
+many operations as one matmul with all rows. But no gradient is written or reduced, and the update
+computes the matmuls block by block (fusion/matmuls.py). This is sufficient factor broadcasting (P.
+Xie et al. 2016, "Lighter-Communication Distributed Machine Learning via Sufficient Factor
+Broadcasting", UAI), within a host.
 
-The bits are those of the sum of the products. Each product is computed by itself, and the products
-are added as a balanced binary tree over the ranks (docs/adr/0006-order-of-reduction.md). All ranks
-must make the same decision. So factors are exchanged only if the step has the same types on all
-ranks (Sharing.has_uniform_types), because a rank with fewer samples has other shapes.
+The result has the same bits as the reduction of the gradients. Each matmul is computed by itself,
+and the results are added as a balanced binary tree over the ranks
+(docs/adr/0006-order-of-reduction.md). All ranks must make the same decision. So factors are
+exchanged only if the step has the same types on all ranks (Sharing.has_uniform_types), because a
+rank with fewer samples has other shapes.
 """
 
 from __future__ import annotations
@@ -55,8 +57,9 @@ def factors_of(
     """Return the factors to exchange for a sum over the ranks; None to reduce the sum instead.
 
     `old` is the sum in the old graph, and `operand` is the sum's operand in the new graph. `reads`
-    is the number of readers of the operand in the old graph: if there are several, the result is
-    None. `bounds` has the beginnings of the ranks' shards of the sum, then the end of the last one.
+    is the number of readers of the operand in the old graph. If the sum is not the only reader, the
+    operand is computed anyway, and the result is None. `bounds` has the beginnings of the ranks'
+    shards of the sum, then the end of the last one.
     """
     ranks, one_host = target.size, target.sharing.partition.counterparts.size == 1
     if not (target.sharing.has_uniform_types and one_host) or options.has_low_precision:

@@ -8,8 +8,9 @@ ranks of its host. If there are several chains, the chains are divided so that e
 nearly equal number of operations, and the ranks compute at the same time. "Muon is Scalable for LLM
 Training" (J. Liu et al. 2025, arXiv:2502.16982, section 2.3) divides the work in this way, too.
 
-A chain begins at a sum over the ranks. The *end* of a chain comes after all of its matmuls. It is
-the first node with this property: the rest of the step reads the matmuls only through this node.
+A chain begins at a sum over the ranks. The *end* of a chain is the node whose value is broadcast.
+It comes after all matmuls of the chain, and the rest of the step reads none of the chain's nodes
+before it. If several nodes are possible, the end is the first of them.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ MIN_FLOPS: Final = 4_000_000
 """The least number of operations of a chain for which an owner and a broadcast are worth it. A rank
 computes this number of operations in about 40 us."""
 MIN_FLOPS_PER_BYTE: Final = 64
-"""The least number of operations of a chain, per byte of the sum at which it begins, for which an
-owner and a broadcast are worth it."""
+"""A chain with fewer operations per byte gets no owner, because a broadcast would take longer than
+the computation. The bytes are the size of the sum over the ranks at which the chain begins."""
 
 
 @dataclass
@@ -38,8 +39,8 @@ class Chain:
     total: Node
     """The sum over the ranks at which the chain begins."""
     nodes: list[Node] = field(default_factory=list)
-    """The matmuls, and the nodes that are computed from them and from no other sum, each after its
-    inputs."""
+    """The matmuls and the nodes that are computed from them, each after its inputs. Nodes that are
+    also computed from another sum over the ranks are left out."""
     owner: int = 0
 
     @property
@@ -54,11 +55,11 @@ class Chain:
 
 
 def assign_owners(candidates: Iterable[Chain], ends: Ends, ranks: int) -> dict[Node, Chain]:
-    """Return a dict from the end of each chain of matmuls that gets an owner to the chain.
+    """Return the chains of matmuls that get an owner, as a dict {end of the chain: chain}.
 
-    The end is the node through which the rest of the step reads the chain. The owners are chosen so
-    that the ranks of a host have nearly equal work. All ranks make the same choice, in the same
-    order.
+    The end is the node through which the rest of the step reads the chain. The owners are stored in
+    the chains. They are chosen so that the ranks of a host have nearly equal work. All ranks make
+    the same choice, in the same order.
     """
     owned_by_end: dict[Node, Chain] = {}
     for chain in sorted(candidates, key=lambda c: order_of(c.total)) if ranks > 1 else ():
@@ -106,8 +107,9 @@ class Ends:
     """The search for the end of each chain: the one node through which the step reads its matmuls.
 
     `values` are the next values of the shared variables; each end is among the nodes from which
-    they are computed. A *total* is a reduction to one element, for which each rank may reduce its
-    shard of the operand. `totals` maps each total to the all-reduces from which it is computed.
+    they are computed. A *total* is a reduction to one element. The ranks may compute it together,
+    each from its shard of the operand, so it counts as a collective. `totals` maps each total to
+    the all-reduces from which it is computed.
     """
 
     def __init__(
@@ -118,7 +120,8 @@ class Ends:
         """For each result, the nodes that read it."""
         self.wanted = set(values)
         """`values` (the next values of the shared variables), and the nodes from which they are
-        computed, down to and including the nearest collectives."""
+        computed. The walk from `values` includes each collective that it reaches, and stops there.
+        """
         self.roots = {*graph.outputs, *(value for _, value in graph.updates)}
         for node in reversed(graph.nodes):
             if not self.wanted.isdisjoint(node.results) and node.op.order is None:
@@ -144,9 +147,9 @@ class Ends:
     def may_end(self, chain: Chain, node: Node) -> bool:
         """Return whether a node may be the end of a chain.
 
-        It has the size and the dtype of the sum, because the other ranks receive it in the memory
-        of the sum. No collective of the step may depend on it, because the broadcasts come after
-        all of them.
+        The node has the size and the dtype of the sum at which the chain begins, because the other
+        ranks receive it in the memory of the sum. No collective of the step may depend on the node,
+        because it is broadcast after all collectives of the step.
         """
         total = chain.total.type
         same_type = node.type.count == total.count and node.dtype == total.dtype
@@ -159,11 +162,11 @@ class Ends:
         )
 
     def is_reduced(self, chain: Chain, node: Node) -> bool:
-        """Return whether the ranks communicate to compute a node: a collective or a total.
+        """Return whether the ranks communicate to compute a node.
 
-        A *total* is a reduction to one element, for which each rank may reduce its shard. A total
-        counts only if it is computed from a sum over the ranks that is not `chain.total`, the sum
-        at which the chain begins.
+        They do for a collective. They may also do so for a reduction to one element, if each rank
+        reduces its shard. Such a reduction counts if it is computed from a sum over the ranks other
+        than the sum at which the chain begins.
         """
         totals = self.totals.get(node, ())
         return node.op.order is not None or any(each is not chain.total for each in totals)
@@ -181,9 +184,9 @@ class Ends:
         return False
 
     def needs_same_collectives(self, end: Node, owned_by_end: Mapping[Node, Chain]) -> bool:
-        """Return whether every rank needs each collective that the chain needs, not only the owner.
+        """Return False if only the owner needs a collective from which the chain is computed.
 
-        Otherwise only the owner of the chain would call the collective.
+        The other ranks would not call this collective. Return True if all ranks need all of them.
         """
         alive, below, chain = set(self.roots), {end}, owned_by_end[end]
         for node in reversed(self.graph.nodes):

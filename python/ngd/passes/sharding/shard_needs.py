@@ -13,10 +13,10 @@ The needs start at the outputs and at the next values of variables, and are pass
   shard of its operand.
 - A node whose whole result is needed needs its whole operands.
 
-A node may be needed both whole and as a shard. A total costs a collective. It saves something only
-if it is computed from a sum over the ranks that is not needed whole. Every other total is dropped:
-each rank then needs the operand whole. This may make other totals useless. So the walk is repeated
-until no total is dropped.
+A node may be needed both whole and as a shard. A total costs a collective, but its operand is not
+needed whole. A total is worth it if one of the sums over the ranks from which it is computed is not
+needed whole for another reason. Every other total is dropped: each rank then needs the operand
+whole. This may make other totals useless. So the walk is repeated until no total is dropped.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class ShardNeeds:
     def find_sums(self) -> dict[Node, set[Node]]:
         """Return the sums over the ranks from which each value is computed.
 
-        Only values are keys whose shards can be computed from the shards of these sums.
+        The dict has only those values whose shards can be computed from shards of these sums.
         """
         sums: dict[Node, set[Node]] = {}
         for node in self.graph.nodes:
@@ -78,8 +78,8 @@ class ShardNeeds:
     def is_sum(self, node: Node) -> bool:
         """Return whether a node is an all-reduce over the ranks of the step that can be divided.
 
-        With several hosts, a divided all-reduce would round 16-bit floats twice. So the result is
-        False for an all-reduce of 16-bit floats on several hosts.
+        On several hosts, a divided all-reduce is a reduction within each host, then one between the
+        hosts. Each of them would round 16-bit floats, so the result is False for 16-bit floats.
         """
         partition, group = self.sharing.partition, self.sharing.group
         if not isinstance(node.op, Ordered) or not is_divided(node.type, partition.parts):
@@ -137,10 +137,10 @@ class ShardNeeds:
                 self.need_operands_of_whole(node)
 
     def need_operands_of_shard(self, node: Node) -> None:
-        """Add the needs of a node that computes its shard.
+        """Record which operands are needed to compute the shard of a node's result.
 
-        It needs the shard of an operand with as many elements as its result. It needs any other
-        operand whole.
+        Of an operand with as many elements as the result, only the shard is needed. Any other
+        operand is needed whole.
         """
         for operand in node.inputs:
             has_same_size = operand.type.count == node.type.count
@@ -156,9 +156,10 @@ class ShardNeeds:
     def variables_once_over_hosts(self, updates: Mapping[Node, Node]) -> set[Node]:
         """Return the variables of which all hosts together keep one copy.
 
-        These variables are read only by updates (optimizer state). If an earlier step has already
-        made one copy per host of a variable, the variable is left out. The set is empty if
-        `is_once_over_hosts` of the partition is False: each host has a copy of every variable.
+        The ranks of each host then have only a part of such a variable. The step needs only shards
+        of these variables, such as optimizer state. A variable that an earlier step keeps whole on
+        each host is left out. The set is empty if `is_once_over_hosts` of the
+        partition is False: each host has a copy of every variable.
         """
         if not self.sharing.partition.is_once_over_hosts:
             return set()

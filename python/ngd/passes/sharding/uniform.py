@@ -26,7 +26,7 @@ NO_GROUPS: frozenset[Any] = frozenset()
 class Origin(NamedTuple):
     """Facts about the collectives and leaves from which a value is computed.
 
-    Only the nearest collectives count, not the nodes before them.
+    On each path to the value, only the last collective counts, not the nodes before it.
     """
 
     groups: frozenset[Any] = NO_GROUPS
@@ -46,7 +46,8 @@ class NextValue(NamedTuple):
     variable: Node
     value: Node
     groups: frozenset[Any]
-    """The groups whose intersection is the ranks on which the values should be equal."""
+    """The groups of ranks on which the value should be equal: on the ranks that are in all groups.
+    """
     varies: bool
     """True if a value from which the next value is computed differs between ranks."""
     computation: bytes
@@ -130,10 +131,10 @@ def is_per_rank(variable: Node) -> bool:
 def next_values(graph: Graph, group: Any) -> list[NextValue]:
     """Return the next values that should be equal on several ranks.
 
-    The next values of per-rank variables are left out, and those that are computed from a rank's
-    own block of a collective. A step without collectives has none. If a next value is computed
-    from no collective, it should be equal on the intersection of all groups in which the step has
-    collectives.
+    Two kinds of next values are left out: those of per-rank variables, and those that are computed
+    from a value that a collective makes different on each rank, such as the block of a
+    reduce_scatter. A step without collectives has none. If a next value is computed from no
+    collective, it should be equal on the ranks that are in all groups of the step's collectives.
     """
     if not graph.updates:
         return []
@@ -180,9 +181,10 @@ def source_of_variation(value: Node, group: Any) -> Node:
 
 
 def varying(values: Iterable[NextValue]) -> list[NextValue]:
-    """Return the next values that may differ between ranks.
+    """Return the next values that should be equal on several ranks, but may differ between them.
 
-    A next value is left out if one of its groups has only one rank.
+    If a group in `NextValue.groups` has only one rank, the next value is left out: it is needed on
+    one rank only.
     """
     return [v for v in values if v.varies and all(each.size > 1 for each in v.groups)]
 

@@ -12,12 +12,16 @@ A variable is divided as a flat array of elements (partition.py), so the shards 
 one size have the same bounds. A small variable is not divided, because its all-reduce is a single
 message. Each rank keeps a copy of it.
 
-Over several hosts with equal numbers of consecutive ranks, a rank has a shard of its host's copy. A
-gradient is reduced over the ranks of the host first, and then over the counterparts, which have the
-same shard on the other hosts. With `shard="world"` (ZeRO stage 1, S. Rajbhandari et al. 2020,
-arXiv:1910.02054) each counterpart updates a part of the shard. If each host keeps a copy of the
-variable, such as a weight, the counterparts then gather the new parts from one another. If the
-variable is read only by updates, each host keeps only its parts.
+If the group has several hosts, each host needs the same number of ranks, with consecutive rank
+numbers. Each host has a copy of a variable, and its ranks have shards of this copy. The
+counterparts of a rank are the ranks with the same shard on the other hosts. A gradient is reduced
+over the ranks of the host first, and then over the counterparts:
+
+- With `shard="host"`, each counterpart updates the whole shard in the copy of its host.
+- With `shard="world"` (ZeRO stage 1, S. Rajbhandari et al. 2020, arXiv:1910.02054), each
+  counterpart updates a part of the shard. If each host needs a copy of the variable, such as a
+  weight, the counterparts then send one another the new parts (all-gather). If only the computation
+  of next values reads the variable (optimizer state), each rank keeps only its part.
 
 If a gradient is a matrix product over few samples, the ranks of one host exchange its factors and
 not the gradient (gradient_factors.py). One rank of a host computes the matrix products that need a
@@ -62,7 +66,11 @@ from .uniform import is_per_rank
 
 
 class ReduceShard(Collective):
-    """The shard of a sum over the ranks; attrs: reduce_op, counts, rank, group."""
+    """The shard of a sum over the ranks, which is computed by a reduce-scatter.
+
+    `reduce_op` is the reduction. `counts` has the number of elements of each rank's shard, and
+    `rank` is the rank in `group` (None: the group of the step) whose shard is the result.
+    """
 
     kind = ReduceScatter.kind
 
@@ -132,7 +140,7 @@ def shareable_variables(graph: Graph, equal: Equal, ranks: int, shared: set[Node
 
 
 class Levels(NamedTuple):
-    """The level of each node (see `level`), and the last collective that it is computed from."""
+    """The level of each node, and the last collective that the node is computed from."""
 
     level: dict[Node, int]
     """The largest number of totals (reductions to one element) on a path that ends at a node."""
@@ -166,8 +174,9 @@ def collective_number(node: Node) -> int:
 class ShardedGraph:
     """The rewrite of a graph to one that computes this rank's shards.
 
-    `change` visits the nodes by their level, so that one collective can reduce all totals of a
-    level.
+    The level of a node is the largest number of totals (reductions to one element) on a path to
+    it. `change` is called for the nodes in the order of their levels, so that one collective can
+    reduce all totals of a level.
     """
 
     def __init__(
@@ -232,7 +241,11 @@ class ShardedGraph:
         return old.op.node([self.operand_shard(i, new, old) for i, new in pairs], old.attrs)
 
     def shard_of_sum(self, old: Node, operand: Node) -> Node:
-        """Return the shard of a sum over the ranks that no rank needs whole."""
+        """Return this rank's shard of a sum over the ranks that no rank needs whole.
+
+        The shard is computed from exchanged gradient factors (gradient_factors.py) if possible.
+        Otherwise it is computed by a reduce-scatter.
+        """
         num_readers = self.num_readers[old.inputs[0]]
         bounds = shard_bounds(old.type.count, self.target.size)
         factors = factors_of(old, operand, num_readers, bounds, self.target, self.options)
@@ -254,10 +267,11 @@ class ShardedGraph:
         return Ordered(broadcast, order).node((new,), attrs)
 
     def operand_shard(self, operand: Node, new: Node, reader: Node) -> Node:
-        """Return the operand from which a reader computes its shard.
+        """Return the new node that replaces an operand when a reader computes only its shard.
 
-        If the operand has one element, this is a scalar. Otherwise it is the shard of the operand,
-        which is first broadcast to the shape of the reader if necessary.
+        If the operand has as many elements as the reader, this is the operand's shard. If it has
+        one element, it is the operand as a scalar. Otherwise the operand is broadcast to the shape
+        of the reader, and this is the shard of the broadcast.
         """
         if operand.type.count == reader.type.count:
             return self.shards[operand]
@@ -274,7 +288,7 @@ class ShardedGraph:
     def update(self, variable: Node, value: Node) -> tuple[Node, Node]:
         """Return the part of a variable that this rank writes, and the value to write.
 
-        `value` is the old node of the next value.
+        `value` is the next value, a node of the graph before the rewrite.
         """
         shard, (begin, end) = self.shards[value], self.partition.part(value.type.count)
         if shard.shape != (end - begin,):
