@@ -72,7 +72,9 @@ class Adapter:
     def _to_array_and_memory(self, tensor: Any, call: str) -> tuple[Array, Array]:
         """Return two arrays that share the tensor's memory: the operand and the destination.
 
-        Raise ShapeError if the tensor is not contiguous or not writable.
+        Both are views of the same elements. A collective reads the first one and overwrites the
+        second one, so the result replaces the tensor's values. Raise ShapeError if the tensor is
+        not contiguous or not writable.
         """
         source = self._to_array(tensor, call)
         memory = check_out(self.to_readable(tensor), source.dtype, source.shape, f"hvd.{call}")
@@ -88,7 +90,7 @@ class Adapter:
 def with_parameters_of(
     model: Callable[Parameters, Any],
 ) -> Callable[[Callable[..., Result]], Callable[Parameters, Result]]:
-    """Return a decorator that gives a function the signature of `model`.
+    """Return a decorator that gives a function the parameters of the function `model`.
 
     The decorated function takes `*args, **kwargs` and passes them on. Type checkers and
     `inspect.signature` show the parameters of `model`. So each signature of ngd.horovod is written

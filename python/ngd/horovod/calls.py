@@ -46,10 +46,10 @@ SEPARATE_SIZE: Final = 1 << 16
 """`grouped_allreduce` reduces an array with at least this number of elements separately."""
 
 JOIN, ALL_REDUCE, OTHER, BARRIER = range(4)
-"""The kinds of calls, for column KIND. A rank in `join` cannot take part in calls of kind OTHER."""
+"""The values of column KIND. A joined rank cannot take part in OTHER, the other collectives."""
 KIND, CALLS, OP, DTYPE, SIZE, NAME, SHAPE, FACTORS, COLUMNS = range(9)
-"""The columns of an announcement: kind of call, number of calls so far, op, index of the dtype in
-ALL, number of elements, CRC-32 of name, of shape and of factors. COLUMNS is their number."""
+"""The columns of an announcement: kind of call, number of announcements of this rank, op, index in
+`dtypes.ALL`, number of elements, CRC-32 of name, shape and factors. COLUMNS is their number."""
 
 
 class Handle:
@@ -115,7 +115,7 @@ class Handle:
 
 @contextmanager
 def as_horovod() -> Iterator[None]:
-    """Return a context that raises a CollectiveError of its block as a HorovodInternalError."""
+    """Return a context that converts a CollectiveError raised in it to HorovodInternalError."""
     try:
         yield
     except CollectiveError as error:
@@ -133,7 +133,7 @@ def announce(
 ) -> Any:
     """Start the all-gather that announces a call to all ranks of the world; return its Work.
 
-    Send nothing and return None if `ranks` has one rank, or is not the world (only it has `join`).
+    If `ranks` has one rank or is not the world, only return None: only the world has `join`.
     """
     if ranks is not global_process_set or ranks.size() == 1:
         return None
@@ -188,7 +188,7 @@ def all_reduce(
 ) -> Handle:
     """Start to reduce an array over the ranks.
 
-    The result is written to `out`, which has the shape and dtype of `source` and may be its memory.
+    The result is written to `out`, which has the shape and dtype of `source`, and may be `source`.
     """
     call, site, group = "allreduce", call_site(), group_of(process_set, "allreduce")
     op = expect_op(op_of(op, average), call)
@@ -367,9 +367,9 @@ def broadcast(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Start to write `source` of rank `root_rank` of the world to `out` of all ranks of the set.
+    """Start to copy `source` of one rank to `out` on all ranks of the process set.
 
-    `out` may be the memory of `source`.
+    `root_rank` is the number of that rank in the world. `out` may be `source` itself.
     """
     call, site, group = "broadcast", call_site(), group_of(process_set, "broadcast")
     root = process_set.root(root_rank, "hvd.broadcast")
@@ -461,7 +461,7 @@ class Collective(NamedTuple):
     start: Callable[..., Handle]
     """The function that starts the collective on arrays. It takes Horovod's arguments in order."""
     fills: bool = False
-    """True if the call is `start(source, out, ...)`. The result fills `out`, shaped as `source`."""
+    """True: the call is `start(source, out, ...)` and fills `out`. False: `start(source, ...)`."""
     takes_list: bool = False
     """True if the operand is a list of arrays."""
 
@@ -537,7 +537,7 @@ def join(device: int = -1) -> int:
 
 
 def answer_call(group: Group, row: Array, caller: int, site: str) -> None:
-    """Take part in an announced barrier, or with neutral elements in an allreduce, or raise."""
+    """Take part, as a joined rank, in a barrier or (with neutral elements) allreduce, or raise."""
     if row[KIND] == BARRIER:
         group.barrier(site=site)
         return

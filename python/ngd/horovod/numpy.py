@@ -200,7 +200,9 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Start `alltoall` and return its handle. The result is always a pair (rows, counts).
+    """Start `alltoall` and return its handle. The handle's result is a pair (rows, counts).
+
+    It is a pair even without `splits`; `alltoall` then returns only the rows.
 
     Corresponds to `horovod.torch.alltoall_async`.
 

@@ -14,7 +14,10 @@ from ..world import ProcessSet, global_process_set, rank, size
 from .training import broadcast_variables
 
 SEEDS = "seed_generator_state"
-"""The name of Keras's seed variables, one per random layer. Seeds are not copied between ranks."""
+"""The name of every seed variable of Keras. Each random layer has such a variable.
+
+The callbacks do not copy seed variables between ranks.
+"""
 
 
 def sync_jax_state(model: Any) -> None:
@@ -133,7 +136,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
     initial_lr : float
         The learning rate of one process, which `multiplier` scales.
     multiplier : callable or float
-        A function of the epoch. A number m stands for `m ** (epoch - start_epoch)`.
+        A function of the epoch that returns a factor. If it is a number m, the factor is
+        `m ** (epoch - start_epoch)`.
     start_epoch : int
         The first epoch in which the callback sets the learning rate.
     end_epoch : int, optional
@@ -143,7 +147,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         If True, the learning rate is set once per epoch. If False, it is set before each batch, and
         `multiplier` gets a fractional epoch.
     momentum_correction : bool
-        Ignored: Keras 3 compiles the momentum into the step.
+        Ignored: the momentum stays unchanged, because Keras 3 compiles its value into the training
+        function.
     steps_per_epoch : int, optional
         The number of batches per epoch. It is needed if Keras cannot determine it.
     """
@@ -223,7 +228,8 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     warmup_epochs : int
         The number of epochs of the warmup.
     momentum_correction : bool
-        Ignored: Keras 3 compiles the momentum into the step.
+        Ignored: the momentum stays unchanged, because Keras 3 compiles its value into the training
+        function.
     steps_per_epoch : int, optional
         The number of batches per epoch. It is needed if Keras cannot determine it.
     verbose : int

@@ -15,7 +15,9 @@ from ..world import ProcessSet, global_process_set
 
 
 class Compression:
-    """The dtypes in which floating-point gradients can be sent: their own, float16 or bfloat16.
+    """The dtypes in which floating-point gradients can be sent.
+
+    `none` sends each gradient in its own dtype, `fp16` as float16, and `bf16` as bfloat16.
 
     Corresponds to `horovod.keras.Compression`.
     """
@@ -261,7 +263,8 @@ def DistributedOptimizer(
 def expect_fresh(optimizer: Any, predivide: float, op: int, passes: int) -> None:
     """Raise an error if DistributedOptimizer does not support the optimizer or an option.
 
-    `optimizer` must be a Keras optimizer without variables, and `passes` must be 1. `predivide` may
+    `optimizer` must be a Keras optimizer without variables. `passes` is the argument
+    backward_passes_per_step, which must be 1. `predivide` is gradient_predivide_factor, which may
     differ from 1 only if `op` is Average.
     """
     where = "hvd.DistributedOptimizer"
@@ -311,11 +314,12 @@ def distributed_class(optimizer_class: Any, options: dict[str, Any], wire_dtype:
             return super().apply(reduce_gradients(grads, options, wire_dtype), trainable_variables)
 
         def stateless_apply(self, state: Any, grads: Any, trainable_variables: Any) -> Any:
-            """Reduce the gradients over the ranks once, and apply them, on Keras's JAX backend.
+            """Reduce the gradients over the ranks, and apply them, on Keras's JAX backend.
 
-            For most optimizers, the base method calls `apply` above, which reduces the gradients.
-            LossScaleOptimizer looks for infinities and then calls its inner optimizer, not `apply`,
-            so this method reduces the gradients of a LossScaleOptimizer first.
+            For most optimizers, the base method calls the method `apply` of this class, which
+            reduces the gradients. A LossScaleOptimizer looks for infinities and then calls its
+            inner optimizer, not `apply`. So for a LossScaleOptimizer, this method reduces the
+            gradients before it calls the base method.
             """
             if isinstance(self, keras.optimizers.LossScaleOptimizer):
                 grads = reduce_gradients(grads, options, wire_dtype)

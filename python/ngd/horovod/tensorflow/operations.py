@@ -46,7 +46,7 @@ class Narrowing:
 
     @classmethod
     def decompress(cls, tensor: Tensor, ctx: Any) -> Tensor:
-        """Return the tensor in the dtype that it had before `compress`."""
+        """Return the tensor in the dtype `ctx`, the second result of `compress`."""
         return tf.cast(tensor, ctx)
 
 
@@ -76,10 +76,11 @@ class Compression:
 def call_numpy(
     function: Callable[..., Any], tensors: Sequence[Tensor], shapes: Sequence[Any]
 ) -> list[Tensor]:
-    """Run a function of NumPy arrays on tensors, in eager mode or as an op of the current graph.
+    """Call a function with the tensors as NumPy arrays, and return its results as tensors.
 
-    The function returns one array per tensor, of the tensor's dtype. `shapes` has the static shape
-    of each result; None in a shape is an unknown length.
+    In eager mode, the call runs now. Otherwise it becomes an op of the current graph. The function
+    returns one array for each tensor in `tensors`, with the dtype of that tensor. `shapes` has the
+    static shape of each result; None in a shape is an unknown length.
     """
     dtypes = [t.dtype for t in tensors]
     if tf.executing_eagerly():
@@ -165,7 +166,7 @@ def allreduce(
     tensor : tf.Tensor or tf.IndexedSlices
         A tensor of the same shape and dtype on all ranks. IndexedSlices need Average or Sum, and
         may have different rows on the ranks. Their result is IndexedSlices with the rows of all
-        ranks; `compression`, `name` and the factors are ignored.
+        ranks. For IndexedSlices, `compression`, `name` and the factors are ignored.
     average : bool, optional
         Horovod's old form of `op`: Average if True, Sum if False. It cannot be combined with `op`.
     device_dense, device_sparse, ignore_name_scope
@@ -549,7 +550,10 @@ class ReducedTape:
         output_gradients: Any = None,
         use_generic_names: bool = False,
     ) -> Any:
-        """Return the reduced gradients, in the structure of `sources`."""
+        """Return the gradients of `target` by `sources`, reduced over the ranks.
+
+        The result has the structure of `sources`, which is a variable or tensor, or a nest of them.
+        """
         mine = self._tape.gradient(target, sources, output_gradients)
         flat = tf.nest.flatten(mine)
         return tf.nest.pack_sequence_as(mine, reduced_gradients(flat, self._options, self._dense))
@@ -558,9 +562,10 @@ class ReducedTape:
 def reduce_options(
     compression: Any, op: int, predivide: float, ranks: ProcessSet, where: str
 ) -> dict[str, Any]:
-    """Return the keyword arguments of `grouped_allreduce` for a gradient tape, as a dict.
+    """Return a dict of the arguments with which a gradient tape calls `grouped_allreduce`.
 
-    Raise ValueError if `predivide` is not 1 and `op` is not Average.
+    Gradients are divided by `predivide` before the reduction and multiplied by it afterwards. Raise
+    ValueError if `predivide` is not 1 and `op` is not Average.
     """
     expect_average(where, predivide, op)
     return {
