@@ -435,7 +435,8 @@ class Service:
 
         If the program has used the store since the last HEARTBEAT, send the next one after a
         quarter of NGD_TIMEOUT. If this rank itself has called `close`, raise
-        CollectiveTimeoutError for the ranks that have sent no message for NGD_TIMEOUT. If
+        CollectiveTimeoutError for the ranks that have sent no message for NGD_TIMEOUT. A rank that
+        has sent BYE may be silent until all have, and must then send END in NGD_TIMEOUT. If
         NGD_TIMEOUT is 0, do nothing.
         """
         limit = self.group.timeout
@@ -452,7 +453,9 @@ class Service:
         silent = [
             p.rank
             for p in self._peers
-            if not p.ended and self._is_past_timeout(p.last_message_time)
+            if not p.ended
+            and (p.rank not in self._ended_ranks or self._has_sent_end)
+            and self._is_past_timeout(p.last_message_time)
         ]
         if silent:
             error = CollectiveTimeoutError(
@@ -474,5 +477,6 @@ class Service:
         if not self._has_sent_end:
             self._has_sent_end = True
             for peer in self._peers:
+                peer.last_message_time = time.monotonic()
                 self._send(peer.rank, Kind.END)
         return not self._sends and all(peer.ended for peer in self._peers)

@@ -190,6 +190,24 @@ def test_close_has_a_deadline() -> None:
     harness.run(wait_for_close, ranks=2, env={"NGD_TIMEOUT": "2"})
 
 
+def close_before_a_busy_rank() -> float:
+    """Close the store on ranks 0 and 1, and use it for two timeouts on rank 2."""
+    store = make_store(keys=3)
+    begin = time.monotonic()
+    while store.rank == 2 and time.monotonic() - begin < 4:
+        store.push([0, 1, 2], [ones()] * 3)
+        time.sleep(0.05)
+    store.close()
+    return time.monotonic() - begin
+
+
+@harness.needs_ranks
+def test_closed_ranks_do_not_report_each_other() -> None:
+    """They send nothing while the third rank still uses the store."""
+    outcomes = harness.run(close_before_a_busy_rank, ranks=3, env={"NGD_TIMEOUT": "2"})
+    assert all(outcome.value > 3.5 for outcome in outcomes)
+
+
 def push_until_failure() -> None:
     store = make_store(keys=2)
     print("ready", flush=True)
