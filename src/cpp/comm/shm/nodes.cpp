@@ -127,11 +127,11 @@ class Chunk {
   }
   const Slot& slot(int rank) const { return group_.segment(rank).slot(task_.sequence); }
 
-  // Reduce the sources, and store the result for all ranks of this node. Without staging, store the
-  // result in the destination of each rank. With staging, store the result in this rank's
-  // destination and in the buffers of the other ranks, which copy it out. If
-  // `is_read_by_counterparts`, store the result in this rank's buffer too, where the counterparts
-  // read it.
+  // Reduce the elements `range` of the first `sources` pointers in group_.sources(), and store the
+  // result for all ranks of this node. Without staging, store the result in the destination of each
+  // rank. With staging, store the result in this rank's destination, and in the buffers of the
+  // other ranks, which copy it out. If `is_read_by_counterparts` is true, with staging the result
+  // is also stored in this rank's buffer, where the counterparts read it.
   void reduce_to_node(const Slice& range, int sources, double divisor,
                       bool is_read_by_counterparts) const {
     int results = 0;
