@@ -11,21 +11,23 @@
 //            when all ranks have reported that they take no more (Slot::taken = kAll);
 //   staged   in the producer's staging buffers (staging.hpp), one chunk at a time. A chunk holds a
 //            part of the block of every consumer, so that all of them are busy all the time. If all
-//            consumers get the same block, a chunk holds it once. The producer raises `step` to the
-//            number of chunks that it has filled, a consumer raises `taken` to the number of chunks
-//            that it has taken from all its producers.
+//            consumers get the same block, a chunk holds it once. A producer sets its flag
+//            Slot::step to the number of chunks that it has filled. A consumer sets its flag
+//            Slot::taken to the number of chunks that it has taken from all its producers.
 // A rank has kBuffers staging buffers. So a producer fills chunk c + kBuffers only after all
 // consumers have taken chunk c. A consumer takes chunk c only after all its producers have filled
 // chunk c. A rank fills and takes alternately.
 //
-// Deadlocks are impossible. Sort the actions of all ranks by collective, then by chunk, then
-// fillings before takings. Each action waits only for actions that are earlier in this order. So
-// the first action that is not done can always be done.
+// Deadlocks are impossible. To prove it, put all fillings and takings of all ranks in one order: an
+// earlier collective first, in a collective an earlier chunk first, and for a chunk the fillings
+// first. Each filling or taking waits only for earlier ones in this order. So the earliest one that
+// is not done can always be done.
 //
-// An all_to_all in place (equal blocks; source and destination are the same) stores chunk c of the
-// peers where its own chunk c was. A rank takes no chunk before it has filled its own chunk, and no
-// rank reads another rank's source. If the calls of all ranks allow it, the algorithm of
-// cooperative.cpp carries out all_to_alls in place and large broadcasts instead.
+// In an all_to_all in place, source and destination are the same array, and all blocks are equal.
+// Chunk c of the block from a peer overwrites chunk c of this rank's block for that peer. So a rank
+// takes chunk c only after it has copied its own chunk c to a staging buffer, and no rank reads
+// another rank's source. If the calls of all ranks allow it, the algorithm of cooperative.cpp
+// carries out all_to_alls in place and large broadcasts instead.
 #include "comm/shm/exchange.hpp"
 
 #include <algorithm>
