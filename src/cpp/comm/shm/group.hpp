@@ -20,7 +20,7 @@ namespace ngd::comm::shm {
 // A need: a condition that a pending collective waits for. Each rank in [first, last), except this
 // rank itself, must raise a flag to at least `value`. The flags Published, Step and Taken are in
 // the rank's slot of collective number `sequence`; the flag Finished is in its control block.
-// Letter is an exception: it is a wait for a send to, or a receive from, rank `first`
+// Letter is not a flag: the rank waits for a send to, or a receive from, rank `first`
 // (letters.hpp).
 struct Need {
   enum class Flag : std::uint8_t { Published, Step, Taken, Finished, Letter };
