@@ -98,8 +98,8 @@ class Group {
   }
   bool has(const Need& need, int rank) const noexcept;
   // Return true if all ranks of a need have met it (a need is the condition that a collective waits
-  // for). Remove the first ranks from the need if they have met it, and count them in `moves`. Throws
-  // CollectiveMismatch if a rank has published another collective than this rank.
+  // for). Remove the first ranks from the need if they have met it, and count them in `moves`.
+  // Throws CollectiveMismatch if a rank has published another collective than this rank.
   bool met(Need& need);
   // Return the ranks that have not yet raised the flag of a need (the condition that a collective
   // waits for), by their numbers in the job.
