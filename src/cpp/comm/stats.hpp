@@ -24,7 +24,8 @@ class Statistics {
 
   // Return the entry that counts the calls with this kind, reduction and call site. cache_ finds
   // the entry in a few nanoseconds if an earlier call had the same address of the site's text. The
-  // texts are compared too, because the address may have another text now.
+  // texts are compared too, because the caller may have freed the earlier text, and the same
+  // address may now have another text.
   Entry entry_of(const Collective& collective) {
     const char* site = collective.site == nullptr ? "" : collective.site;
     CachedEntry& cached = cache_[cache_index(collective, site)];

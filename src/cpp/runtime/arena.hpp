@@ -4,8 +4,9 @@
 // need as much memory as the largest one.
 //
 // Kernels have pointers to the memory, so it must keep its address when a larger program is added.
-// The arena therefore reserves addresses for all memory of the machine, and makes only the first
-// bytes usable, those that the largest program needs.
+// The arena therefore reserves as many addresses as the machine has bytes of memory. Reserved
+// addresses use no memory. The arena makes only the first ones usable, as many as the largest
+// program so far needs.
 #pragma once
 
 #include <atomic>
@@ -47,8 +48,9 @@ class Arena {
   ~Arena();
 
   // Return host memory of at least `bytes` bytes. All calls return the same address, and a larger
-  // call keeps the contents. Null if the addresses cannot be reserved: the address space is
-  // limited, or `bytes` is more than the memory of the machine. Throws OutOfMemory.
+  // call keeps the contents. Return null if the process's address space is limited (RLIMIT_AS), if
+  // the addresses cannot be reserved, or if `bytes` is more than the memory of the machine. Throws
+  // OutOfMemory if the addresses are reserved but the memory cannot be made usable.
   void* reserve(std::size_t bytes);
 
   // Return a block of at least `bytes` bytes of the shared memory of `owner`. If a block that

@@ -3,7 +3,8 @@
 
 #include "base/error.hpp"
 
-// For each folder of devices/, the build writes one line NGD_DEVICE(folder).
+// The build makes device_folders.inc, which has one line NGD_DEVICE(folder) for each folder of
+// devices/. Here, each line declares the function row() of its folder.
 #define NGD_DEVICE(folder)         \
   namespace ngd::runtime::folder { \
   const DeviceRow& row();          \

@@ -426,10 +426,11 @@ void Executor::execute(BoundInstruction& bound) {
   }
 }
 
-// Run an instruction and check its result. Throw NotFinite if the result has a NaN and no operand
-// has one, or if the result has an infinity and all operands are finite. An operand that is an
-// argument or a variable of the step and has a NaN is an error too. The result of a collective is
-// checked at its Wait, against the operand of its Start.
+// Run an instruction and check its result. Throw NotFinite in three cases: the result has a NaN and
+// no operand has one; the result has an infinity and no operand has an infinity or a NaN; or an
+// operand that is an argument or a variable of the step has a NaN. The numbers in the attributes
+// count as operands. The result of a collective is checked at its Wait, against the operand of its
+// Start.
 void Executor::execute_checked(BoundInstruction& bound) {
   const BoundInstruction& operation = bound.started == nullptr ? bound : *bound.started;
   bound.before = faults_of(bound.instruction->attrs);

@@ -38,17 +38,18 @@ struct RunContext {
 
 class Executor {
  public:
-  // `variables` are device pointers, numbered as in the program. The communicators are those of the
-  // program's groups and belong to one family. The communicators must outlive the executor. The
-  // memory of the variables must be valid during each run; move_variables() sets other addresses.
-  // `interrupt` is called between two instructions, but not more often than every 100 ms. If it
-  // returns true, the run throws Interrupted. If there is an arena, the program uses its memory.
-  // Only one program of an arena runs at a time.
+  // `variables` are device pointers, numbered as in the program. Their memory must be valid during
+  // each run; move_variables() changes the pointers. `communicators` are those of the program's
+  // groups. They belong to one family and must outlive the executor. `interrupt` is called between
+  // two instructions, but not more often than every 100 ms. If it returns true, the run throws
+  // Interrupted. `arena`: memory that this program and other programs use in turn (arena.hpp), so
+  // only one of them runs at a time; null = the executor has memory of its own.
   Executor(Program program, device::Device& device, kernels::KernelTable table,
            std::vector<comm::Communicator*> communicators, std::vector<void*> variables,
            Interrupt interrupt = nullptr, std::shared_ptr<Arena> arena = nullptr);
   // Make the executor of a nested program (nested.hpp). `arena` and `shared` are memory of the
-  // outer program.
+  // outer program: the private arena and the shared arena of the nested program. Values that
+  // collectives read or write may be in the shared arena.
   Executor(Program program, const RunContext& context, void* arena, void* shared);
   ~Executor();
   Executor(const Executor&) = delete;
@@ -57,13 +58,14 @@ class Executor {
   // Run the program. `inputs` and `outputs` have one host pointer per argument and per result. The
   // executor itself does not allocate memory. Throws the errors of kernels and collectives. Throws
   // Busy, without any effect, if a run of this executor or of another program of its arena is
-  // active, or if another thread uses the group of the first collective. If a run of a program with
-  // collectives fails, this rank leaves the common sequence of collectives, so the call closes
+  // active, or if another thread uses the group of the run's first collective. If another thread
+  // uses a group later in the run, the run waits until the group is free. If a run of a program
+  // with collectives fails, this rank leaves the common sequence of collectives, so the call closes
   // their groups and notifies the other ranks.
   void run(const void* const* inputs, void* const* outputs);
 
   // Run a nested program. The pointers are device pointers. Enqueued work may be unfinished when
-  // the call returns.
+  // the call returns: the run of the outer program waits for it.
   void run_inside(const void* const* inputs, void* const* outputs);
 
   // Return true if the last run() threw after it had started or enqueued an instruction that writes

@@ -15,8 +15,9 @@ struct Faults {
 // Return the kinds of faults that an array has. Integers have no faults.
 Faults faults_of(const TensorType& type, const void* data) noexcept;
 
-// Return the kinds of faults (NaN, infinity) among the numbers in attributes. They include the
-// constants in the texts of kernel bodies, where "#-inf" is the constant minus infinity.
+// Return the kinds of faults (NaN, infinity) among the numbers in the attributes of an instruction.
+// The constants in the texts of kernel bodies count too. They are written "#nan", "#inf" and
+// "#-inf".
 Faults faults_of(const Attrs& attrs);
 
 }  // namespace ngd::runtime

@@ -49,8 +49,10 @@ bool are_of_one_op(const Member& a, const Member& b) {
   return a.application >= 0 && a.application == b.application;
 }
 
-// Return the faults of the operands of an op. An op may consist of several statements; `last` is
-// the number of the last one. Values that its own statements compute are not operands.
+// Return the faults (NaN, infinity) that any operand of an op has. An op may consist of several
+// statements; `last` is the number of its last statement. Values that its own statements compute
+// are not operands. The last two arguments have the faults of the kernel's inputs and of the result
+// of each statement.
 Faults operand_faults(std::size_t last, const std::vector<Member>& members,
                       const std::vector<Statement>& program,
                       const std::vector<Faults>& input_faults,

@@ -29,17 +29,17 @@ bool is_fused(const Instruction& instruction);
 
 // Return the first elementwise op of the kernel whose result has a NaN or an infinity that its
 // operands do not have; nothing if no such op is found. `inputs` are the operands before the kernel
-// ran. Statements with the same Member::application >= 0 count as one op: the compiler has expanded
-// that op into them.
+// ran. If the compiler has expanded one op of the user into several statements, these have the same
+// number Member::application >= 0, and count as one op.
 std::optional<FirstFault> first_fault(const Instruction& instruction,
                                       const kernels::KernelQuery& query,
                                       const std::vector<const void*>& inputs,
                                       device::Device& device, device::Queue& queue,
                                       kernels::KernelTable table, const Look& look);
 
-// reader_of() returns the op of the instruction that reads operand `input` first. maker_of()
-// returns the op that computes result `output`. Both return null if the instruction has no list of
-// its ops.
+// Both return an op of an instruction, or null if the instruction has no list of its ops.
+// reader_of() returns the first op, in the order of the kernel body, that reads operand `input`.
+// maker_of() returns the op that computes result `output`.
 const Member* reader_of(const Instruction& instruction, std::size_t input);
 const Member* maker_of(const Instruction& instruction, std::size_t output);
 

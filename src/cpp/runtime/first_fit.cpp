@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// First fit with a segment tree: a binary tree whose leaves are the instructions. A node stands for
-// the span of the instructions below it. The life of a block is the range of the instructions
-// during which its bytes are in use. A life is the union of the spans of at most two nodes per
-// level of the tree, "its spans". Example: in a tree over instructions 0 to 7, the life 2 to 6 has
-// the spans 2-3, 4-5 and 6. Each node keeps two sets of bytes:
-//   throughout   the bytes of the blocks that have this node as one of their spans, and so use the
-//                bytes throughout it
-//   during       the bytes of all blocks that are alive at any instruction of the node
-// A byte is in use at some time of a life if it is in the set `during` of one of the life's spans,
-// or in the set `throughout` of a node above one of these spans. The number of these sets grows
-// with the logarithm of the number of instructions. A set is a list of runs of bytes. Runs that
-// touch are merged: if blocks are packed without gaps, thousands of them are one run.
+// First fit with a segment tree: a binary tree whose leaves are the instructions. The span of a
+// node is the range of the instructions below it. The life of a block is the range of the
+// instructions during which its bytes are in use. A life is the union of the spans of a few nodes,
+// at most two per level of the tree: the nodes of the life. Example: in a tree over instructions 0
+// to 7, the nodes of the life 2 to 6 have the spans 2-3, 4-5 and 6. Each node keeps two sets of
+// bytes:
+//   throughout   the bytes of each block whose life has this node as one of its nodes. These bytes
+//                are in use during all instructions of the node's span
+//   during       the bytes of each block that is alive at one or more instructions of the node's
+//                span
+// A block with a new life must not use bytes that another block uses at an instruction of the new
+// life. These bytes are in `during` of a node of the new life, or in `throughout` of a node on the
+// path from there to the root. The number of sets to read therefore grows with the logarithm of the
+// number of instructions. A set is a list of runs of bytes. Runs that touch are merged: if blocks
+// are packed without gaps, thousands of them are one run.
 #include "runtime/first_fit.hpp"
 
 #include <algorithm>

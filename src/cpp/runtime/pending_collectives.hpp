@@ -36,7 +36,8 @@ struct PendingCollective {
   std::vector<std::uint64_t> counts, receive_counts;
   comm::Work work;
   void* result = nullptr;  // the address on the device
-  // if this rank receives nothing: the bytes of the result, which is set to zero; otherwise 0
+  // the number of bytes of the result to set to zero, because this rank receives nothing; 0 if this
+  // rank receives a result
   std::size_t bytes_to_clear = 0;
   bool is_staged = false;              // operand and result are copied through host memory
   device::Buffer source, destination;  // the host memory, if it is staged

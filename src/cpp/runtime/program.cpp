@@ -85,8 +85,8 @@ void print_program(std::ostream& out, const Program& program, const std::string&
   }
 }
 
-// Return the limit of Value::position in this kind of memory: the number of arrays, or for an arena
-// the number of its bytes.
+// Return the exclusive upper limit of Value::position in this kind of memory: the number of the
+// program's arrays of this kind (such as inputs or constants), or the size in bytes of an arena.
 std::size_t extent_of(const Program& program, MemoryKind memory) {
   switch (memory) {
     case MemoryKind::Input:

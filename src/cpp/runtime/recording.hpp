@@ -54,7 +54,8 @@ struct Event {
   std::int64_t begin_ns, end_ns;
 };
 
-// The description of an instruction. Events have only the number of the instruction.
+// The description of an instruction. An Event has only the number of its instruction; the list
+// Recording::labels() of the Event's program has the Label with this number.
 struct Label {
   Action action = Action::Run;
   std::string op, site;

@@ -471,8 +471,8 @@ class Client final : public Rendezvous {
   bool connect_to(const Address& address) {
     Descriptor socket = open_socket();
     const int flags = ::fcntl(socket.get(), F_GETFL);
-    // Make the socket blocking for connect() only if it has a timeout: another program may hold the
-    // name and never accept, so connect() could block forever. Without a timeout the socket stays
+    // connect() could block forever: another program may hold the name and never accept. So make
+    // the socket blocking for connect() only if setsockopt() has set a timeout; otherwise leave it
     // non-blocking.
     const bool has_timeout = ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &kConnectWait,
                                           sizeof kConnectWait) == 0;
@@ -485,8 +485,9 @@ class Client final : public Rendezvous {
     return true;
   }
 
-  // Send a message to rank 0. If rank 0 does not read any more, its last message has arrived: throw
-  // the failure that this message contains.
+  // Send a message to rank 0. If rank 0 does not read messages any more, throw the failure that
+  // rank 0 has sent to this rank before. If there is no such message, throw an error that says that
+  // rank 0 is lost or does not read.
   void send_to_server(const Message& message, int segment_fd = -1, int pidfd = -1) {
     const Channel::Sent sent = server_.send(message, segment_fd, pidfd, clock_);
     if (sent == Channel::Sent::Yes) return;

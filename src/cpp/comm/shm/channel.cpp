@@ -131,10 +131,10 @@ Channel::Got Channel::receive(Parcel& parcel) noexcept {
     header.msg_controllen = sizeof control;  // recvmsg() has changed it
     length = ::recvmsg(fd(), &header, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
     if (length == 0) ++ends;
-    // If the other end left without reading everything, the first call returns ECONNRESET, and the
-    // next ones return its last packets. After a first end of file, read once more: Linux checks
-    // for a packet, then for the end, and between the two the other side may send a packet and
-    // leave.
+    // recvmsg() returns ECONNRESET once if the other process ended without reading all its
+    // messages. Call it again: the next calls return the last messages of that process. After a
+    // first end of file (length 0), read once more too: Linux looks for a message first and for the
+    // end afterwards, and the other process may send a message and end between the two.
   } while ((length == 0 && ends == 1) || (length < 0 && (errno == EINTR || errno == ECONNRESET)));
   if (length < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return Got::Nothing;
   if (length <= 0) return Got::End;

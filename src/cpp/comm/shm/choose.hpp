@@ -25,18 +25,21 @@
 
 namespace ngd::comm::shm {
 
-// Return Ring for an all_reduce of several ranks if the caller requests the ring, or if the caller
-// requests nothing (Auto) and `preferred` is Ring. Otherwise return Flat. The result must be equal
-// on all ranks.
+// Return the algorithm that the caller requests. Ring: an all_reduce of several ranks for which the
+// caller requests the ring, or requests nothing (Auto) while `preferred` is Ring. Flat: all other
+// collectives; the functions below then choose their algorithm. The result must be equal on all
+// ranks.
 Algorithm requested_algorithm(const Collective& collective, Algorithm preferred,
                               int ranks) noexcept;
 
-// The first step of the choice, when this rank submits the collective: set the algorithm to Inline
-// or Exchange, or leave it undecided.
+// The first step of the choice, when this rank submits the collective. Set Inline for a barrier,
+// and for an all_reduce or reduce of at most kInlineBytes that does not use the ring. Leave the
+// algorithm of other all_reduces and reduces undecided. Set Exchange for all other kinds.
 void choose_from_call(const Group& group, Task& task, const Collective& collective);
 // The second step of the choice, when this rank has written the offsets of its operands for its
-// peers. If a reduction has operands in private memory, set a staged algorithm, which can start
-// before the peers have arrived. The ring is not chosen in this step.
+// peers. If an undecided all_reduce or reduce does not use the ring, and this rank's operands are
+// in private memory, set a staged algorithm, which can start before the peers have arrived.
+// Otherwise leave the algorithm undecided.
 void choose_from_operands(const Group& group, Task& task);
 // The third step of the choice, when all ranks have arrived: choose an undecided algorithm from the
 // calls of all ranks, or replace Exchange by Cooperative.

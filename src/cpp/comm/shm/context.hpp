@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of a pending collective that all algorithms share, and the context of an algorithm.
+// The data of a pending collective that all algorithms use (TaskHead), and the argument of an
+// algorithm's functions (Context).
 //
-// An algorithm is a state machine (task.hpp lists them). Its state is a class with
+// An algorithm is a state machine; task.hpp lists the algorithms. The state of an algorithm is a
+// class with two functions, which never block:
 //   bool advance(Context&)        continue as far as possible. Return true if the collective is
-//                                 complete on this rank. If not, task.need is the condition to wait
-//                                 for before the next call
-//   void start_early(Context&)    before all ranks have arrived: do the work that needs no peer.
-//                                 Only Exchange, FlatStaged and NodesStaged have this function
-// No algorithm ever blocks. A collective is complete on a rank if its destination holds the result
-// and no peer reads or writes its operands any more.
+//                                 complete on this rank. Otherwise return false: the condition to
+//                                 wait for before the next call is in TaskHead::need
+//   void start_early(Context&)    called before all ranks have arrived: do the work that needs no
+//                                 peer. Only Exchange, FlatStaged and NodesStaged have it
+// A collective is complete on a rank if its destination holds the result and no peer reads or
+// writes its operands any more.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +22,8 @@
 
 namespace ngd::comm::shm {
 
-// The use of this rank's staging buffers by one collective.
+// The state of one collective with respect to this rank's staging buffers: if the collective needs
+// them, may fill them, and has filled them for the last time.
 struct StagingClaim {
   bool is_needed = false;   // data of this rank pass through the buffers
   bool is_granted = false;  // the collective may fill them now

@@ -13,7 +13,7 @@ class Cooperative {
   // be in the shared arena. An all_to_all must be in place and have no counts. A broadcast must
   // have at least 8 MiB, and the root's source must be in the shared arena.
   static bool suits(const Group& group, const TaskHead& task, int rank) noexcept;
-  // Return true if the calls of all ranks allow this algorithm.
+  // Return true if the calls of all ranks allow the cooperative algorithm, as suits() defines.
   static bool suits_all(const Group& group, const TaskHead& task) noexcept;
 
   bool advance(Context& context);

@@ -33,8 +33,8 @@ class Exchange {
 
   // Return true if this rank takes nothing from other ranks.
   bool takes_nothing() const noexcept { return !takes_any_; }
-  // Return the bytes of the source of a producer (a rank that gives blocks), if all its blocks are
-  // equal.
+  // Return the size, in bytes, of this rank's source; in a broadcast or a scatter, of the root's
+  // source. If all blocks are equal, each rank that gives blocks has a source of this size.
   std::uint64_t source_bytes() const noexcept { return source_bytes_; }
   bool may_be_cooperative() const noexcept { return may_be_cooperative_; }
 

@@ -97,9 +97,9 @@ class Family {
   // Throw the failure that `rank`, a rank of the world, has reported. Do nothing if the rank has
   // not failed.
   void check_rank(int rank) const;
-  // time_to_watch() returns true if it is time to check again, by system calls, that the peers are
-  // alive. time_to_ask() returns true if it is time to call the interrupt callback again. `now`:
-  // the time in ns.
+  // time_to_watch() returns true if the caller must check the peers' processes again: that needs
+  // system calls, so it is done at most every 20 ms. time_to_ask() returns true if the caller must
+  // call the interrupt callback again, at most every 50 ms. `now`: the time in ns.
   bool time_to_watch(std::uint64_t now) noexcept;
   bool time_to_ask(std::uint64_t now) noexcept;
 
@@ -108,18 +108,20 @@ class Family {
   // Both return the offset of the new memory in this rank's segment.
   std::uint64_t new_control(std::uint64_t group);
   std::uint64_t new_common(std::size_t bytes);
-  // Memory of this rank that its peers may still use: the control block of a closed group, or
-  // memory that several ranks share. The memory is released when all `ranks` ranks have departed:
-  // each has incremented `departed`, because it does not use the memory any more.
+  // Memory in this rank's heap that its peers may still use: the control block of a closed group,
+  // or memory that several ranks share. Each of the `ranks` ranks, this rank included, increments
+  // the counter `departed` when it does not use the memory any more. The memory is released when
+  // the counter is equal to `ranks`.
   struct Retired {
     std::atomic<std::uint32_t>* departed = nullptr;  // the counter in the block
     std::uint64_t block = 0;
     int ranks = 0;
     std::vector<std::uint64_t> letter_boxes{}, texts{};
   };
-  // Keep the blocks, and release each one as soon as all its ranks have departed: none uses the
-  // block any more. `blocks` has at most one entry. The parameter is a list because this function
-  // must not allocate memory: it moves the entry that the caller has allocated into its own list.
+  // Keep the memory of the entry in `blocks` until all its ranks have incremented its counter
+  // `departed`, then release it. `blocks` has at most one entry. It is a list because this function
+  // must not allocate memory: std::list::splice() moves the entry, which the caller has allocated,
+  // into this family's list.
   void retire(std::list<Retired> blocks) noexcept;
 
  private:

@@ -62,8 +62,9 @@ bool Group::has(const Need& need, int rank) const noexcept {
     case Need::Flag::Step:
       return slot.step.load() >= need.value;
     case Need::Flag::Taken: {
-      // A rank publishes a later collective in this slot only when all ranks have finished the
-      // earlier one. So if the slot has a later number, the rank has taken everything.
+      // If the slot of `rank` has the number of a later collective, `rank` has read all that it
+      // needs for the earlier one: a rank publishes a later collective in a slot only when all
+      // ranks have finished the earlier collective.
       const std::uint64_t published = slot.published.load();
       return published > need.sequence ||
              (published == need.sequence && slot.taken.load() >= need.value);

@@ -18,8 +18,10 @@
 namespace ngd::comm::shm {
 
 // A need: a condition that a pending collective waits for. Each rank in [first, last), except this
-// rank itself, must raise the flag of this kind, in its slot of collective number `sequence`, to
-// `value`. The kind Letter waits for a send or a receive with rank `first` instead (letters.hpp).
+// rank itself, must raise a flag to at least `value`. The flags Published, Step and Taken are in
+// the rank's slot of collective number `sequence`; the flag Finished is in its control block.
+// Letter is not a flag: the rank waits for a send to, or a receive from, rank `first`
+// (letters.hpp).
 struct Need {
   enum class Flag : std::uint8_t { Published, Step, Taken, Finished, Letter };
   Flag flag = Flag::Published;
@@ -38,10 +40,10 @@ class Group {
     int world = 0;
     int job_rank = 0;
   };
-  // `moves`: a counter that grows by one for each flag of a peer that this rank has waited for and
-  // that was raised. A wait compares the counter to find out if there was progress. `checked`: true
-  // = compare the fingerprints of the ranks' calls. `held`: the computations of this rank's
-  // compiled steps; it must outlive the group.
+  // `moves`: a counter of progress of the family. It grows by one each time this rank finds that a
+  // peer has raised a flag for which this rank waits. A wait compares the counter to find out if
+  // there was progress. `checked`: true = compare the fingerprints of the ranks' calls. `held`: the
+  // computations of this rank's compiled steps; it must outlive the group.
   Group(std::vector<Rank> ranks, int rank, std::uint64_t id, std::uint64_t& moves, bool checked,
         const Computations& held);
 
@@ -95,9 +97,9 @@ class Group {
     return {Need::Flag::Step, rank, rank + 1, sequence, step};
   }
   bool has(const Need& need, int rank) const noexcept;
-  // Return true if a need, the condition that a collective waits for, is met. Count the ranks that
-  // have met it in `moves`. Throws CollectiveMismatch if a rank has published another collective
-  // than this rank.
+  // Return true if all ranks of a need have met it (a need is the condition that a collective waits
+  // for). Remove the first ranks from the need if they have met it, and count them in `moves`.
+  // Throws CollectiveMismatch if a rank has published another collective than this rank.
   bool met(Need& need);
   // Return the ranks that have not yet raised the flag of a need (the condition that a collective
   // waits for), by their numbers in the job.

@@ -7,8 +7,8 @@
 namespace ngd::comm::shm {
 
 // Run an engine call (submit, wait, done or split). If it throws, fail the family, which notifies
-// the peers. GroupClosed is the exception: the thread that closed the group has notified them
-// already.
+// the peers. Do not fail the family for an error of the kind GroupClosed: the thread that closed
+// the group has notified the peers already.
 template <class Call>
 decltype(auto) guarded(Family& family, Call&& call) {
   return notify_on_failure(call, [&](const FailureView& failure) {

@@ -13,8 +13,8 @@ struct Headroom {
 };
 
 // Return the least of these bounds: the machine's free memory, and the memory that is left in each
-// memory cgroup of this process and in the parents of these cgroups (both versions). Caches of
-// files count as free. A bound that cannot be read is ignored.
+// memory cgroup of this process (cgroup version 1 or 2) and in the parents of these cgroups. Caches
+// of files count as free. A bound that cannot be read is ignored.
 Headroom headroom();
 
 // If RLIMIT_AS does not allow this process to map `bytes` more, return a text with the limit, the

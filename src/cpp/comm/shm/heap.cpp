@@ -13,8 +13,8 @@ constexpr std::size_t kCommitStep = 1 << 20;  // commits in steps of 1 MiB save 
 }  // namespace
 
 std::uint64_t Heap::allocate(std::size_t bytes) {
-  // A block of a page or more begins on a page and has whole pages, so that no two such blocks
-  // share a page.
+  // A block of at least one page begins at a page and has whole pages, so it shares no page with
+  // other such blocks. A smaller block begins at a cache line and has whole cache lines.
   const std::size_t unit = bytes >= kPage ? kPage : kLine;
   const std::size_t wanted = round_up(std::max<std::size_t>(bytes, 1), unit);
   const auto fits = [&](const auto& hole) {

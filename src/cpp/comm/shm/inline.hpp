@@ -1,6 +1,8 @@
-// SPDX-License-Identifier: Apache-2.0 The inline algorithm, for small reductions and for barriers:
-// each rank publishes its payload next to its flag. A payload of at most 24 bytes without counts is
-// in the slot itself (Slot::tiny), any other in the inline memory of the slot.
+// SPDX-License-Identifier: Apache-2.0
+// The inline algorithm, for small reductions and for barriers. Each rank publishes its payload (the
+// data of its source) with the flag that it has arrived. When all ranks have arrived, each rank
+// that gets the result reads all payloads. A payload of at most 24 bytes without counts is in the
+// slot of the collective (Slot::tiny), any other in the inline memory of the slot.
 #pragma once
 
 #include "comm/shm/context.hpp"

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The numbers of this host's ranks in the job. In shared memory, the ranks of a host are numbered
-// from 0. In a job on several hosts they have other numbers, and errors use those: so a message is
-// written once, where the failure is found, and is never edited.
+// from 0. In a job on several hosts, the same ranks have other numbers in the job, and error
+// messages use the numbers in the job. The rank that finds a failure converts the numbers when it
+// writes the message, so the message is not changed later.
 #pragma once
 
 #include <algorithm>

@@ -27,8 +27,8 @@ namespace ngd::comm::shm {
 inline constexpr std::uint64_t kLetters = 8;  // the most that are posted and not yet received
 inline constexpr std::size_t kLetterBytes = 1 << 10;  // the largest payload in a letter
 inline constexpr std::size_t kLetterChunkBytes = 128 << 10;
-// This bit marks the number of a send or a receive, so that it differs from the numbers of
-// collectives.
+// The highest bit of a work's number. It is set in the numbers of sends and receives, and not set
+// in the numbers of collectives, so the two never have the same number.
 inline constexpr std::uint64_t kLetterBit = std::uint64_t{1} << 63;
 
 struct Letter {
@@ -45,7 +45,8 @@ struct LetterBox {
   // send.
   alignas(kLine) std::atomic<std::uint64_t> posted;
   std::atomic<std::uint64_t> filled;
-  // Written by the receiver: the number of letters received, and of chunks drained.
+  // Written by the receiver, since the first send: the number of letters received, and `drained`,
+  // the number of chunks that the receiver has copied to its destinations.
   alignas(kLine) std::atomic<std::uint64_t> received;
   std::atomic<std::uint64_t> drained;
   Letter letters[kLetters];

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Finds out if the process of a rank is alive. A zombie counts as dead. Neither kill(pid, 0) nor
-// the end of a socket can answer this question.
+// Finds out if the process of a rank is alive. A zombie (a process that has ended, and for which
+// its parent has not called wait()) counts as dead. kill(pid, 0) cannot answer this question: it
+// succeeds for zombies, and for a later process with the same number. The end of a socket cannot
+// answer it either: a child process may keep the socket of a dead process open.
 #pragma once
 
 #include <cstdint>

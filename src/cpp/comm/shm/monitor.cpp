@@ -73,8 +73,8 @@ void Monitor::lock(RankRecord& sleeper) noexcept {
   wanted_.fetch_sub(1, std::memory_order_relaxed);
 }
 
-// Clear `locked`, and keep `inside`. A store is enough, because no other thread changes the word
-// (the two bits) while `locked` is set.
+// Clear `locked`, and keep `inside`, in the word that has both bits. A load and a store are enough,
+// without an atomic exchange, because no other thread changes the word while `locked` is set.
 void Monitor::unlock() noexcept {
   word_.store(word_.load(std::memory_order_relaxed) & kInside, std::memory_order_release);
 }

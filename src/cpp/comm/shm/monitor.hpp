@@ -8,10 +8,11 @@
 // An engine call sets both bits when it begins, and clears both when it ends. A short call waits
 // until `locked` is clear, sets it, and clears it at its end.
 //
-// A thread that wants `locked` never waits for a peer or for the interrupt callback:
-//   - While an engine call waits for its peers and another thread wants `locked`, the engine call
-//     clears `locked`, and sets it again later. `wanted` is the number of threads that want it.
-//   - An engine call clears `locked` while it calls the interrupt callback
+// A short call must not wait until a peer or the interrupt callback is done. So an engine call
+// clears `locked` in two cases:
+//   - `wanted` is the number of threads that wait for `locked`. If it is not 0, an engine call that
+//     waits for its peers clears `locked`, and sets it again when `wanted` is 0.
+//   - While an engine call runs the interrupt callback, `locked` is clear
 //     (comm::Communicator::set_interrupt). The callback may run any code, and may close groups.
 #pragma once
 

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The socket names for the rendezvous of a job, and the users that hold them.
 //
-// The name of an abstract socket belongs to the process that binds it first, so a job has several
-// names. Rank 0 takes the first free one. The other ranks try each name until a process of their
-// own user answers. A name consists of the user's id and a hash. Neither the job's key nor another
-// name can be derived from the hash.
+// The name of an abstract socket belongs to the process that binds it first, which may be a process
+// of another user. So a job has several names. Rank 0 takes the first free one. The other ranks try
+// each name until a process of their own user answers. A name consists of the user's id and a hash
+// of the job's key and a number. The job's key cannot be derived from the hash, so a user who sees
+// one name cannot compute the other names, and take them all.
 #pragma once
 
 #include <sys/socket.h>

@@ -18,12 +18,12 @@
 // workstations", 2009, section 2). The flat algorithm, where each rank reads from all and writes to
 // all, moves m times as much between nodes.
 //
-// The result has the same bits as the result of the flat algorithm. m is a power of two, so the
-// tree over a node's ranks is a subtree of the canonical tree of a reduction (base/reduce.hpp), and
-// the tree over the nodes is the rest of it. A mean is the mean of the nodes' means, which do not
-// overflow; a division by m is exact except for the smallest floats. 16-bit floats use the flat
-// algorithm: their partial sums would be float32, twice as large as the data, and would not fit the
-// destinations.
+// The result has the same bits as the result of the flat algorithm, which reduces in the order of
+// the canonical tree (base/reduce.hpp). m is a power of two, so the ranks of a node are the leaves
+// of a subtree of this tree. Sum carries out the subtrees, and Combine the part of the tree above
+// them. A mean is the mean of the nodes' means, which do not overflow; a division by m is exact
+// except for the smallest floats. 16-bit floats use the flat algorithm: their partial sums would be
+// float32, twice as large as the data, and would not fit the destinations.
 //
 // If every operand is in the shared arena, the partial sums and the results are stored in the
 // destinations. Source and destination may be the same memory: of the ranks of a node, only the
@@ -34,8 +34,8 @@
 //             the other ranks of the node read them
 //   CopyOut   after Spread: copy all slices but slice i from this rank's buffer, where the other
 //             ranks of the node have stored the results, to the destination
-// In slice i, the rank's buffer holds the partial sum after Sum. Combine replaces piece h of slice
-// i by the result, which the counterparts read in Spread.
+// Slice i of the rank's buffer holds the partial sum of the rank after Sum. In Combine, the rank
+// overwrites piece h of slice i with the result. In Spread, the counterparts read this piece.
 #include "comm/shm/nodes.hpp"
 
 #include "comm/shm/copy.hpp"
@@ -127,11 +127,11 @@ class Chunk {
   }
   const Slot& slot(int rank) const { return group_.segment(rank).slot(task_.sequence); }
 
-  // Reduce the sources, and store the result for all ranks of this node. Without staging, store the
-  // result in the destination of each rank. With staging, store the result in this rank's
-  // destination and in the buffers of the other ranks, which copy it out. If
-  // `is_read_by_counterparts`, store the result in this rank's buffer too, where the counterparts
-  // read it.
+  // Reduce the elements `range` of the first `sources` pointers in group_.sources(), and store the
+  // result for all ranks of this node. Without staging, store the result in the destination of each
+  // rank. With staging, store the result in this rank's destination, and in the buffers of the
+  // other ranks, which copy it out. If `is_read_by_counterparts` is true, with staging the result
+  // is also stored in this rank's buffer, where the counterparts read it.
   void reduce_to_node(const Slice& range, int sources, double divisor,
                       bool is_read_by_counterparts) const {
     int results = 0;

@@ -50,7 +50,8 @@ int number_of(std::string_view name) {
 }  // namespace
 
 int node_of(const cpu_set_t& cores, const std::string& folder) {
-  // readdir() is used because the standard library's iterator ends the process if memory is short.
+  // Read the folder with readdir(): the directory iterator of the standard library would end the
+  // process if memory is short.
   const auto close = [](DIR* open) { ::closedir(open); };
   const std::unique_ptr<DIR, decltype(close)> nodes(::opendir(folder.c_str()), close);
   if (nodes == nullptr || CPU_COUNT(&cores) == 0) return kNoNode;

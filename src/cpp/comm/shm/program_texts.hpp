@@ -29,8 +29,9 @@ class ProgramTexts {
 
   // Return the text of a program that collective number `sequence` uses. At its first use, copy the
   // text to the shared arena, and release texts that are not needed any more. `slots_free_to`: the
-  // last collective that has a free slot (SlotQueue). All ranks have finished collective number
-  // slots_free_to - kSlots and those before it.
+  // largest number of a collective that may be published now (SlotQueue). All ranks have finished
+  // collective number slots_free_to - kSlots, which had the same slot, and all collectives before
+  // it.
   ProgramText text_of(const ProgramIdentity* program, std::uint64_t sequence,
                       std::uint64_t slots_free_to);
   // Return the offsets of all texts in the heap. The caller must release them. Allocates no memory.

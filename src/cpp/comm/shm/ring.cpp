@@ -3,8 +3,10 @@
 // workstations", 2009, section 3). Rank r reads only from its left neighbour, r - 1. The data are
 // cut into n near-equal parts, one per rank. All indices are modulo n, the number of ranks. There
 // are two phases:
-//   Reduce, round s = 0..n-2:  add part r-s-1 of its source to the left neighbour's sum of it.
-//                              After the last round, rank r has the whole sum of part r+1
+//   Reduce, round s = 0..n-2:  add two operands for part r-s-1: the left neighbour's partial sum
+//                              and this rank's source. The result is this rank's partial sum of
+//                              the part. After the last round, rank r has the whole sum of part
+//                              r+1
 //   Gather, round t = 0..n-2:  copy the whole sum of part r-t from the left neighbour
 // So the sum of part p begins with the source of rank p and goes around the ring. This is not the
 // canonical order, but the same on all ranks. 16-bit floats travel as float32 and are rounded once,
@@ -13,10 +15,10 @@
 // If every operand is in the shared arena, the partial sums are stored in the destinations.
 // Otherwise, and for 16-bit floats, they are stored in the staging areas, chunk by chunk.
 //
-// A rank overwrites its partial sum of a part only after its right neighbour has read it. In
-// Gather, the rank overwrites the partial sum with the whole sum, and the right neighbour has read
-// the partial sum before the whole sum existed. A rank begins a new chunk, or ends the task, only
-// after the right neighbour has done its last round of the chunk before.
+// In Gather, a rank overwrites its partial sum of a part with the whole sum of the part. The right
+// neighbour does not need this partial sum any more: the whole sum includes the source of the right
+// neighbour, which has read the partial sum to add its source. A rank begins a new chunk, or ends
+// the task, only after the right neighbour has done its last round of the chunk before.
 #include "comm/shm/ring.hpp"
 
 #include <algorithm>
@@ -64,8 +66,9 @@ class Ring::Pass {
   }
 
  private:
-  // Return the number of steps of a chunk of n ranks: one step that makes this rank's first part
-  // readable for its right neighbour, n - 1 rounds of Reduce, and n - 1 rounds of Gather.
+  // Return the number of steps of one chunk: one step that makes this rank's first part readable
+  // for its right neighbour, n - 1 rounds of Reduce, and n - 1 rounds of Gather. n is the number of
+  // ranks.
   std::uint64_t steps_per_chunk() const { return 2 * static_cast<std::uint64_t>(ranks_ - 1) + 1; }
 
   Slice part(int number) const {

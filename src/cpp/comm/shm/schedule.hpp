@@ -64,8 +64,9 @@ class Schedule {
   }
 
   // Return the number of the step that all ranks must have done before this rank begins step
-  // `number`, or 0 if this rank need not wait. For number = last() + 1, return the step that all
-  // ranks must have done before the collective is complete on this rank.
+  // `number`; 0 = do not wait. The number after the last step, last() + 1, stands for the end: the
+  // result is then the step that all ranks must have done before the collective is complete on this
+  // rank.
   constexpr std::uint64_t awaited_before(std::uint64_t number) const noexcept {
     if (number == 1) return 0;
     if (number <= last() && at(number).act == Act::CopyIn) return 0;

@@ -56,9 +56,10 @@ bool Scheduler::run(Task& task) {
       task.state);
 }
 
-// Give the staging buffers to a task. Return false if the task must wait. One collective at a time
-// fills the buffers, in the order of the sequence: a task gets the buffers when each earlier
-// collective has filled its last buffer, or is known to need no buffers.
+// Give the staging buffers to a task, and return true. Return false if the task must wait: one
+// collective at a time fills the buffers, in the order of the sequence. A task gets the buffers if
+// each earlier collective is complete, has filled its last buffer, or needs no buffers. A ring also
+// waits until all buffers are free.
 bool Scheduler::take_staging(Task& task) {
   for (std::uint64_t s = queue_.finished() + 1; s < task.sequence; ++s) {
     const Task& earlier = queue_.task(s);

@@ -22,8 +22,9 @@ namespace {
 
 constexpr std::size_t kGiB = std::size_t{1} << 30;
 constexpr std::size_t kSmallest = std::size_t{256} << 20;
-// Other ranks may allocate memory between the check of the headroom (the free memory) and the
-// allocation. So each rank allocates in pieces of this size, with a check for each.
+// Other ranks may allocate memory between a rank's check of the headroom (the free memory) and its
+// allocation. To keep this time short, a rank allocates in pieces of this size, and checks the
+// headroom before each piece.
 constexpr std::size_t kPiece = std::size_t{4} << 20;
 constexpr std::size_t kReserve = std::size_t{16} << 20;
 #ifndef MADV_POPULATE_WRITE
@@ -86,10 +87,10 @@ class ProcessMemory final : public Memory {
   }
 
  private:
-  // Map the pages of a range, after a check that there is enough memory. Pages of a memfd that no
-  // process has mapped count for the cgroup, and not for one of its processes. If the cgroup is
-  // full, the kernel then kills another process, such as the launcher, and frees none of the pages.
-  // So the pages are mapped when they are allocated.
+  // Allocate the pages of a range and map them, after a check that there is enough memory. Pages of
+  // a memfd that no process has mapped count as memory of the cgroup, but not of a process. If such
+  // pages fill the cgroup, the kernel kills another process, such as the launcher, and that frees
+  // none of the pages. So they are mapped when they are allocated (Linux 5.14 and later).
   void commit_piece(std::size_t offset, std::size_t bytes) {
     const Headroom available = headroom();
     if (available.bytes < bytes + kReserve)

@@ -64,13 +64,14 @@ inline constexpr std::uint64_t kAll = ~std::uint64_t{0};
 
 enum class State : std::uint32_t { Unborn, Running, Failed };
 
-// A set of ranks of the world, in a message.
+// A set of ranks of this host, one bit per rank, for the messages of the rendezvous (channel.hpp).
 using RankSet = std::bitset<kMaxRanks>;
 RankSet set_of(std::span<const int> ranks) noexcept;
 std::vector<int> ranks_of(const RankSet& set);
 
 struct RankRecord {
-  // Identity of the rank: written once, before the segment is shared.
+  // The fields from `magic` to `node` identify the rank. They are written once, before the segment
+  // is shared.
   std::uint64_t magic;
   std::uint32_t version;
   std::int32_t rank;
@@ -86,7 +87,9 @@ struct RankRecord {
   std::uint32_t num_error_ranks;
   std::int32_t error_ranks[kMaxRanks];  // ranks of the job
 
-  // The sleep of this rank (wait.hpp).
+  // `sleeping`: if this rank sleeps, and which ranks must wake it (kAwake, kUntilAny or
+  // until_rank() in wait.hpp). `doorbell`: the futex on which this rank sleeps. A peer changes it
+  // to wake this rank.
   alignas(kLine) std::atomic<std::uint32_t> sleeping;
   std::atomic<std::uint32_t> doorbell;
   std::atomic<std::uint64_t> rung_ns;  // when a peer last woke this rank, CLOCK_MONOTONIC
@@ -107,8 +110,8 @@ struct RankRecord {
 };
 
 struct Slot {
-  // The flag, and the data of this rank that the peers need to begin the collective. They are in
-  // one cache line.
+  // The flag `published`, and the data of this rank that the peers need to begin the collective.
+  // The flag and the data are in one cache line.
   alignas(kLine) std::atomic<std::uint64_t> published;  // the flag: the number of the collective
   std::uint64_t fingerprint;                            // the fingerprint of `call` for this group
   std::uint64_t source_offset;                          // in this segment, or kInline, or kPrivate
@@ -153,8 +156,8 @@ struct alignas(kLine) Common {
   std::atomic<std::uint32_t> departed;  // the number of ranks that have given the memory back
 };
 
-// Offsets of the parts of a control block, and of the world's control block and the heap in a
-// segment.
+// Offsets in a control block: kInlineOffset to kStagingOffset, and the size kControlBytes. Offsets
+// in a segment: kWorldOffset, the world's control block, and kHeapOffset, the heap.
 inline constexpr std::size_t kInlineOffset = round_up(sizeof(Control), 4096);
 inline constexpr std::size_t kLayoutsOffset = kInlineOffset + kSlots * kInlineBytes;
 inline constexpr std::size_t kLayoutBytes = kLayoutNumbers * sizeof(std::uint64_t);
@@ -214,17 +217,17 @@ class Memory {
 
 // Create the memfd of a segment, sealed against resizing. `size`: the number of ranks on this host.
 // The segment is as large as the physical memory rounded up to 1 GiB, but at least 4 GiB. If the
-// segments of all `size` ranks do not fit this process's address space (RLIMIT_AS), the segment is
-// halved until they fit, down to 256 MiB. It has no pages until they are committed. Throws
-// OutOfMemory.
+// segments of all `size` ranks do not fit this process's address space (RLIMIT_AS), halve the
+// segment until they fit. Throws OutOfMemory if it would be smaller than 256 MiB. The segment has
+// no memory pages until Memory::commit() allocates them.
 Descriptor create_segment(int size);
 
 // Map the segment of a rank of the job, which create_segment made in its process. Throws Init,
 // OutOfMemory.
 Mapping map_segment(const Descriptor& fd, int job_rank);
 
-// Commit pages for all of this rank's own segment except the heap, and write its RankRecord. The
-// other bytes are zero, because the pages are new.
+// Allocate the memory pages of this rank's own segment up to the heap, and write its RankRecord.
+// The other bytes are zero, because the pages are new.
 void initialise_segment(Memory& memory, int rank, int size, int node);
 
 // Write to this rank's own record that it has failed: the kind, the message, and the ranks that the

@@ -61,8 +61,8 @@ std::optional<Work> ShmCommunicator::try_submit(const Collective& collective) {
   return submit_inside(collective);
 }
 
-// Return the name of a refused call, for error messages. The peer of a send or a receive is shown
-// with its number in the job.
+// Return the text of a call that is refused, for the error message. The peer of a send or a receive
+// is shown with its number in the job, which may differ from its rank in this group.
 std::string ShmCommunicator::describe_call(Collective collective) const {
   const bool has_peer = between_two(collective.kind) && collective.root >= 0;
   if (has_peer && collective.root < group_.size())
@@ -153,7 +153,8 @@ void ShmCommunicator::give_up(ErrorKind kind, std::string_view why,
   if (family_->in_child()) return;
   const Locked locked(family_->monitor(), family_->record());
   if (group_.is_closed()) return;
-  // The text of another rank's failure names that rank already, so it is used as it is.
+  // If `why` is the failure of another rank (RemoteRank), the text names that rank already, so it
+  // is passed on unchanged. report_failure() names this rank instead.
   const bool is_remote = kind == ErrorKind::RemoteRank && !ranks.empty();
   if (is_between_ranks(kind) || is_remote)
     family_->fail_with(kind, why, ranks);
@@ -222,8 +223,8 @@ std::uint64_t ShmCommunicator::make_common(std::size_t bytes) {
 std::shared_ptr<void> ShmCommunicator::open_common(int maker, std::uint64_t number) {
   check_not_child();
   Common& common = *reinterpret_cast<Common*>(group_.segment(maker).at(number));
-  // The entry for Family::retire() is allocated here, because give_back() below must not allocate
-  // memory.
+  // If this rank has made the memory, give_back() below passes it to Family::retire(), in a list
+  // entry. The entry is allocated here, because give_back() must not allocate memory.
   const auto retired = std::make_shared<std::list<Family::Retired>>();
   if (maker == group_.rank()) retired->push_back({&common.departed, number, group_.size()});
   const auto give_back = [family = family_, &common, retired](void*) {

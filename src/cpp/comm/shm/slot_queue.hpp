@@ -30,8 +30,8 @@ class SlotQueue {
   // Start the collectives of the backlog whose slots are free now. Return the number of started
   // ones.
   int start_from_backlog();
-  // Return false if the slot of the next collective is free. Return true if the slot may be in use:
-  // this rank must read the peers' reports to find out.
+  // Return false if the slot of the next collective is certainly free. Return true if the slot may
+  // be in use: has_free_slot() then reads the peers' reports to find out.
   bool may_lack_slot() const noexcept { return submitted_ >= slots_free_to_; }
 
   std::uint64_t submitted() const noexcept { return submitted_; }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// split(): the new group uses the segments of the world. Each of its ranks allocates a control
-// block in its own heap, and one all_gather distributes the offsets of the control blocks.
+// split(): make a new group of the ranks that pass the same color, in the order of their keys. A
+// rank with a negative color gets no group. The new group uses the segments of the world. Each of
+// its ranks allocates a control block in its own heap. One all_gather over the old group
+// distributes the color, the key and the offset of the control block of each rank.
 #include <algorithm>
 #include <exception>
 #include <utility>
@@ -47,8 +49,9 @@ std::unique_ptr<Communicator> ShmCommunicator::split_inside(int color, int key) 
     refusal = std::current_exception();
   }
   exchange_tickets(mine, tickets);
-  // If one rank has no memory, the split fails on all ranks, whatever their color. So all ranks
-  // stay in step, and may split again.
+  // If one rank has no memory for its control block, throw on all ranks of the old group, even on
+  // those with another color. So split() has the same outcome on all ranks, and the ranks may call
+  // it again.
   for (int r = 0; r < group_.size(); ++r) {
     const Ticket& each = tickets[static_cast<std::size_t>(r)];
     if (each.color < 0 || each.control != kPrivate) continue;

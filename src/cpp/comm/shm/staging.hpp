@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The staging buffers of this rank. A staging buffer is shared memory for one chunk of an operand
-// that is in private memory. Only this rank fills its buffers.
+// that is in private memory. Only this rank copies its operands to its buffers.
 //
 // Every chunk that is staged has a ticket. Tickets are numbered over all collectives of a group;
-// ticket t uses buffer t % kBuffers. There are two rules for when a buffer may be filled again:
-//   - If the peers only read the buffer (exchange.cpp), they report it in Slot::taken. The buffer
-//     has a guard: a Need (a condition on flags of the ranks) that is met when all reports have
-//     arrived. The collective may be complete on this rank earlier; only the buffer stays in use.
-//   - If the peers also write results to it (flat.cpp, nodes.cpp), this rank holds the buffer until
-//     it has copied the results out.
+// ticket t uses buffer t % kBuffers. A buffer may be filled again at different times in two cases:
+//   - The peers only read the buffer (exchange.cpp), and report it in Slot::taken. The buffer has a
+//     guard: the Need (a condition on flags of the ranks) that all reports have arrived. When the
+//     guard is met, the buffer is free. The collective may be complete on this rank before that.
+//   - The peers read the buffer and write results to it (flat.cpp, nodes.cpp). The buffer is free
+//     when this rank has copied the results out. Until then this rank holds it (Staging::hold).
 #pragma once
 
 #include "comm/shm/group.hpp"
@@ -36,8 +36,9 @@ class Staging {
   bool is_free(Group& group, std::uint64_t ticket) {
     return !is_held_[ticket % kBuffers] && group.met(guard(ticket));
   }
-  // Return the index of the first buffer that is in use, so that the caller can wait for its guard.
-  // Return kBuffers if all buffers are free.
+  // Return the index of the first buffer that is in use; kBuffers if all buffers are free. The
+  // caller can then wait for guard() of that index: the condition that the peers do not need the
+  // buffer any more.
   std::uint64_t first_busy(Group& group) {
     std::uint64_t buffer = 0;
     while (buffer < kBuffers && is_free(group, buffer)) ++buffer;
@@ -45,8 +46,8 @@ class Staging {
   }
   void hold(std::uint64_t ticket) noexcept { is_held_[ticket % kBuffers] = true; }
   void give_back(std::uint64_t ticket) noexcept { is_held_[ticket % kBuffers] = false; }
-  // Keep the buffer of a ticket (a staged chunk) in use until all ranks have taken `chunks` chunks
-  // of collective number `sequence`.
+  // Keep the buffer of a ticket (a staged chunk) in use until each rank has reported that it has
+  // taken at least `chunks` chunks of collective number `sequence`.
   void guard_until_taken(Group& group, std::uint64_t ticket, std::uint64_t sequence,
                          std::uint64_t chunks) {
     guard(ticket) = group.all(Need::Flag::Taken, sequence, chunks);

@@ -15,7 +15,8 @@ namespace ngd::comm::shm {
 class Steps {
  public:
   // Carry out the first step before all ranks have arrived: copy chunk 0 into its staging buffer.
-  // Do nothing if this is done already, or if the buffer is not free; advance() then does it.
+  // Do nothing if chunk 0 is copied already. If the buffer is not free, do nothing either: a later
+  // call, or advance(), copies chunk 0 when the buffer is free.
   template <class CarryOut>
   void start_early(Context& context, const Schedule& schedule, CarryOut&& carry_out) {
     if (next_ == 1 && copy_in(context, schedule, 0, carry_out)) ++next_;
@@ -75,8 +76,8 @@ class Steps {
 //
 // With two ranks, a chunk of 256 KiB, its buffers and its operands fit the second-level cache. More
 // ranks may have to share a core, and then a synchronisation costs more than cache misses.
-// All-reduce of float32 in place from private memory, AMD EPYC 9005 (2 cores), in GB/s for each
-// size of chunk:
+// All-reduce of float32 in place from private memory, AMD EPYC 9005 with 2 cores (4 ranks share
+// them), in GB/s, by the size of a chunk. There are no figures for 4 ranks below 256 KiB:
 //   KiB                 64   128   256   512   1024
 //   2 ranks, 16 MiB   12.0  15.1  17.7  16.7   12.9
 //   4 ranks, 16 MiB                1.6   1.7    4.0

@@ -40,10 +40,11 @@ inline void ring_bell(RankRecord& peer, int rank) noexcept {
 
 // The state of the wait ladder of a rank: it decides between a spin, a yield and a sleep.
 //
-// If a rank has a core of its own, it spins before it sleeps, for longer than a wake-up takes. With
-// a shorter spin, two ranks that wait for each other by turns could sleep each time: while one rank
-// wakes up, the other one stops spinning and falls asleep. So woken() measures how long a wake-up
-// takes. It may take a whole tick of the scheduler, if a program of low priority has got the core.
+// If a rank has a core of its own, it spins before it sleeps, for longer than a wake-up takes. If
+// the spin were shorter than a wake-up, two ranks that wait for each other alternately could sleep
+// at every wait: while one rank wakes up, the other one stops spinning and falls asleep. So woken()
+// measures how long a wake-up takes. A wake-up may take a whole tick of the scheduler, if a program
+// of low priority has got the core.
 //
 // If there are more ranks than cores, or if other programs often preempt the rank (the rank is
 // disturbed), it does not spin: it yields a few times and then sleeps. A rank that spins uses up
@@ -74,9 +75,10 @@ class Ladder {
   std::uint64_t updated_ns_ = 0;     // the time of the last update of is_disturbed_
   std::uint64_t pushed_off_ns_ = 0;  // the time without a core, while spinning, since then
 
-  // The limits of patience_ns_, the time of spinning, which is at least twice the time of the last
-  // wake-up. The lower limit is enough for a common wake-up. The upper limit is enough for a
-  // wake-up that takes a tick of a scheduler with 250 ticks per second (4 ms).
+  // The limits of patience_ns_, the time for which a rank spins. Between the limits, patience_ns_
+  // is at least twice the duration of the last wake-up. The lower limit is enough for a common
+  // wake-up. The upper limit is enough for a wake-up that takes a tick of a scheduler with 250
+  // ticks per second (4 ms).
   static constexpr std::uint64_t kLeastPatienceNs = 200'000, kMostPatienceNs = 10'000'000;
   static constexpr int kLeastYields = 10, kMostYields = 5'000;
 };

@@ -95,9 +95,9 @@ void Waiter::sleep(Work work, const Deadline& deadline) {
   });
 }
 
-// Return the value of RankRecord::sleeping for this wait. If this work is the only pending one, and
-// needs only one rank, return until_rank() of that rank: no other rank needs to wake this one.
-// Otherwise return kUntilAny.
+// Return the value of RankRecord::sleeping for this wait: it decides which peers wake this rank. If
+// this work is the only pending one, and only one rank can move it on (Works::only_awaited_rank),
+// return until_rank() of that rank. Otherwise return kUntilAny.
 std::uint32_t Waiter::bell_of(Work work) const noexcept {
   const int rank = family_.in_flight() == 1 ? works_.only_awaited_rank(work) : -1;
   return rank >= 0 ? until_rank(rank) : kUntilAny;
@@ -202,8 +202,9 @@ void Waiter::throw_if_late(const Need& need, double seconds) const {
                late_advice(is_in_other_call, missing.size() == 1 ? pid : 0)));
 }
 
-// Return a text about the last call of a rank that is in no collective of this group. If that call
-// was made by ngd.init(), the text says that there was no call since ngd.init().
+// Return a text about the last call of a rank that is in no collective of this group. ngd.init()
+// itself calls a collective. If the rank has called no other one, the text says that it has called
+// none since ngd.init().
 std::string Waiter::last_call_of(int rank) const {
   const std::uint64_t last = group_.control(rank).sequence.load();
   if (last == 0 || group_.segment(rank).slot(last).published.load() != last)

@@ -29,10 +29,10 @@ Need Works::need_of(Work work) const noexcept {
   return task != nullptr ? task->need : queue_.need_of_slot();
 }
 
-// Return the task (a pending collective) that a work waits for. It is the task of the work itself,
-// or an earlier task that must be complete before the work gets its slot or its staging buffers.
-// Null if the work has no slot yet and all tasks of this rank are complete: the work then waits
-// until the peers have finished the collective whose slot it needs.
+// Return the task (a pending collective) that must move on next so that a work completes. This is
+// the work's own task, or an earlier task that must be complete before the work gets its slot or
+// its staging buffers. Return null if the work has no slot yet and all tasks of this rank are
+// complete: the work then waits until the peers have finished the collective whose slot it needs.
 const Task* Works::blocker(Work work) const noexcept {
   const Task* own_task = is_in_backlog(work) ? nullptr : &queue_.task(work.sequence);
   if (own_task != nullptr) {
@@ -48,8 +48,9 @@ const Task* Works::blocker(Work work) const noexcept {
 
 int Works::only_awaited_rank(Work work) const noexcept {
   const Task* task = is_letter(work) ? nullptr : blocker(work);
-  // If this work still has staging buffers to fill, any peer may have to wake this rank: the peer
-  // reports that it has taken a chunk, and this rank can fill the chunk's buffer again.
+  // If this work still has staging buffers to fill, each peer may have to wake this rank: when a
+  // peer reports that it has taken a chunk, this rank can fill the chunk's buffer again. So no rank
+  // is the only one.
   if (task != nullptr && task->staging.is_needed && !task->staging.has_ended &&
       (task->runs<Exchange>() || !task->has_arrived))
     return -1;

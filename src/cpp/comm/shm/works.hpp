@@ -25,20 +25,23 @@ class Works {
   // Throw Internal if no collective, send or receive with this number was ever submitted.
   void check_known(Work work) const;
   Statistics::Entry stats_of(Work work) const noexcept;
-  // Return the time at which a complete work ended, for the statistics. The present time would be
-  // too late if the waiting thread has lost its core since then.
+  // Return the time at which a complete work ended, for the statistics. The time was noted when the
+  // work ended: the thread that waits may have lost its core since then, so that the present time
+  // would be too late. The present time is returned only if the slot of the work already serves a
+  // later collective.
   std::uint64_t end_of(Work work) const noexcept;
 
   // Return the need (the condition to wait for) of a pending collective, send or receive.
   Need need_of(Work work) const noexcept;
-  // Return the only rank of the world that can wake a thread that waits for this work and nothing
-  // else; -1 if there may be several.
+  // Return the only rank, as its rank in the world, that must wake a thread that waits for this
+  // work and for nothing else. Return -1 if several ranks may have to wake the thread.
   int only_awaited_rank(Work work) const noexcept;
 
   // Return texts for error messages:
-  //   describe()        the call of a work; "wait" if the call is not known any more
-  //   describe_need()   the call of this rank that waits for a need (a condition on flags of ranks)
-  //   name_of()         the name of the call of a work, which is known even if the group is closed
+  //   describe(work)        the call of a work; "wait" if the call is not known any more
+  //   describe_need(need)   the call of this rank that waits for the need (a condition on flags of
+  //                         other ranks)
+  //   name_of(work)         the name of the call of a work, even if the group is closed
   std::string describe(Work work) const;
   std::string describe_need(const Need& need) const;
   std::string name_of(Work work) const;
