@@ -500,8 +500,8 @@ class NonMember(Group):
         """Raise a NotMemberError that names the collective `kind`.
 
         In a group that includes this rank, `quick` is the fast path of a collective on arrays
-        (_core.Communicator.quick). A public function such as ngd.all_reduce calls it if
-        the options of the call have their defaults.
+        (_core.Communicator.quick). A public function such as ngd.all_reduce calls `quick` if the
+        options of the call have their defaults.
         """
         self.refuse(kind)
 
