@@ -100,9 +100,9 @@ def member_launch(environ: Environ) -> Launch | None:
     Return None if the job is not elastic.
 
     A child of a member inherits the member's environment, but must not join the world in its place.
-    ngd.init() makes a mark of this `Launch` (`mark_name`), which the process has from then on. If
-    an ancestor of the process has the same mark already, the process is such a child, and
-    ngd.init() raises an error. The mark has the member number instead of the rank, because the rank
+    ngd.init() gives the process a mark, whose name is made from this `Launch` (`mark_name`). If an
+    ancestor of the process has the same mark already, the process is such a child, and ngd.init()
+    raises an error. The name is made from the member number instead of the rank, because the rank
     of a member differs between worlds.
     """
     number = number_of(environ)

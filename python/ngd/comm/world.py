@@ -360,9 +360,9 @@ def leave() -> None:
 
     If a collective over MPI has failed, this function calls MPI_Abort, which ends the process.
 
-    Only daemon threads may still run at this time. If a daemon thread waits in a collective, the
-    wait ends with an error, because the group is closed. So that this thread does not print an
-    error whose only cause is the end of the program, it sleeps until the process ends.
+    Only daemon threads may still run at this time. If a daemon thread waits in a collective, its
+    wait ends, because the group is closed. The thread then sleeps until the process ends, so that
+    it prints no error whose only cause is the end of the program.
     """
     if os.getpid() == _hooked_pid:
         notify_launcher()
