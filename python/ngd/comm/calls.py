@@ -515,9 +515,9 @@ def build_info() -> dict[str, str | None]:
     -------
     dict from str to str or None
         "version": the version of ngd. "mode", the build mode: "MLSL" (ranks of one host), "OMPI"
-        (ranks of several hosts, over MPI) or "OFF" (a single rank). "onednn": the version of
-        oneDNN. "simd": the SIMD level in use. "mpi": the MPI libraries that the build supports,
-        separated by spaces.
+        (ranks of one or several hosts) or "OFF" (a single rank). "onednn": the version of oneDNN,
+        or None. "simd": the SIMD level in use. "mpi": the MPI libraries that the build supports,
+        separated by spaces, or None for a build without MPI.
 
     Examples
     --------
