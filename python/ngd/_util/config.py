@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The environment variables of ngd: functions that read them and check their values.
 
-`check_variables` also checks the variables that the C++ core reads, which are in
-src/cpp/base/config.hpp. So `ngd.init()` reports an invalid value before the first step.
+`check_variables` also checks variables that the C++ core reads (src/cpp/base/config.hpp). So
+`ngd.init()` reports an invalid value before the first step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ COMMUNICATORS_OF_MODE: Final = {
     "MLSL": COMMUNICATORS[:3],
     "OMPI": COMMUNICATORS,
 }
-"""The values of NGD_COMM that each build mode supports."""
+"""A dict from each build mode of ngd to the values of NGD_COMM that the mode supports.
+
+A build of mode OFF is for one rank. MLSL adds "shm", the shared memory of one host, and OMPI adds
+"mpi", for several hosts.
+"""
 MPIS: Final = ("openmpi", "mpich")
 SIMILARITY: Final = 0.7
 """The least similarity (a difflib ratio) at which an unknown name counts as a misspelt variable.

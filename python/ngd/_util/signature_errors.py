@@ -135,11 +135,11 @@ CHOICES: Final = {
 
 
 GRADIENT_CALL: Final = ContextVar("gradient_call", default=("grad", ""))
-"""Two names that the errors of ngd.grad show: a public call, and an argument of that call.
+"""A pair of strings for the errors of ngd.grad: the public call, and the name of its argument.
 
-If the user calls ngd.grad, the first name is "grad" and the second is empty, because the errors
-then name no argument. If the user calls an optimizer, which calls ngd.grad itself, the names are
-the optimizer's public call and "parameters", its argument with the variables.
+If the user calls ngd.grad, the pair is ("grad", ""), and the errors name no argument. An optimizer
+calls ngd.grad itself. Then the first string is the optimizer's public call, and the second is
+"parameters", the argument of that call that has the variables to train.
 """
 
 
@@ -282,12 +282,14 @@ def comes_from_user(error: BaseException) -> bool:
 
 
 def name_call(call: str, signature: inspect.Signature, args: Any, kwargs: Any, error: Any) -> None:
-    """Raise an error that names the public call, in place of `error`.
+    """Raise an error that names the public call, in place of `error`, which the call raised.
 
-    If this function returns, the caller raises `error` unchanged. This function returns in three
-    cases: `error` names the call already; a function of the user raised `error`; or ngd itself made
-    the call, inside another public call that the user made. In the third case, the wrapper of the
-    outer call then replaces the error.
+    Return without an error in the cases below. The caller, a wrapper, then raises `error` again.
+
+    - The public call was made by ngd, inside another public call, whose wrapper gets `error` next.
+    - A function that the user passed as an argument raised `error`.
+    - The message of `error` names the public call already, and the arguments fit its signature.
+    - `error` is an OSError, or an error of ngd except ShapeError and DTypeError.
     """
     if owner(sys._getframe(2).f_code.co_filename) is Owner.NGD or comes_from_user(error):
         return
@@ -377,11 +379,12 @@ REQUIRED: Final[Any] = Required()
 
 
 def with_signature(function: Callable[Params, Result]) -> Callable[Params, Result]:
-    """Set the signature that users see: without `*surplus`, and with `op` required.
+    """Set the signature of a collective that users see: without `*surplus`, with `op` required.
 
-    The function accepts surplus positional arguments as `*surplus`, and a missing `op`, only to
-    raise an error for them, with `expect_op`. A wrapper could raise the same error, but it would
-    make each call slower, because it is one more frame between the function and its caller.
+    `function` is a collective with a reduction `op`, such as ngd.all_reduce. In its code, `op` has
+    a default, and `*surplus` accepts too many positional arguments. So a wrong call gets into the
+    function, which raises an error with `expect_op`. A wrapper could raise the same error, but
+    would make each call slower.
     """
     signature = inspect.signature(function)
     empty = inspect.Parameter.empty
@@ -404,8 +407,9 @@ SHORT_CALLS: Final = frozenset(
 )
 """The collectives on arrays that may take only a few microseconds.
 
-They must not have a wrapper. Their fast path reads the call site from the frame of their caller,
-and is not used if that frame is in ngd, as the frame of a wrapper is.
+These functions must not have a wrapper. Their fast path reads the call site from the frame of the
+caller, and is used only if this frame is outside of ngd. A wrapper is in ngd, so with a wrapper the
+fast path would never be used.
 """
 
 

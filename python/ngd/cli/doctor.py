@@ -72,7 +72,10 @@ With two ranks on separate cores, the all-reduce takes a few microseconds. A tim
 shows that ranks share a core, or that other programs use the cores of the ranks.
 """
 REPORT_BYTES: Final = 4096
-"""The longest report of a rank as JSON, in bytes."""
+"""The size, in bytes, of the buffer in which a rank sends its report as JSON to the other ranks.
+
+A longer report raises a ValueError.
+"""
 UNLIMITED: Final = 1 << 60
 
 
@@ -379,10 +382,10 @@ def judge(
     The level is "warning" in these cases, and otherwise "ok":
 
     - The rank has more threads than cores.
-    - The rank has fewer cores than a fair share, which is the number of cores of the host divided
-      by its number of ranks, and no rank may use some cores of the host.
-    - The only core of the rank is the only core of another rank too, and no rank may use some cores
-      of the host.
+    - Some cores of the host are in no rank's affinity mask, and the rank has fewer cores than a
+      fair share: the number of cores of the host divided by the number of ranks of the host.
+    - Some cores of the host are in no rank's affinity mask, and the rank has a single core, which
+      is also the single core of another rank.
     """
     cpus, threads, ranks = report["cpus"], report["threads"], report["local_size"]
     text = (

@@ -60,9 +60,10 @@ class ElasticJob(Job):
     def handle_waiting(self, members: Sequence[int]) -> None:
         """Record that members wait for the next world.
 
-        If all veterans wait now, the launcher forms the new world: print its members. Otherwise, if
-        the member is a newcomer, print that it waits for the other members. A newcomer is a member
-        that was started after the job and waits for its first world; the others are veterans.
+        Handle the members one by one. If all veterans wait now, form the new world and print its
+        members. Otherwise, if this member is a newcomer, print that it waits for the others. A
+        newcomer is a member that was started after the job and waits for its first world. All other
+        members are veterans.
         """
         for member in members:
             if member not in self.ranks or self.attempt.ending is not None:
@@ -72,7 +73,10 @@ class ElasticJob(Job):
                 self.say(f"member {member} waits for the others")
 
     def handle_end(self, rank: int, code: int) -> None:
-        """Continue without a member, start a replacement if that is allowed, or end the job."""
+        """Handle the end of the process of a member, `rank`, with the exit status `code`.
+
+        The job continues without the member, starts a replacement if that is allowed, or ends.
+        """
         if self.attempt.ending is not None:
             super().handle_end(rank, code)
             return
@@ -117,7 +121,7 @@ class ElasticJob(Job):
         self.start_rank(replacement)
 
     def _announce(self, world: World | None) -> None:
-        """Print the members of a new world; do nothing for None."""
+        """Print the members of a new world; do nothing for None, if no new world was formed."""
         if world is not None:
             self.say(f"world {world.number} has the members {', '.join(map(str, world.members))}")
 

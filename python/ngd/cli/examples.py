@@ -76,7 +76,11 @@ def summary_of(path: Path) -> str:
 
 
 def command_of(path: Path) -> str:
-    """Return the command that runs a file, from its docstring, with the bare name of the file."""
+    """Return the command that runs an example, such as "ngd run -n 2 gpt.py".
+
+    It is the first command in the example's docstring with the name of the file. Folders before the
+    name are removed. If there is no such command, return "ngd run -n 2 NAME".
+    """
     commands = re.findall(r"^ {4,}(\S.*)$", _docstring_of(path), re.MULTILINE)
     command = next((each for each in commands if path.name in each), None)
     if command is None:

@@ -95,8 +95,9 @@ class Restarts:
 class Phase(Enum):
     """The phase of a job that ends.
 
-    In LAST_WORDS, the ranks have got no signal yet. In SIGNALLED, they have got a signal that they
-    can handle, such as SIGTERM. In KILLED, they have got SIGKILL. The values describe this.
+    In LAST_WORDS, the ranks have got no signal yet. In SIGNALLED, the ranks have got a signal that
+    they can handle, such as SIGTERM. In KILLED, the ranks have got SIGKILL. The value of each
+    member is only a text for readers of this code, which describes the signal.
     """
 
     LAST_WORDS = "none: ranks that have noticed the failure end by themselves"
@@ -342,7 +343,7 @@ class Job:
         )
 
     def _watch(self, descriptor: int, function: Callable[..., None], *args: Any) -> None:
-        """Register `function` to be called with `args` whenever the descriptor is readable."""
+        """Make `wait_for_events` call `function(*args)` if a file descriptor is readable."""
         self.selector.register(descriptor, selectors.EVENT_READ, functools.partial(function, *args))
 
     def wait_for_events(self) -> None:

@@ -109,7 +109,8 @@ def write_reports(args: argparse.Namespace, recording: Recording) -> None:
 def reports_of(steps: Sequence[Any]) -> list[Report]:
     """Return the time report of each compiled step that has run at least once.
 
-    A step of a device that has no reports, because it has no instructions to time, is left out.
+    A step that was compiled for the device INTERPRETER is left out: that device has no instructions
+    to time.
     """
     reports = []
     for step in steps:

@@ -102,9 +102,9 @@ class OutputStream:
     def _print(self, lines: list[bytes]) -> None:
         """Write the lines, each with the prefix before it.
 
-        There are two exceptions. The rest of a line whose beginning was printed before gets no
-        prefix. A progress bar ends its lines with a carriage return, and its last line with a
-        newline; this newline after a carriage return gets no prefix either.
+        In two cases there is no prefix. The first is the rest of a line whose beginning was printed
+        before. The second is a newline directly after a carriage return: a progress bar ends each
+        line with a carriage return, and then ends the last line with a newline.
         """
         for line in lines:
             begins = self.last_byte == b"\n" or (self.last_byte == b"\r" and line != b"\n")

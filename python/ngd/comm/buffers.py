@@ -63,11 +63,11 @@ def destinations(out: Any, sources: Sequence[Array], is_sequence: bool, where: s
 
 
 def check_no_overlap(part: Array, full: Array, where: str, own: Array | None = None) -> None:
-    """Raise ValueError if the memory of `part` and `full` overlaps, with one exception.
+    """Raise ValueError if the memory of `part` and `full` overlaps in a way that is not allowed.
 
-    One of the two arrays is the source of a collective, and the other is the destination. If `own`
-    is None, `part` may be exactly the memory of `full`. If `own` is given, it is this rank's block
-    of `full`, and `part` may be exactly the memory of `own`.
+    One of these arrays is the source of a collective, and the other is the destination. Their
+    memory may be identical if `own` is None. If `own` is given, it is this rank's block of `full`.
+    Then the memory of `part` may be identical to that of `own`, but not to other memory of `full`.
     """
     if not np.may_share_memory(part, full):
         return
@@ -109,10 +109,13 @@ def destination_along(
 ) -> tuple[Array, Callable[[], Any]]:
     """Return the buffer that the collective writes, and a function to call after the collective.
 
-    The function returns the caller's result. If `axis` is 0, the result is the buffer. Otherwise
-    the caller splits or concatenates along `axis`, but the collective does so along the first axis.
-    So in the buffer, which has the shape `shape`, `axis` is moved to the front. The function moves
-    this axis back, and copies the buffer into the result.
+    `shape` is the shape of the buffer. The function returns the result of the public call: `out`,
+    or a new array if `out` is None.
+
+    If `axis` is 0, the buffer is the memory of the result. Otherwise the user splits or
+    concatenates along `axis`, but the collective does so along the first axis. So the first axis of
+    the buffer is `axis` of the result. The function moves this axis back to `axis`, and copies the
+    buffer into the result.
     """
     if axis == 0:
         buffer = check_out(out, dtype, shape, where)

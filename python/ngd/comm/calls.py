@@ -48,8 +48,10 @@ def all_reduce(
         sums are over the ranks. A rank with weight 0 contributes nothing, even if its values are
         NaN. If all weights are 0, the result is 0. Without weights, the result is the plain mean.
     algorithm : {"auto", "flat", "ring"}
-        The algorithm. "auto" uses NGD_ALLREDUCE if it is set, or the algorithm that was faster in
-        measurements.
+        The algorithm. "flat": each rank reduces one part of the arrays of all ranks, and the result
+        is then sent to all ranks; for a small array, each rank reduces the whole array. "ring":
+        partial sums travel from rank to rank. "auto", the default, is the value of NGD_ALLREDUCE,
+        or "flat" if NGD_ALLREDUCE is "auto" or not set.
     compression : str or TopK, optional
         The compression of the data that ranks send. "bf16" sends float32 arrays as bfloat16, adds
         them in float32, and rounds the result to the precision of bfloat16. A TopK sends only the
@@ -426,8 +428,10 @@ def all_to_all_v(
     receive_counts : sequence of ints, optional
         The number of rows to receive from each rank. By default the ranks exchange the numbers
         first, which costs one more collective.
-    out, async_op, group
-        The same as in ngd.all_to_all.
+    out : array, optional
+        The array for the result. Its memory must not overlap that of `x`.
+    async_op, group
+        The same as in ngd.all_reduce.
 
     Returns
     -------
@@ -510,7 +514,10 @@ def build_info() -> dict[str, str | None]:
     Returns
     -------
     dict from str to str or None
-        Version, build mode, oneDNN version, SIMD level in use and MPI libraries.
+        "version": the version of ngd. "mode", the build mode: "MLSL" (ranks of one host), "OMPI"
+        (ranks of one or several hosts) or "OFF" (a single rank). "onednn": the version of oneDNN,
+        or None. "simd": the SIMD level in use. "mpi": the MPI libraries that the build supports,
+        separated by spaces, or None for a build without MPI.
 
     Examples
     --------

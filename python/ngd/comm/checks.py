@@ -21,11 +21,14 @@ from .kinds import REDUCTIONS
 MOST_ROWS: Final = 2**48
 """The largest number of rows per rank in all_gather_v and all_to_all_v.
 
-With this limit, the sum over up to 2**15 - 1 ranks fits in int64.
+The limit is 2**48, so that the sum over up to 2**15 - 1 ranks is less than 2**63 and fits in int64.
 """
 
 ALONE: Final = " The group has 1 rank: start the job by a launcher, such as ngd run -n 2 train.py."
-"""The end of the error of send or recv in a group of one rank: advice to start more ranks."""
+"""The last sentence of the error message of send or recv in a group of one rank.
+
+It advises to start more ranks.
+"""
 
 
 def check_op(op: str, where: str) -> None:
@@ -113,7 +116,10 @@ def normal_axis(axis: int, shape: Shape, where: str) -> int:
 
 
 def block_rows(shape: Shape, size: int, where: str) -> int:
-    """Return the number of rows per block; raise ShapeError if the blocks would not be equal."""
+    """Return the number of rows per block, if axis 0 is split into `size` blocks, one per rank.
+
+    Raise ShapeError if there is no axis 0, or if its length is not a multiple of `size`.
+    """
     if not shape or shape[0] % size:
         raise ShapeError(
             f"{where}: expected an array whose axis 0 divides evenly among {size} ranks; got one "

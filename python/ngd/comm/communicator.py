@@ -57,9 +57,12 @@ def choose_transport(launch: Launch) -> Transport:
 def default_transport(mode: str, launch: Launch) -> Transport:
     """Return the transport for NGD_COMM=auto, which depends on the build mode and the launch.
 
-    It is "self" for one rank. For several ranks, it is "shm" in build mode MLSL. In build mode
-    OMPI, it is "shm" if all ranks are on this host and NGD_HOST is not set, and otherwise "mpi".
-    In build mode OFF, raise InitError for several ranks.
+    For one rank, it is "self" in each build mode. For several ranks, it depends on the mode:
+
+    - MLSL, a build with shared memory only: "shm".
+    - OMPI, a build with shared memory and MPI: "shm" if all ranks are on this host and NGD_HOST is
+      not set, and otherwise "mpi".
+    - OFF, a build for one rank: raise InitError.
     """
     if launch.size == 1:
         return "self"

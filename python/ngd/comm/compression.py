@@ -13,7 +13,7 @@ from .. import _core
 from ..dtypes import Array, float32, float64
 
 TOP_K: Final = ("sum", "mean")
-"""The names of the reductions that `TopK` supports."""
+"""The values of `op`, the reduction of an all-reduce, that `TopK` supports."""
 
 
 class TopK:
@@ -25,16 +25,17 @@ class TopK:
     Parameters
     ----------
     ratio : float
-        The fraction of the elements to send, in (0, 1]. At least one element is sent. Each sent
-        element takes the bytes of its value and 4 bytes for its index, or 8 bytes for the index in
-        an array of 2**32 elements or more.
+        The fraction of the elements to send, in (0, 1]. The number of sent elements is rounded up,
+        so it is at least one. Each sent element takes the bytes of its value and 4 bytes for its
+        index, or 8 bytes for the index in an array of 2**32 elements or more.
 
     Notes
     -----
     A TopK stores the residual of one array: the sum of the elements that it has not sent. For
-    several arrays, use one TopK per array. `top[key]` returns the TopK for the array with that key,
-    and creates it with the ratio of `top` at the first use of the key. If `top` is passed with a
-    list of arrays, the arrays use top[0], top[1] and so on.
+    several arrays, use one TopK per array. A TopK `top` makes them: `top[key]` is another TopK, for
+    the array with that key. It has the ratio of `top` and its own residual, and is created at the
+    first use of the key. If `top` is passed with a list of arrays, the arrays use top[0], top[1]
+    and so on.
 
     The result of an all-reduce is the sum or mean of the sent elements, added in the order of
     ranks. See Stich, Cordonnier and Jaggi, "Sparsified SGD with Memory" (NeurIPS 2018), Algorithm
@@ -119,10 +120,10 @@ class TopK:
     def keep(self, residual: Array, call: _core.Call) -> None:
         """Store the new residual, together with the collective that sends the chosen elements.
 
-        `call` is this collective, which has not started yet. The next use of this TopK checks if
-        `call` was started. If it was, the new residual replaces the old one. If it was not, for
-        example because of an error before the start, the elements were not sent, and the old
-        residual remains valid.
+        `call` is this collective, which has not started yet. An error may still prevent its start.
+        Then the chosen elements are not sent, and the old residual remains valid. So the old
+        residual is kept until the next use of this TopK. If `call` was started by then, the new
+        residual replaces the old one.
         """
         self._next = call, residual
 

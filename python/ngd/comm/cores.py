@@ -17,14 +17,17 @@ logger = logging.getLogger("ngd")
 def share_cores(world: Group) -> None:
     """Set the number of threads of this rank's kernels, and log it once at debug level.
 
-    The number of threads is the share of the rank in the host's cores. If all ranks are on one
-    host, they exchange their affinity masks. Each core in the mask of a rank adds 1/k to its share,
-    where k is the number of ranks with this core in their masks. So a rank that is bound to cores
-    of its own uses all of them.
+    The number of threads is the share of the rank in the host's cores, rounded down, and at least
+    1. If NGD_THREADS is above 0, it is the number of threads instead.
+
+    If all ranks are on one host, they exchange their affinity masks. Each core in the mask of a
+    rank adds 1/k to its share, where k is the number of ranks with this core in their masks. For
+    example, two ranks with the same mask of 8 cores have a share of 4 each. A rank that is bound to
+    8 cores of its own has a share of 8.
 
     If the ranks are on several hosts, they do not exchange masks, because the core numbers of
-    different hosts overlap. Then a mask with all cores of the host shows that the rank is not
-    bound, and its share is 1/local_size of the cores. A rank with a smaller mask is assumed to be
+    different hosts overlap. If the mask of a rank has all cores of the host, the rank is not bound,
+    and its share is 1/local_size of the cores. If the mask is smaller, the rank is assumed to be
     bound to cores of its own, and its share is the whole mask.
 
     If the cgroup quota allows fewer cores than the mask, the share is at most 1/local_size of the

@@ -149,7 +149,9 @@ class Group(BoundToProcess):
         return self._adopt(Group(communicator, name or f"{self.name}/{color}"))
 
     def group_of(self, members: Sequence[int], number: int, key: str, name: str) -> Group:
-        """Make a group of some ranks of a world over MPI. Only these ranks call this method.
+        """Make a new group of some ranks of this group, which is a world over MPI.
+
+        Only the ranks of the new group call this method.
 
         Parameters
         ----------
@@ -157,10 +159,10 @@ class Group(BoundToProcess):
             The ranks of the new group, as ranks of this group. The callers have agreed on the
             list.
         number : int
-            The number of the new group, equal on all its ranks. Before the call, each of these
-            ranks calls `communicator.next_group_number()` of this group. The ranks exchange the
-            results, and the largest result is the number. So none of these ranks has another group
-            with this number.
+            The number of the new group, equal on all its ranks. It must be larger than the numbers
+            of all other groups of these ranks. To find it, each of these ranks calls
+            `communicator.next_group_number()` of this group before. The ranks exchange the results,
+            and `number` is the largest result.
         key : str
             A text that is equal on these ranks, and that no other group has. The ranks of one host
             find each other by it.
@@ -448,13 +450,14 @@ class Group(BoundToProcess):
         return _core.AbortOnError([self.communicator], [self.abort], False)
 
     def _run_plan(self, what: str, plan: Plan, async_op: bool) -> Any:
-        """Start the collectives of a `Plan`, which are prepared but not started.
+        """Start the collectives that `plan` has prepared.
 
         If `async_op` is True, return a Work at once. Otherwise wait for the collectives and return
         the result. `what` describes the collective in the Work, such as "all_reduce(sum)".
 
-        KeyboardInterrupt is raised only before the collectives start, after they are complete, or
-        while this rank waits for them. In the last case it closes the group.
+        Without `async_op`, KeyboardInterrupt is raised before the collectives start, while this
+        rank waits for them, or after they are complete. If it is raised during the wait, the group
+        is closed.
         """
         if async_op:
             work = Work(self, what, plan)
@@ -496,8 +499,9 @@ class NonMember(Group):
     def quick(self, kind: str, *_: Any) -> Any:
         """Raise a NotMemberError that names the collective `kind`.
 
-        In a group that includes this rank, `quick` instead runs the collective, without creating a
-        `Plan` (_core.Communicator.quick).
+        In a group that includes this rank, `quick` is the fast path of a collective on arrays
+        (_core.Communicator.quick). A public function such as ngd.all_reduce calls `quick` if the
+        options of the call have their defaults.
         """
         self.refuse(kind)
 

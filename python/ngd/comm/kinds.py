@@ -20,7 +20,7 @@ REDUCTIONS: Final[dict[str, tuple[DType, ...]]] = {
     "max": ALL,
     "prod": ALL,
 }
-"""The dtypes that each reduction accepts."""
+"""A dict from the name of each reduction to the dtypes that the reduction accepts."""
 
 Part: TypeAlias = Literal["nothing", "whole", "block", "blocks"]
 """The type of the operand or of the result of a collective on one rank.
@@ -77,9 +77,10 @@ class Kind(NamedTuple):
         return everybody and self.operand != "blocks" and self.result != "block"
 
     def rows(self, rows: int, ranks: int) -> int:
-        """Return the number of rows of a rank's result, for an operand with `rows` rows per rank.
+        """Return the number of rows of the result on one rank.
 
-        `ranks` is the number of ranks of the group. The blocks of all ranks must have the same
+        `rows` is the number of rows of the whole operand of one rank, even if that operand has one
+        block per rank. `ranks` is the number of ranks of the group. All blocks must have the same
         length.
         """
         if self.operand == self.result:

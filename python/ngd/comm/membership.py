@@ -19,8 +19,9 @@ The next world is formed in these steps:
 A job over several hosts, under `ngd.ray.run_elastic`, is different. All processes of a world end
 when the world ends, and `run_elastic` starts new processes for the next world. NGD_ELASTIC_DIR is
 then a folder of the host, in which two files may exist. `run_elastic` creates the file HOSTS_WAIT
-to notify the ranks that new hosts wait for the next world. If the ranks end so that these hosts can
-join, they create the file AGAIN before. Then `run_elastic` starts the next world.
+to notify the ranks that new hosts wait for the next world. To let these hosts join, the ranks
+create the file AGAIN (`end_for_hosts`), and then end. If `run_elastic` finds AGAIN after the end of
+a world, the training is not done, and `run_elastic` starts the next world.
 """
 
 from __future__ import annotations
@@ -96,10 +97,13 @@ def number_of(environ: Environ) -> int | None:
 def member_launch(environ: Environ) -> Launch | None:
     """Return a `Launch` with the member number of this process as its rank.
 
+    Return None if the job is not elastic.
+
     A child of a member inherits the member's environment, but must not join the world in its place.
-    ngd.init() detects such a child with this `Launch`: an ancestor of the child has the same member
-    number. A rank would not do, because it differs between worlds. Return None if the job is not
-    elastic.
+    ngd.init() gives the process a mark, whose name is made from this `Launch` (`mark_name`). If an
+    ancestor of the process has the same mark already, the process is such a child, and ngd.init()
+    raises an error. The name is made from the member number instead of the rank, because the rank
+    of a member differs between worlds.
     """
     number = number_of(environ)
     if number is None:
@@ -117,6 +121,7 @@ def join_next_world(environ: MutableMapping[str, str], timeout: float) -> None:
 
     Raise InitError if the launcher's pipe is closed. If `timeout` is not 0, also raise InitError in
     a veteran that has waited for `timeout` plus 10 seconds, or for 1.1 * `timeout` if this is more.
+    This limit is above the launcher's limit, so the launcher kills late veterans before.
     """
     number, folder = number_of(environ), environ["NGD_ELASTIC_DIR"]
     last_world, is_newcomer = (
@@ -218,15 +223,18 @@ class Board:
     def __init__(self, folder: str, size: int, timeout: float) -> None:
         self.folder, self.timeout = folder, timeout
         self.veterans = set(range(size))
-        """The living members that have the state of the training."""
+        """The living members that have been in a world or started with the job.
+
+        They have the state of the training, which a newcomer does not have.
+        """
         self.waiting: set[int] = set()
         """The members that wait for the next world."""
         self.world = World()
         self.deadline: float | None = None
         """The time, by `time.monotonic`, by which all veterans must have begun to wait for a world.
 
-        None until a veteran waits for the next world, and always if `timeout` is 0. A new world and
-        `late_members` set it to None again.
+        None while no veteran waits for the next world, and always if `timeout` is 0. It is set to
+        None again when a new world is formed, and when `late_members` finds that it has passed.
         """
 
     def waits(self, member: int) -> World | None:
@@ -260,8 +268,9 @@ class Board:
     def settle(self) -> World | None:
         """If all veterans wait for the next world, form a new world and return it.
 
-        Otherwise return None. If a veteran waits, set the deadline by which the other veterans must
-        have begun to wait. If the waiting newcomers have changed, publish them.
+        Otherwise return None. If a veteran waits, there is no deadline yet, and `timeout` is not 0,
+        set the deadline: the other veterans must begin to wait within `timeout` seconds from now.
+        If the waiting newcomers have changed, publish them.
         """
         number, job, members = self.world.number, self.world.job, self.world.members
         if self.veterans and self.veterans <= self.waiting:

@@ -56,7 +56,8 @@ def plan_one(
 ) -> Plan:
     """Prepare one collective that reads `source` and writes `buffer`.
 
-    `finish` is a function without arguments that returns the caller's result after the collective.
+    `finish` is a function without arguments. It is called after the collective, and returns the
+    result that the public call returns to the user.
     """
     group.check_open(kind)
     call = _core.Call.on_array(
@@ -133,9 +134,9 @@ def block_destination(
 ) -> tuple[Array, Callable[[], Any]]:
     """Return the buffer that the collective writes, and a function to call after the collective.
 
-    The function returns the caller's result.
-    If `axis` is 0, the result is the buffer. Otherwise the collective writes along the first axis
-    of the buffer, and the function moves this axis to `axis`.
+    The function returns the result of the public call: `out`, or a new array if `out` is None. If
+    `axis` is 0, the buffer is the memory of the result. Otherwise the first axis of the buffer is
+    `axis` of the result, and the function copies the buffer into the result with the axis moved.
     """
     shape = source.shape
     if kind.operand != kind.result:
@@ -188,9 +189,10 @@ def plan_rows(
 ) -> Plan:
     """Prepare an all_gather_v or all_to_all_v, whose blocks have different lengths.
 
-    The lengths are numbers of elements, one per rank. For all_gather_v, `counts` are the lengths of
-    the blocks that the ranks contribute. For all_to_all_v, `counts` are the lengths of the blocks
-    that this rank sends, and `receive_counts` of those that it receives.
+    `counts` and `receive_counts` have one number of elements (not of rows) per rank. For
+    all_gather_v, `counts[r]` is the length of the block that rank r contributes, and
+    `receive_counts` is None. For all_to_all_v, this rank sends a block of `counts[r]` elements to
+    rank r, and receives a block of `receive_counts[r]` elements from it.
     """
     wire, shape = KINDS[where].wire, source.shape[1:]
     result = buffer if out is None else out

@@ -6,10 +6,10 @@ collectives are complete, and computes the results from the received arrays:
 
 - `plan_plain`: the collectives write the results themselves, and `fill` does nothing.
 - `plan_weighted`: the mean is sum(w_r * x_r) / sum(w_r) over the ranks r, with weight w_r and array
-  x_r. The ranks exchange their weights at once. The collectives add the arrays w_r * x_r, and
-  `fill` divides the sum by the sum of the weights. All weights are first divided by the same power
-  of two, which does not change the mean, so that their sum is less than 1/2. So the sum of
-  w_r * x_r is at most half the largest abs(x_r), and cannot overflow.
+  x_r. `plan_weighted` itself gathers the weights of all ranks. Then it divides all weights by the
+  same power of two, which does not change the mean. With these weights, sum(w_r) is less than 1/2,
+  so sum(w_r * x_r) is at most half the largest abs(x_r), and cannot overflow. The collectives add
+  the arrays w_r * x_r, and `fill` divides the result by sum(w_r).
 - `plan_rounded`: the ranks send bfloat16 copies, and `fill` converts the result to float32.
 - `plan_sparse`: the ranks gather the chosen elements, and `fill` adds them.
 """
@@ -129,11 +129,12 @@ def plan_plain(options: Options, sources: list[Array], buffers: list[Array]) -> 
 def plan_weighted(
     options: Options, sources: list[Array], buffers: list[Array], weight: float
 ) -> CallsAndFill:
-    """Prepare a weighted mean, with the same result as the op in a graph; 0 if all weights are 0.
+    """Prepare a weighted mean, with the same result as ngd.ops.all_reduce with a weight.
 
-    16-bit floats are multiplied and added in float32. Unlike the other functions here, this
-    function communicates: it gathers the weights of all ranks and waits for them, because the
-    arrays are multiplied by the scaled weights before the all-reduce.
+    If all weights are 0, the result is 0. 16-bit floats are multiplied and added in float32. The
+    other functions `plan_...` only prepare collectives. This function also runs one: it gathers the
+    weights of all ranks, because the arrays are multiplied by the scaled weights before the
+    all-reduce starts.
     """
     for source in sources:
         if options.op != "mean" or not is_float(source.dtype):

@@ -28,9 +28,9 @@ class CallStats:
         The sum over the calls. A call counts the bytes of its source or of its destination on this
         rank, whichever is larger.
     seconds : float
-        The time from start to completion of all calls, in seconds.
+        The sum over the calls of the time from the start to the completion of a call, in seconds.
     waited : float
-        The part of that time in which this rank waited, in seconds.
+        The part of `seconds` in which this rank waited for the completion of a call, in seconds.
     last : tuple of ints
         For each rank of the group, the number of calls in which it arrived last. A rank with a
         large number delays the other ranks.
@@ -118,8 +118,9 @@ def compare_ranks(group: Group, text: str, computation: int, site: str) -> str:
     the report also names the first rank whose computation differs from that of rank 0, if any.
 
     `text` has the collectives of this rank in order, one per line, each with " at FILE:LINE" at its
-    end. An empty line and the name of the step follow. `computation` is a hash of all computations
-    of the step. `site` is the call site of the comparison.
+    end. After them, `text` has an empty line and the name of the step, which the report shows if
+    computations differ. `computation` is a hash of all computations of the step. `site` is the call
+    site of the comparison.
     """
     own_text = np.frombuffer(text.encode(errors="backslashreplace"), np.uint8)
     site = f"compare_ranks() at {site}"

@@ -13,9 +13,10 @@ from ..errors import BusyError
 
 
 class RankGroup(Protocol):
-    """The attributes of ngd.Group that the functions that make a Plan, and the class Work, use.
+    """A protocol with the attributes of ngd.Group that this module, plans.py and reduction.py use.
 
-    It is separate from ngd.Group, because the module of ngd.Group imports this module.
+    These modules cannot import ngd.Group for annotations, because its module, group.py, imports
+    them.
     """
 
     communicator: _core.Communicator
@@ -53,8 +54,8 @@ class Work(BoundToProcess):
     Notes
     -----
     A pending collective makes progress in done(), and while this process waits in any collective or
-    wait() of the same group. Inside a host, it makes no progress at other times, because there is
-    no background thread. Between hosts, a thread may transfer its data (NGD_PROGRESS).
+    wait() of the same group. At other times, transfers inside a host make no progress. Transfers
+    between hosts do if this process has a progress thread, which NGD_PROGRESS switches on or off.
 
     The result has the shape that the function of the collective documents.
 
@@ -132,8 +133,8 @@ class Work(BoundToProcess):
     def _start(self) -> None:
         """Start the collective.
 
-        KeyboardInterrupt may be raised here, before or after the collective starts. Then this
-        handle stays valid, and may be deleted.
+        KeyboardInterrupt may be raised here, before or after the collective starts. In both cases
+        this handle stays valid, and the caller may delete it without a check.
         """
         assert self._plan is not None
         _core.start_calls(self._plan.calls)
@@ -141,8 +142,9 @@ class Work(BoundToProcess):
     def _advance(self, seconds: float | None) -> bool:
         """Make progress for at most `seconds`, and return True if the collective has ended.
 
-        If `seconds` is None, only NGD_TIMEOUT limits the wait. An interrupt, such as Ctrl-C, is
-        raised to the caller, and the collective stays pending in this handle.
+        If the collective fails in this call, store its error and raise the error. Later calls then
+        return True. If `seconds` is None, only NGD_TIMEOUT limits the wait. An interrupt, such as
+        Ctrl-C, is raised to the caller, and the collective stays pending in this handle.
         """
         plan = self._plan
         if plan is None:

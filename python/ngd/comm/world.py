@@ -30,14 +30,18 @@ from .launchers.launcher_pipe import notify_launcher
 from .launchers.process_tree import refuse_inherited_rank
 
 current: Group | None = None
-"""The world that this process joined last, even if it was closed by `close()`.
+"""The world that this process joined last; None before the first world and after shutdown().
 
-None before the first world and after shutdown(). A collective on arrays with a fast path, such as
-ngd.all_reduce, reads this variable if it gets no `group`. If that world is closed, the collective
-raises GroupClosedError.
+`Group.close()` closes a world, but does not change this variable; shutdown() closes the world and
+sets the variable to None. A collective on arrays with a fast path, such as ngd.all_reduce, reads
+this variable if it gets no `group`. If that world is closed, the collective raises
+GroupClosedError.
 """
 _alone: Group | None = None
-"""The group that `alone()` returns; None before its first call."""
+"""The group of this process only that `alone()` returns; None before the first call of `alone()`.
+
+Compiled steps that need no other rank use this group.
+"""
 _hooked_pid: int | None = None
 """The pid of the process that ran `install_hooks`; None before.
 
@@ -62,8 +66,9 @@ MOST_BYTES: Final = 4096
 def call_after_joining(callback: Callable[[int | None], None]) -> None:
     """Register a function to call when this process joins a world or makes a local group.
 
-    The argument of `callback` is the number of ranks in the world. It is None for a group of
-    `make_local_group`, which is not the world.
+    If the process joins a world, the argument of `callback` is the number of ranks in the world. If
+    the process makes a group with `make_local_group`, the argument is None, because that group does
+    not show how many ranks the world has.
     """
     _joining_callbacks.append(callback)
 
@@ -185,17 +190,19 @@ class _Entrance:
         self.failed = 0
         """The number of attempts to join that failed in this process.
 
-        A thread that waited for the lock compares this number with that before its wait, to find
-        out if the attempt of another thread has failed. `failure` has the error of that attempt.
+        A thread reads this number before and after it waits for the lock. If the number has grown,
+        the attempt of another thread has failed in between, and `failure` has the error of that
+        attempt.
         """
         self.failure = ""
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Hold the lock in a `with` block. Only the thread in the block joins the world.
+        """Return a context manager that holds the lock in a `with` block, which joins the world.
 
-        If the attempt of another thread failed while this thread waited for the lock, raise an
-        InitError with the error of that thread. Then this thread does not try to join the world.
+        The lock lets only one thread at a time into the block. If the attempt of another thread
+        failed while this thread waited for the lock, do not enter the block, and raise an InitError
+        with the error of that attempt.
         """
         if self.inside == threading.get_ident():
             raise InitError(
@@ -351,9 +358,11 @@ def shutdown() -> None:
 def leave() -> None:
     """Close all groups and finalize MPI, at the end of the program.
 
-    If a collective over MPI has failed, this function calls MPI_Abort, which ends the process. Only
-    daemon threads may still run at this time. If a daemon thread waits in a collective, its wait
-    ends, but the thread then sleeps until the process ends and runs no more Python code.
+    If a collective over MPI has failed, this function calls MPI_Abort, which ends the process.
+
+    Only daemon threads may still run at this time. If a daemon thread waits in a collective, its
+    wait ends, because the group is closed. The thread then sleeps until the process ends, so that
+    it prints no error whose only cause is the end of the program.
     """
     if os.getpid() == _hooked_pid:
         notify_launcher()
@@ -440,7 +449,8 @@ def raise_together(*, group: Group | None = None) -> Iterator[None]:
 def _exchange(ranks: Group, text: str, site: str) -> dict[int, str]:
     """Gather one text from each rank of a group, and return a dict of the texts that are not empty.
 
-    A key is the number of a rank in the world, not in the group.
+    `raise_together` uses it: a text is the exception of a rank, and is empty if the rank raised
+    none. A key is the number of the rank in the world, not in the group.
     """
     own_text = text.encode(errors="replace")[:MOST_BYTES]
     number = np.array([rank(), len(own_text)], np.int64)

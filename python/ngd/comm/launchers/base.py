@@ -12,7 +12,7 @@ Environ: TypeAlias = Mapping[str, str]
 """The environment variables of a process, by name."""
 
 MOST: Final = 2**31 - 1
-"""The largest value of a launcher's variable that has a number; a larger value is an error."""
+"""The largest valid number in a launcher's variable, such as RANK; a larger one is an error."""
 
 
 class Launch(NamedTuple):
@@ -53,7 +53,9 @@ class Launcher(NamedTuple):
     variables: tuple[str, ...] = ()
     """The names of the variables that show that this launcher started a process.
 
-    `surroundings` hashes the values of these variables.
+    `surroundings` (registry.py) makes one hash of the values of these variables of all launchers.
+    `ngd run` passes the hash to its ranks. If the hash of a process differs from the passed one,
+    another launcher has started the process.
     """
     mpi: str | None = None
     """The name of the MPI library that its ranks use; "" for any library, None for no MPI."""
@@ -123,9 +125,9 @@ def read_launch(
 def read_number(environ: Environ, name: str, least: int, because: str | None = None) -> int:
     """Return the value of a variable as a number; raise InitError if it is invalid or missing.
 
-    `name` is the variable, and `least` is its smallest valid value. `because` is an optional second
-    variable, which a launcher sets together with `name`. If `because` is set and `name` is
-    missing, the error message names both. Otherwise the message names only `name`.
+    `name` is the variable, and `least` is its smallest valid value. `because` is only for the error
+    message. It is the name of a second variable that launchers set together with the first, as RANK
+    and WORLD_SIZE. If only the second one is set, the message advises to set both.
     """
     text = environ.get(name)
     if text is None:

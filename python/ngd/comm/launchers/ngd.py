@@ -10,12 +10,15 @@ from .registry import surroundings
 
 
 def is_present(environ: Environ) -> bool:
-    """Return True if this process is a rank of `ngd run`, or a user set NGD_JOB for it.
+    """Return True if this process is a rank of `ngd run`, or of a job that a user starts directly.
+
+    To start ranks without a launcher, a user sets NGD_JOB, RANK and WORLD_SIZE for each of them.
+    Then NGD_SURROUNDINGS is not set.
 
     A rank of `ngd run` may start a job with another launcher, such as mpirun. The processes of that
-    job inherit NGD_JOB, but are not ranks of `ngd run`. For them, return False. They have new
-    variables of the other launcher, so the hash of these variables differs from NGD_SURROUNDINGS,
-    the hash that `ngd run` set.
+    job inherit NGD_JOB, but are not ranks of `ngd run`, so return False for them. They also inherit
+    NGD_SURROUNDINGS, a hash of the variables of other launchers that `ngd run` has set. The other
+    launcher has set such variables since then, so the hash of the present variables differs.
     """
     recorded = environ.get("NGD_SURROUNDINGS")
     return "NGD_JOB" in environ and recorded in (None, surroundings(environ))

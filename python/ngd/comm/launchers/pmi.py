@@ -25,10 +25,11 @@ def read_pmi(environ: Environ) -> Launch:
     host, the common ancestor of the ranks of the host (`process_job_key`). This is enough for a
     rendezvous over shared memory, whose ranks are all on one host.
 
-    A PMI request over the channel PMI_FD would return the name of the job, but ngd sends no
-    requests, because they have side effects. If a rank that has sent a request exits without the
-    request `finalize`, Hydra kills the other ranks with exit code 0. After `finalize`, Hydra has
-    closed the channel, and a later MPI_Init of the same process aborts (seen with MPICH 5.0.2).
+    A PMI request over the channel PMI_FD would return the name of the job. But ngd sends no
+    requests, because they have two side effects. First, if a rank has sent a request and then
+    exits without the request `finalize`, Hydra kills the other ranks with exit code 0. Second,
+    Hydra closes the channel at the request `finalize`, and a later MPI_Init of the same process
+    then aborts (seen with MPICH 5.0.2).
     """
     is_srun = "MPI_LOCALNRANKS" not in environ and all(
         environ.get(pmi_name) == environ.get(slurm_name)

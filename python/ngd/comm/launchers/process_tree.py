@@ -59,10 +59,10 @@ def initial_variable(pid: int, name: str) -> str | None:
 
 
 def stat_fields(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat after the command's name, from the third field on.
+    """Return the fields of /proc/PID/stat (see proc(5)), without the pid and the command's name.
 
-    proc(5) describes them. For a process that does not exist, the first one, the state, is "?", and
-    the others are "0".
+    Item 0 of the list is the third field, the state of the process. For a process that does not
+    exist, item 0 is "?", and the other items are "0".
     """
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
