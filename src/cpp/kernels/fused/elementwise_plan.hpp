@@ -46,8 +46,8 @@ struct TileLoop {
   int a, b, c, out;  // slots of the operands and the result; unused operands are `out`
 };
 
-// The way in which the values of an input get into the input's slot, the memory in which a loop
-// reads a tile of them. To gather is to copy elements to a buffer.
+// The location from which a loop reads the values of an input. An input's slot is the memory of one
+// tile of its values. "Gathered" means that the values are copied to a buffer, which is the slot.
 enum class Reading : std::uint8_t {
   InPlace,    // the slot is the input's memory, because the input has the strides of the output
   InRow,      // the slot is the input's memory: the inner axis is dense, and tiles are within rows
@@ -57,7 +57,7 @@ enum class Reading : std::uint8_t {
   Given,      // the caller of the walk passes the values of each tile, dense as in the output
 };
 
-// The plan of the reading of one input of the body.
+// The plan for one input of the body: the location and the layout of its values.
 struct InputPlan {
   Reading reading;
   int slot;
