@@ -14,11 +14,11 @@
 // elementwise_reduce.cpp also reduces the values of some statements: it adds the values of a tile
 // to accumulators when all loops of the tile are done. So the buffers of these values are not
 // reused for other values before that. In this kernel, the last axes that are all reduced, or all
-// kept, are merged, and a row of the plan is along them. The reduction adds in blocks
-// (reduce/loops.hpp), and tiles must fit these blocks. If the last axes are reduced, a block is
-// kBlockBytes of a row: a tile that is a piece of a row is one block (the last piece may be
-// shorter). If they are kept, a block is kRowBlock rows: all rows of a tile belong to the same
-// block.
+// kept, are merged to one axis, the axis of the plan's rows. The reduction adds the values in
+// blocks (reduce/loops.hpp), and no tile may be in two blocks. If the last axes are reduced, a
+// block is kBlockBytes of a row: a tile that is a piece of a row is one block (the last piece may
+// be shorter). If the last axes are kept, a block is kRowBlock rows: all rows of a tile belong to
+// the same block.
 //
 // elementwise_product.cpp has inputs that are matrix products. The products are not in memory: the
 // kernel computes a block of each product, and then runs the body for the block. Each tile is a
