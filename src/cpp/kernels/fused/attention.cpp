@@ -103,10 +103,9 @@ struct Problem {
   std::int64_t blocks, key_blocks;            // blocks of queries, and of keys
 };
 
-// Return the i-th number of the order 0, n - 1, 1, n - 2, ... Blocks are processed in this order.
-// In causal attention, the first block of queries sees the fewest keys, and the last block the
-// most. So two neighbours in this order, numbers 2k and 2k + 1, together have about the same work
-// for every k.
+// Return the i-th number of the order 0, n - 1, 1, n - 2, ... of blocks. In causal attention, the
+// first block of queries sees the fewest keys, and the last block the most. So two neighbours in
+// this order, numbers 2k and 2k + 1, together have about the same work for every k.
 std::int64_t zigzag(std::int64_t i, std::int64_t n) { return i % 2 == 0 ? i / 2 : n - 1 - i / 2; }
 
 // The mask, which is added to the scores. It has strides along [..., heads, queries, keys]. The
@@ -268,11 +267,11 @@ class Attention {
   }
 
   // Divide the `keys` keys from number `key` on into ranges, and call body(row, rows, column) for
-  // each range. The range begins at key number key + row, and has `rows` keys. `column` is the
-  // number, in block `b`, of the first query that sees any key of the range. In causal attention,
-  // the first range has the keys before the first query of the block, which all queries of the
-  // block see. Each further range has up to kDiagonalStep keys. Without causal attention, one range
-  // has all keys.
+  // each range. The range has `rows` keys, from number key + row on. `column` is the number, in
+  // block `b`, of the first query that sees any key of the range. In causal attention, the first
+  // range has the keys before the first query of the block, which all queries of the block see.
+  // Each further range has up to kDiagonalStep keys. Without causal attention, one range has all
+  // keys.
   template <class Body>
   void for_key_rows(const Block& b, std::int64_t key, std::int64_t keys, Body&& body) const {
     const std::int64_t corner = problem_.causal ? std::min(b.first - key, keys) : keys;
@@ -295,9 +294,8 @@ class Attention {
   }
 
   // Store left @ right in `out`, a block with one row per key and one column per query. `left` has
-  // one row per key, and `right` has one column per query. In causal attention, for_key_rows()
-  // leaves out queries that see none of the keys of a range, and their elements of `out` are not
-  // written.
+  // one row per key, and `right` has one column per query. In causal attention, `out` is not
+  // written for the queries that see none of the keys of a range (for_key_rows()).
   void multiply_to_scores(const Block& b, std::int64_t key, std::int64_t keys, Dense<const T> left,
                           const T* right, std::int64_t depth, T* out) const {
     for_key_rows(b, key, keys, [&](std::int64_t row, std::int64_t rows, std::int64_t column) {
