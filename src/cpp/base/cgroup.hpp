@@ -23,10 +23,10 @@ struct CgroupFiles {
 
 // Call `visit` with the cgroup of this process in the hierarchy of `controller` ("cpu", "memory"),
 // then with each cgroup that encloses it, innermost first. The last one is the root of the mounted
-// hierarchy. In a container, the paths in /proc/self/cgroup may be relative to the host's root
-// cgroup, while the mounted hierarchy begins at the cgroup of the container. Then `visit` is also
-// called for inner cgroups whose folders do not exist, and the root of the mount is the cgroup of
-// the container.
+// hierarchy. In a container, the paths in /proc/self/cgroup may begin at the host's root cgroup,
+// while the mounted hierarchy begins at the cgroup of the container. `visit` is then also called
+// for cgroups whose folders do not exist below the mount, and the last one is the cgroup of the
+// container.
 void visit_enclosing_cgroups(std::string_view controller,
                              const std::function<void(const Cgroup&)>& visit,
                              const CgroupFiles& files = {});

@@ -139,11 +139,11 @@ bool is_finite(T value) {
   return (std::bit_cast<BitsOf<T>>(value) & kInfinity) != kInfinity;
 }
 
-// Store sums[i] / divisor in out[i] if sums[i] is finite, and fallback[i] otherwise. Both callers
-// pass `out` as `fallback`, so out[i] keeps its value if the sum is not finite: the caller still
-// reads it, and then computes the quotient in another way. Return true if all sums are finite. If
-// the divisor is a power of two, a multiplication by its reciprocal has the same result, and is
-// faster.
+// Store sums[i] / divisor in out[i] if sums[i] is finite, and fallback[i] otherwise. Return true if
+// all sums are finite. Both callers pass `out` as `fallback`, so out[i] is not changed if the sum
+// is not finite. The caller needs this old value to compute the quotient in another way: if the
+// reduction is in place, the value is a term of the sum. If the divisor is a power of two, a
+// multiplication by its reciprocal has the same result, and is faster.
 template <class T>
 bool divide(const T* sums, const T* fallback, T* out, std::size_t count, double divisor) {
   const T typed_divisor = static_cast<T>(divisor);
@@ -183,9 +183,9 @@ double quotient_of(const Term& term, int n, double divisor, bool is_float64) {
   const auto scaled = [&](int i) { return term(i) * scale; };
   const double scaled_quotient = sum_of(scaled, 0, n) / divisor;
   const double quotient = scaled_quotient / scale;
-  // The magnitude of a mean is at most that of its largest term. So if scaled_quotient is finite,
-  // but becomes infinite when it is divided by `scale`, only rounding has made scaled_quotient too
-  // large. The mean is then the largest double, with the sign of the quotient.
+  // The mean of finite doubles fits in a double, because its magnitude is at most that of the
+  // largest term. So if scaled_quotient is finite but `quotient` is infinite, the overflow is a
+  // rounding error. Return the largest double, with the sign of the quotient.
   if (divisor >= n && is_finite(scaled_quotient) && !is_finite(quotient))
     return std::copysign(std::numeric_limits<double>::max(), quotient);
   return quotient;

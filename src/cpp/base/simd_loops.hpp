@@ -29,8 +29,9 @@
 
 namespace ngd {
 
-// VectorOf<T, bytes>::type is a SIMD vector of elements of T that has `bytes` bytes. `stored` is
-// the same vector in memory, where it needs only the alignment of one element.
+// VectorOf<T, bytes>::type is a SIMD vector of `bytes` bytes with elements of T. VectorOf<T,
+// bytes>::stored is the type for loads and stores of such a vector: it needs only the alignment of
+// one element.
 template <class T, int bytes = 64>
 struct VectorOf {
   typedef T type __attribute__((vector_size(bytes)));

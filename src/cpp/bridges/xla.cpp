@@ -131,8 +131,8 @@ void read_attributes(const XLA_FFI_Attrs& attrs, Request& request) {
   }
 }
 
-// Read XLA's call frame into `request`. The attributes are read first, because they name the group:
-// its ranks can then be notified of an error in the rest.
+// Read XLA's call frame into `request`. The attributes are read first, because they name the group.
+// If the function then fails on the operands or results, the ranks of the group can be notified.
 void read(const XLA_FFI_CallFrame& call, Request& request) {
   read_attributes(call.attrs, request);
   if (call.args.size != 2 || call.rets.size != 2)
@@ -167,7 +167,7 @@ void run(const Request& request) {
 }
 
 // Notify the ranks of the call's group that this rank has failed, or the ranks of all groups if the
-// call names no group. The group then accepts no more calls. If it did, and this rank had failed
+// call names no group. A notified group accepts no more calls. Without this, if the rank failed
 // before its collective began, the other ranks would match the failed collective with the next one
 // of this rank. If the group has failed already, the function does nothing.
 void notify_group(const Request& request, const char* message) noexcept {
@@ -250,10 +250,11 @@ class Background {
   std::list<Pending> calls_;
 };
 
-// Append a call to the background thread, set the call's future, which the thread completes, and
-// return true. Return false if this XLA has no futures, or in a forked child, which has no
-// background thread: the caller then runs the call itself. All steps that may fail come before the
-// future is created, because XLA waits for a future even if the call returns an error.
+// Create the call's future, append the call to the background thread, and return true. The thread
+// completes the future when the call is done. Return false if this XLA has no futures, or in a
+// forked child, which has no background thread: the caller then runs the call itself. All other
+// steps that may fail come before the future is created, because XLA waits for a future even if the
+// call returns an error.
 bool run_in_background(const Request& request, XLA_FFI_CallFrame& call) {
   const XLA_FFI_Api& api = *call.api;
   if (!has_futures(api) || request.group->in_child()) return false;

@@ -185,9 +185,9 @@ struct XLA_FFI_Api {
 };
 
 // Return true if this XLA completes calls by futures. The first releases of API version 0.1 do not:
-// their XLA_FFI_Api has no functions of futures, or its struct_size does not include these
-// functions. So the function compares this struct_size. The struct_size of XLA_FFI_CallFrame would
-// not help: in no release does it include the member `future`.
+// XLA_FFI_Api::struct_size, the number of bytes that XLA provides, ends before the functions of
+// futures. The struct_size of XLA_FFI_CallFrame does not show this, because no release counts its
+// member `future`.
 inline bool has_futures(const XLA_FFI_Api& api) noexcept {
   constexpr std::size_t kEnd =
       offsetof(XLA_FFI_Api, XLA_FFI_Future_SetError) + sizeof(api.XLA_FFI_Future_SetError);

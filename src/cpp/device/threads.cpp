@@ -54,11 +54,11 @@ double quota_cores() noexcept {
   }
 }
 
-// The cores for threads that run no kernels, such as the thread that moves MPI's data: the cores of
-// OpenMP's places to which no thread of the kernels is bound, or the cores of all places if there
-// are no such cores. They are used only if OpenMP binds the kernels' threads to cores. OpenMP then
-// also binds the main thread, so a thread that the main thread starts would otherwise inherit the
-// main thread's single core.
+// The cores for threads that run no kernels, such as the thread that moves MPI's data. If OpenMP
+// binds threads to cores, it binds the main thread to one core, and a thread that the main thread
+// starts would inherit this single core. So such a thread moves to the cores of OpenMP's places to
+// which no thread of the kernels is bound, or to the cores of all places if there are no such
+// cores. If OpenMP binds no threads, `cores` is not used.
 struct OffKernelAffinity {
   std::mutex mutex;
   cpu_set_t cores{};
@@ -66,7 +66,8 @@ struct OffKernelAffinity {
 } off_kernel_affinity;
 
 // Return the cores of all OpenMP places. The function allocates no memory. It runs when the ranks
-// are already connected, and a failed allocation would then fail only this rank.
+// are already connected: an allocation that failed would raise an error on this rank, but not on
+// the other ranks.
 cpu_set_t cores_of_places() {
   cpu_set_t cores;
   CPU_ZERO(&cores);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The number of threads that kernels use, and the cores that other threads use. team.hpp runs work.
+// The number of threads that kernels use, and the cores that other threads use. team.hpp divides
+// the work of a kernel among the threads.
 #pragma once
 
 namespace ngd::device {
@@ -24,8 +25,8 @@ void set_thread_share(int threads);
 class OffKernelCores {
  public:
   // Move the calling thread to cores on which no kernels run, or to all cores if kernels run on all
-  // of them. If set_thread_share() was not called since the last call, the function only reads an
-  // atomic variable.
+  // of them. If set_thread_share() was not called since the last follow() of this object, the
+  // function only reads an atomic variable.
   void follow() noexcept;
 
  private:

@@ -18,8 +18,8 @@
 
 namespace ngd::kernels {
 
-// An op to compute, with the types of its operands and results. All of them are dense and
-// row-major.
+// A query for a kernel: an op to compute, with the types of its operands and results. All of them
+// are dense and row-major.
 struct KernelQuery {
   std::string_view op;
   std::vector<TensorType> inputs;
@@ -37,8 +37,8 @@ struct InPlace {
 
 // The arguments of one run of a kernel. If a kernel has several outputs, the pointer of an output
 // that no instruction reads is null, and the kernel skips it. The pointer of a single output is
-// never null. The caller may reuse the lists of pointers when run() returns, and the memory that
-// they point to when the queue has done the work.
+// never null. The arrays `inputs` and `outputs` must stay valid until run() returns. The memory of
+// the operands and results must stay valid until the queue has done the work.
 struct KernelArgs {
   const void* const* inputs;
   void* const* outputs;
@@ -56,22 +56,23 @@ class Kernel {
   virtual void prepare() {}
   virtual void run(const KernelArgs& args) const = 0;
   virtual std::size_t scratch_bytes() const { return 0; }  // of KernelArgs::scratch
-  // Return the pairs of an output and an input whose memory the output may use. The caller may use
-  // several pairs at once, but must give each output its own bytes. If one buffer serves several
-  // inputs, an output may use this buffer only if the output has a pair with each of these inputs.
+  // Return the pairs of an output and an input such that the output may be computed in the memory
+  // of the input. The caller may use several pairs at once, but two outputs must not share memory.
+  // If one buffer is passed for several inputs, an output may use this buffer only if in_place()
+  // has a pair of this output with each of these inputs.
   virtual std::vector<InPlace> in_place() const { return {}; }
 };
 
 // The answer of a row to a query.
 struct Offer {
   std::unique_ptr<Kernel> kernel;  // null: refused
-  // The reason for a refusal, for the error message of find(). The text is empty if a later row of
-  // the table has the same kernel for more queries: if that row refuses too, its reason is
-  // reported.
+  // The reason for a refusal, for the error message of find(). A row leaves the text empty if a
+  // later row of the table has the same kernel, and supports more queries: if that later row
+  // refuses too, its reason is reported.
   std::string refusal = {};
   // True if the kernel computes with its operands as they are stored. False if the kernel widens
-  // 16-bit operands in memory, or emulates their products: it is then slower than the same kernel
-  // of float32.
+  // 16-bit operands in memory, or emulates products of 16-bit operands that the CPU does not have.
+  // Such a kernel is slower than the same kernel for float32.
   bool is_native = true;
 
   static Offer refuse(std::string reason) { return {nullptr, std::move(reason)}; }

@@ -8,12 +8,13 @@
 
 namespace ngd::kernels {
 
-// The description is a plain value, so a test may describe another machine than the one that it
-// runs on. The default cache sizes are those of Zen 4 with 16 MiB of L3, because the rules that use
-// the sizes were measured there.
+// The hardware for which a kernel is chosen and built. A test may describe another machine than the
+// one that it runs on. The default cache sizes are those of Zen 4 with 16 MiB of L3, because the
+// rules that use the sizes were measured there.
 //
-// Tile loops and reductions do not use the member `simd`, but simd_level(), the SIMD level of this
-// process. Their results have the same bits on all levels, so a test needs no other level for them.
+// Tile loops and reductions ignore the member `simd`, and use simd_level(), the SIMD level of this
+// process. Their results have the same bits on all levels, so a test of their results does not need
+// to set `simd`.
 struct Machine {
   int threads = 1;
   SimdLevel simd = SimdLevel::Baseline;

@@ -199,12 +199,13 @@ class Columns {
                       });
   }
 
-  // Call body(line, x, run) for each run of the `positions` output positions from number `begin`
-  // on. A run is `run` neighbours along the last axis. They read data at the kernel position with
-  // the number `weight`: neighbour i reads element line + x + i * step, where `step` is the stride
-  // of the convolution along the last axis. `line` is the index of the first element of a line of
-  // the data, or -1 if the line is padding. If x + i * step is not inside the line, neighbour i
-  // reads padding.
+  // Divide the `positions` output positions from number `begin` on into runs, and call body(line,
+  // x, run) for each run. A run is `run` output positions that are neighbours along the last axis.
+  // `weight` is the number of the kernel position. For this kernel position, output position i of
+  // the run reads the element line + x + i * step of the data, where `step` is the stride of the
+  // convolution along the last axis. `line` is the index of the first element of a line of the
+  // data, or -1 if the line is padding. If x + i * step is less than 0 or after the end of the
+  // line, output position i reads padding.
   template <class Body>
   void for_runs(std::int64_t weight, std::int64_t begin, std::int64_t positions,
                 Body&& body) const {

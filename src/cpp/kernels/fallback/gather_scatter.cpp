@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// gather, scatter_add, row_number, one_hot and iota.
+// The kernels of gather, scatter_add, row_number (the flat index of a row), one_hot and iota.
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
@@ -97,7 +97,8 @@ class ScatterAdd final : public Kernel {
   }
 
  private:
-  // Compute the lines from `begin` to end - 1. There are outer * inner lines.
+  // Set the lines from `begin` to end - 1 to 0, and add their updates. A line is all elements along
+  // the indexed axis. There are outer * inner lines.
   template <class T>
   void add(const KernelArgs& args, std::int64_t begin, std::int64_t end) const {
     using Sum = SumType<T>;

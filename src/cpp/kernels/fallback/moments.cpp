@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The mean and the variance over any axes. Each element is read from memory once.
+// The mean and the variance over any axes.
 //
-// The elements are divided into chunks (reduce/geometry.hpp), which fit in a cache. So a chunk is
-// read twice, from memory and then from the cache. The first time, its mean is computed, and
+// The elements are divided into chunks (reduce/geometry.hpp), which fit in a cache. Each chunk is
+// read twice: first from memory, and then from the cache. The first time, its mean is computed, and
 // rounded to the type of the elements. This rounded mean is the shift. The second time, the
 // differences of the chunk's elements from the shift, and the squares of these differences, are
-// summed. The shift is close to the mean, so a large mean does not make these sums inaccurate. The
-// mean of the chunk, and the sum of squares around the mean, follow from both sums. Chunks are
-// combined in order, by T. Chan, G. Golub and R. LeVeque, "Updating formulae and a pairwise
-// algorithm for computing sample variances" (1979), equation 2.1. 16-bit floats are widened to
-// float32 in a small buffer, piece by piece, and the results are float32.
+// summed. The shift is close to the mean, so a large mean does not make these two sums inaccurate.
+// The mean of the chunk, and the sum of squares around the mean, are computed from the two sums.
+// Chunks are combined in order, by T. Chan, G. Golub and R. LeVeque, "Updating formulae and a
+// pairwise algorithm for computing sample variances" (1979), equation 2.1. 16-bit floats are
+// widened to float32 in a small buffer, piece by piece, and the results are float32.
 #include "kernels/fallback/moments.hpp"
 
 #include <algorithm>

@@ -90,9 +90,9 @@ struct Loops {
   }
 
   // Add `rows` rows of at most kStripe columns. If fewer columns are left than a vector has lanes,
-  // the vector of a row also reads elements after the last column, and their lanes are ignored. In
-  // the last rows, such a vector could read past the end of the array, so these rows are read one
-  // element at a time.
+  // the vector of a row also reads elements after the last column, and their lanes are ignored. If
+  // the vector of a row would end after the last column of the last row, where the memory may end,
+  // the row is read one element at a time.
   NGD_INLINE void add(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t width,
                       Stripe& block) {
     if (width == kStripe) return add<4>(x, rows, stride, block.shifts, block.sums, block.squares);

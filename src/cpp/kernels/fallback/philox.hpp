@@ -10,9 +10,9 @@
 
 namespace ngd::kernels::fallback {
 
-// Store the output block of a 128-bit counter in words[4 i .. 4 i + 3], for i < blocks. Words 0 and
-// 1 of the counter are first_block + i, and words 2 and 3 are `stream`, each with the low word
-// first. `key` is the key of the rounds.
+// Compute `blocks` blocks of four random words. Block i, in words[4 i .. 4 i + 3], is the output of
+// Philox for a counter of 128 bits. The low 64 bits of the counter are first_block + i, and the
+// high 64 bits are `stream`. `key` is the 64-bit key of the generator.
 using PhiloxFunction = void (*)(std::uint64_t key, std::uint64_t stream, std::uint64_t first_block,
                                 std::int64_t blocks, std::uint32_t* words);
 

@@ -7,7 +7,8 @@ namespace ngd::kernels::fallback::NGD_SIMD_LEVEL {
 
 namespace {
 
-// 32-bit words in 64-bit lanes, so that a product needs no shuffles.
+// A vector of 32-bit words, each in a 64-bit lane. The product of two words has 64 bits, so it
+// stays in its lane and needs no shuffles.
 using Words = VectorOf<std::uint64_t>::type;
 
 constexpr std::int64_t kLanes = sizeof(Words) / sizeof(std::uint64_t);

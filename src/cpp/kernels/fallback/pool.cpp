@@ -77,8 +77,8 @@ struct PoolShape : Windows {
   }
 
   // Call handle(window, body) for each window of a plane, in order. `window` is the number of the
-  // window. `body` visits the window's data: if `handle` calls body(read), then `body` calls
-  // read(position) for each position of the data that the window reads.
+  // window. `body` is a function: body(read) calls read(position) for each position of the data in
+  // this window. Positions in the padding are skipped.
   template <class Each>
   void for_windows(Each&& handle) const {
     std::int64_t window = 0;

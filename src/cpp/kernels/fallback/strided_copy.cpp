@@ -66,8 +66,8 @@ StridedCopy::StridedCopy(const Shape& shape, const Shape& source_strides,
     inner_ = outer_.back();
     outer_.pop_back();
   }
-  // The copy is a transpose if the target is dense along the inner axis, and the source is dense
-  // along another axis.
+  // The copy is a transpose if the inner (last) axis is dense in the target, and another axis is
+  // dense in the source. That axis is then the middle axis. Other copies have no middle axis.
   const auto dense =
       std::find_if(outer_.begin(), outer_.end(), [](const Axis& a) { return a.source == 1; });
   if (dense != outer_.end() && inner_.target == 1 && std::abs(inner_.source) > 1) {
@@ -96,9 +96,9 @@ void StridedCopy::merge_axes(const Shape& shape, const Shape& source_strides,
 void StridedCopy::run(const void* source, void* target) const {
   if (outer_count_ == 0 || middle_.length == 0 || inner_.length == 0) return;
   // The threads share bands. For each index of the outer axes there are `bands` bands. In a
-  // transpose, a band is a piece of the middle axis, with the whole inner axis. In another copy, it
-  // is a piece of the inner axis if there is only one outer index, and the whole inner axis
-  // otherwise.
+  // transpose, a band is a piece of the middle axis (which is dense in the source) with the whole
+  // inner axis (which is dense in the target). In another copy, a band is a piece of the inner axis
+  // if there is only one outer index, and the whole inner axis otherwise.
   const std::int64_t side = kLine / item_;
   const std::int64_t bands = is_transpose_       ? divide_up(middle_.length, side)
                              : outer_count_ == 1 ? divide_up(inner_.length, kGrainWork)

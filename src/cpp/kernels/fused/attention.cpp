@@ -56,9 +56,9 @@ Shape shape_of_scores(const KernelQuery& query) {
   return scores;
 }
 
-// The parameters and shapes of an attention op, read from the query for its kernel. Several heads
-// of attention queries can share one head of keys and values: these heads of queries are a group. A
-// unit is one head of keys and values of one batch element.
+// The parameters and shapes of an attention op, read from its KernelQuery. Several heads of queries
+// can share one head of keys and values: these heads of queries are a group. A unit is one head of
+// keys and values of one batch element.
 struct Problem {
   explicit Problem(const KernelQuery& query)
       : causal(query.attrs.integer("causal") != 0),
@@ -103,9 +103,9 @@ struct Problem {
   std::int64_t blocks, key_blocks;            // blocks of queries, and of keys
 };
 
-// Return the i-th element of 0, n - 1, 1, n - 2, ... In causal attention, the first block of
-// queries sees the fewest keys, and the last one the most. In this order, elements 2k and 2k + 1
-// together have about the same work for every k.
+// Return the i-th number of the order 0, n - 1, 1, n - 2, ... of blocks. In causal attention, the
+// first block of queries sees the fewest keys, and the last block the most. So two neighbours in
+// this order, numbers 2k and 2k + 1, together have about the same work for every k.
 std::int64_t zigzag(std::int64_t i, std::int64_t n) { return i % 2 == 0 ? i / 2 : n - 1 - i / 2; }
 
 // The mask, which is added to the scores. It has strides along [..., heads, queries, keys]. The
@@ -222,10 +222,10 @@ class Attention {
     return {head / problem_.heads_per_group, head, first, count, columns};
   }
 
-  // query_rows() returns the rows of head b.head in `tensor`, which has one row per query, from the
-  // first query of block `b` on. key_rows() returns the rows of a head of keys and values in
-  // `tensor`, which has one row per key, from row `key` on. `unit` is the number of this head over
-  // all batch elements.
+  // query_rows() returns the rows of block `b` in `tensor`, which has one row per query: the rows
+  // of head b.head, from the first query of the block on. key_rows() returns the rows of one head
+  // in `tensor`, which has one row per key, from row `key` on. `unit` is the number of this head of
+  // keys and values over all batch elements.
   template <class U>
   Dense<U> query_rows(U* tensor, const Block& b, std::int64_t width) const {
     return problem_.rows(tensor, b.head, problem_.heads, problem_.queries, b.first, width);
@@ -234,9 +234,9 @@ class Attention {
   Dense<U> key_rows(U* tensor, std::int64_t unit, std::int64_t key, std::int64_t width) const {
     return problem_.rows(tensor, unit, problem_.groups, problem_.keys, key, width);
   }
-  // Return `count` rows of `width` elements that are dense, for repeated reads. If the stride of
-  // `rows` is `width`, the result is `rows` itself. Otherwise the rows are copied to `space`,
-  // because rows with a larger stride compete for few sets of the first-level cache.
+  // Return the rows with stride `width`. If `rows` has this stride, the result is `rows` itself.
+  // Otherwise, `count` rows of `width` elements are copied to `space`: rows with a larger stride
+  // can compete for few sets of the first-level cache, which makes repeated reads slow.
   static Dense<const T> dense_copy(Dense<const T> rows, std::int64_t count, std::int64_t width,
                                    T* space) {
     if (rows.stride == width) return rows;
@@ -266,11 +266,12 @@ class Attention {
                     -std::numeric_limits<T>::infinity());
   }
 
-  // Divide `keys` keys, from key number `key` on, into ranges, and call body(row, rows, column) for
-  // each range. The range has `rows` keys, from key number key + row on. Query number `column` of
-  // block `b` is the first one that sees any key of the range. In causal attention, the first range
-  // has the keys before the first query of the block, which all queries of the block see. Each
-  // further range has up to kDiagonalStep keys. Without causal attention, one range has all keys.
+  // Divide the `keys` keys from number `key` on into ranges, and call body(row, rows, column) for
+  // each range. The range has `rows` keys, from number key + row on. `column` is the number, in
+  // block `b`, of the first query that sees any key of the range. In causal attention, the first
+  // range has the keys before the first query of the block, which all queries of the block see.
+  // Each further range has up to kDiagonalStep keys. Without causal attention, one range has all
+  // keys.
   template <class Body>
   void for_key_rows(const Block& b, std::int64_t key, std::int64_t keys, Body&& body) const {
     const std::int64_t corner = problem_.causal ? std::min(b.first - key, keys) : keys;
@@ -280,9 +281,9 @@ class Attention {
   }
 
   // Divide the queries of block `b` into ranges, and call body(row, rows, depth) for each range.
-  // The range has `rows` queries, from query number `row` of the block on. `depth` is the number of
-  // the keys from `key` on, at most `keys`, that any query of the range sees: in causal attention,
-  // the later keys are left out of the sums.
+  // `row` is the number of queries of the block before the range, and `rows` is the number of
+  // queries in it. `depth` is the number of keys, from `key` on and at most `keys`, that a product
+  // for the range must include. In causal attention, no query of the range sees the later keys.
   template <class Body>
   void for_query_rows(const Block& b, std::int64_t key, std::int64_t keys, Body&& body) const {
     if (!problem_.causal || key + keys <= b.first) return body(std::int64_t{0}, b.count, keys);
@@ -293,8 +294,8 @@ class Attention {
   }
 
   // Store left @ right in `out`, a block with one row per key and one column per query. `left` has
-  // one row per key, and `right` has one column per query. In causal attention, elements of `out`
-  // may be left unwritten if the query does not see the key (see for_key_rows).
+  // one row per key, and `right` has one column per query. In causal attention, `out` is not
+  // written for the queries that see none of the keys of a range (for_key_rows()).
   void multiply_to_scores(const Block& b, std::int64_t key, std::int64_t keys, Dense<const T> left,
                           const T* right, std::int64_t depth, T* out) const {
     for_key_rows(b, key, keys, [&](std::int64_t row, std::int64_t rows, std::int64_t column) {
@@ -433,8 +434,9 @@ class Backward final : public Kernel, Attention<T> {
     // One pass over all pairs of blocks computes all adjoints with 5 matrix products per pair, but
     // has only one task per unit (a head of keys and values of one batch element), so threads may
     // be idle. Two passes, one over the queries and one over the keys, need 7 products per pair,
-    // but have more tasks. One pass is chosen if it needs at most as much time: `rounds` is the
-    // number of units that the busiest thread computes.
+    // but have more tasks. `rounds` is the number of units that the busiest thread computes in one
+    // pass. One pass is chosen if 5 * rounds is at most 7 * units / pieces_, the work per thread of
+    // two passes.
     const std::int64_t rounds = divide_up(problem_.units, pieces_);
     is_one_pass_ = rounds * pieces_ * 5 <= problem_.units * 7;
   }

@@ -44,8 +44,9 @@ struct AttentionLoops {
   // For i < count, store the dot product of row i of a and row i of b in dots[i]. The further
   // elements, up to dots[kQueries - 1], become 0.
   void (*dot)(Dense<const T> a, Dense<const T> b, std::int64_t count, std::int64_t width, T* dots);
-  // Add a mask to the scores. If the mask is -inf, the score becomes -inf. The sum would be NaN if
-  // the score is NaN or +inf, and a hidden key must not affect the result.
+  // Add a mask to the scores. If the mask is -inf, the score becomes -inf, without an addition: the
+  // sum of -inf and a score that is NaN or +inf would be NaN, and a hidden key must not affect the
+  // result.
   void (*add_mask)(const T* mask, std::int64_t keys, std::int64_t columns, T* scores);
   // The online softmax (Milakov and Gimelshein 2018, arXiv:1805.02867, algorithm 3). Update the
   // maximum and the sum of each query with its scores, and replace the scores by e^(score -

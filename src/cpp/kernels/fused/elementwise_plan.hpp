@@ -14,11 +14,11 @@
 // elementwise_reduce.cpp also reduces the values of some statements: it adds the values of a tile
 // to accumulators when all loops of the tile are done. So the buffers of these values are not
 // reused for other values before that. In this kernel, the last axes that are all reduced, or all
-// kept, are merged, and a row of the plan is along them. The reduction adds in blocks
-// (reduce/loops.hpp), and tiles must fit these blocks. If the last axes are reduced, a block is
-// kBlockBytes of a row: a tile that is a piece of a row is one block (the last piece may be
-// shorter). If they are kept, a block is kRowBlock rows: all rows of a tile belong to the same
-// block.
+// kept, are merged to one axis, the axis of the plan's rows. The reduction adds the values in
+// blocks (reduce/loops.hpp), and no tile may be in two blocks. If the last axes are reduced, a
+// block is kBlockBytes of a row: a tile that is a piece of a row is one block (the last piece may
+// be shorter). If the last axes are kept, a block is kRowBlock rows: all rows of a tile belong to
+// the same block.
 //
 // elementwise_product.cpp has inputs that are matrix products. The products are not in memory: the
 // kernel computes a block of each product, and then runs the body for the block. Each tile is a
@@ -46,8 +46,8 @@ struct TileLoop {
   int a, b, c, out;  // slots of the operands and the result; unused operands are `out`
 };
 
-// The way in which the values of an input get into the input's slot, the memory in which a loop
-// reads a tile of them. To gather is to copy elements to a buffer.
+// The location from which a loop reads the values of an input. An input's slot is the memory of one
+// tile of its values. "Gathered" means that the values are copied to a buffer, which is the slot.
 enum class Reading : std::uint8_t {
   InPlace,    // the slot is the input's memory, because the input has the strides of the output
   InRow,      // the slot is the input's memory: the inner axis is dense, and tiles are within rows
@@ -57,7 +57,7 @@ enum class Reading : std::uint8_t {
   Given,      // the caller of the walk passes the values of each tile, dense as in the output
 };
 
-// The plan of the reading of one input of the body.
+// The plan for one input of the body: the location and the layout of its values.
 struct InputPlan {
   Reading reading;
   int slot;

@@ -31,10 +31,10 @@ const std::vector<std::int64_t>& products_of(const KernelQuery& query) {
 }
 std::size_t num_operands(const KernelQuery& query) { return 2 * products_of(query).size(); }
 
-// Fetch a cache line for writing. This removes the line from the caches of the other cores, so a
-// later write does not wait for them. Without the compiler flag -mprfchw, __builtin_prefetch
-// fetches the line for reading only, so the function uses assembly. This is safe on all x86-64
-// CPUs: those that do not support prefetchw ignore it.
+// Fetch a cache line for writing. This removes the line from the caches of the other cores now, so
+// that a later write does not have to wait for the removal. Without the compiler flag -mprfchw,
+// __builtin_prefetch fetches the line for reading only, so the function uses assembly. This is safe
+// on all x86-64 CPUs: those that do not support prefetchw ignore it.
 void prefetch_for_write(const void* line) {
 #if defined(__x86_64__)
   asm volatile("prefetchw %0" : : "m"(*static_cast<const char*>(line)));
@@ -68,9 +68,10 @@ class BodySink {
   BodySink(const Plan& plan, std::int64_t width, const KernelArgs& args)
       : plan_(plan), width_(width), args_(args), walk_(plan, args) {}
 
-  // Prefetch the inputs of the body that are not products, while the products are computed for this
-  // tile: the elements at the tile's rows and columns. An input that is also an output is fetched
-  // for writing, because the core of another rank may have the cache line.
+  // Prefetch the body's inputs for this tile while the products are computed: the elements of each
+  // input that is not a product, at the tile's rows and columns. An input that is also an output is
+  // fetched for writing. If ranks share its memory, the core of another rank may have the cache
+  // line, and a write would wait for it.
   void prefetch_tile(gemm::Range rows, gemm::Range columns) const {
     for (std::size_t i = 0; i < plan_.inputs.size(); ++i) {
       const InputPlan& input = plan_.inputs[i];

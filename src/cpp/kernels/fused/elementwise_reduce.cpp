@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A kernel body with reductions. The values of some statements are reduced, all over the same axes.
 // Each tile of these values is added to accumulators while it is in the first-level cache, so the
-// body and its reductions read the inputs only once. The sums have the order, and therefore the
-// bits, of the reduce kernel.
+// body and its reductions read the inputs only once. The values are added in the same order as in
+// the reduce kernel, so both kernels give the same bits.
 #include <algorithm>
 
 #include "device/team.hpp"
@@ -159,10 +159,11 @@ class ElementwiseReduce final : public Kernel {
   std::vector<std::size_t> first_, accumulated_;
 };
 
-// Return true if the plan's tiles fit the blocks in which a reduction of floats adds the elements
-// of a row: blocks of kBlockBytes (reduce/loops.hpp). `g` is the geometry of the reduction, and
+// Return true if the plan's tiles fit the blocks of kBlockBytes in which a reduction of floats adds
+// the elements of a row (reduce/loops.hpp). `g` is the division of the reduction into tasks, and
 // `item` is the number of bytes per element. If the last axis is reduced and a row has several
-// tiles, each tile must be one block. Otherwise, all tiles fit.
+// tiles, each tile must be exactly one block. If the last axis is kept, or a row is in one tile,
+// all tiles fit.
 bool is_block(const Plan& plan, const Geometry& g, std::size_t item) {
   const std::int64_t block = reduce::kBlockBytes / static_cast<std::int64_t>(item);
   return !g.by_rows || plan.tiles_per_row == 1 || plan.tile_length == block;

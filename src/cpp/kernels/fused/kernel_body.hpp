@@ -39,7 +39,8 @@ struct Statement {
   std::vector<Operand> operands;
 };
 
-// The reason why a kernel refuses a query.
+// The error for a query (an op with its types) that a kernel does not support. Its text is the
+// reason.
 class Refusal : public std::runtime_error {
   using runtime_error::runtime_error;
 };
@@ -52,7 +53,8 @@ std::vector<Statement> parse_statements(std::string_view text,
 // Throws Refusal if the text is not a number of the dtype.
 std::uint64_t bits_of_immediate(const Operand& operand);
 
-// The body in the attributes of a query. The query must outlive the body, which has views into it.
+// A kernel body, read from the attributes of the query for its kernel. The query must outlive the
+// body, which has views into the query.
 struct Body {
   explicit Body(const KernelQuery& query);  // throws Refusal
 

@@ -9,7 +9,7 @@ namespace ngd::kernels::fused {
 // written the same tile of the output. A 16-bit input never prevents this: its tile is widened to a
 // float32 buffer before a loop writes an output, and the other loops read the buffer.
 void plan_in_place(Plan& plan, const Body& body, const Pairs& pairs) {
-  // For each input: the last statement whose loop reads it, or -1.
+  // For each input: the last statement whose loop reads the input's memory, or -1 if no loop does.
   std::vector<std::int64_t> last_read(plan.inputs.size(), -1);
   for (std::size_t t = 0; t < body.statements.size(); ++t)
     for (const Operand& operand : body.statements[t].operands) {

@@ -121,7 +121,7 @@ class LoopPlanner {
   }
 
   // Return the loop that computes statement t. If t is the second statement of a pair, the loop
-  // computes the first statement too. The slot of the result is not set.
+  // computes the first statement too. The caller sets the slot of the result, which is -1 here.
   TileLoop loop_of(int t) {
     const int first = pairs_.first_of(t);
     TileLoop loop{nullptr, -1, -1, -1, -1};
@@ -151,7 +151,8 @@ class LoopPlanner {
     return slots_.constant(operand.dtype, bits_of_immediate(operand));
   }
 
-  // Return the number of the first output that is the value of statement t, or -1 if no output is.
+  // Return the number of the first output that is the value of statement t, or -1 if the value is
+  // not an output.
   int output_of(int t) const {
     for (std::size_t k = 0; k < body_.results.size(); ++k)
       if (body_.results[k] == t) return static_cast<int>(k);

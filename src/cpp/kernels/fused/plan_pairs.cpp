@@ -46,10 +46,9 @@ TileFunction pair_function(const Statement& first, int number, const Statement& 
       .pairs[static_cast<int>(*first_kind)][static_cast<int>(*second_kind)][is_float64];
 }
 
-// Count the uses of each statement's value. Only a statement whose value is used exactly once can
-// be the first of a pair, because the loop of a pair does not store the value of its first
-// statement. A value that is stored or reduced counts as two uses, so that its statement is never
-// the first of a pair.
+// Count the uses of each statement's value. A statement can be the first of a pair only if its
+// value has exactly one use, because the loop of a pair does not store the value of the first
+// statement. So a value that is stored or reduced must never be the first: it counts as two uses.
 std::vector<int> count_uses(const Body& body) {
   std::vector<int> num_uses(body.statements.size());
   for (const Statement& statement : body.statements)

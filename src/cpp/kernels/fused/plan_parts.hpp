@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The parts of the planner, which makes a Plan. They are in the order in which Plan's constructor
-// runs them, and each part sets some members of the plan. elementwise_plan.hpp defines the words.
+// runs them, and each part sets some members of the plan. elementwise_plan.hpp explains statements,
+// tiles, slots and loops.
 #pragma once
 
 #include <cstdint>

@@ -29,9 +29,10 @@ const SoftmaxLoops<T>& loops_of(const SoftmaxTable& table) {
     return table.f64;
 }
 
-// The rows of a tensor along one axis. length: the elements of a row, which are the extent of the
-// axis. inner: the product of the extents of the axes after it, which is also the stride of a row's
-// elements. Row r begins at element r / inner * length * inner + r % inner.
+// The rows of a tensor along one axis. `length` is the number of elements of a row, the extent of
+// the axis. `inner` is the product of the extents of the axes after it, which is also the stride of
+// a row's elements. Row r begins at element (r / inner) * length * inner + r % inner, where r /
+// inner is rounded down.
 struct Rows {
   Rows(const Shape& shape, std::size_t axis, int threads) : length(shape[axis]) {
     for (std::size_t a = 0; a < shape.size(); ++a)
@@ -101,8 +102,9 @@ class Stage {
   bool is_dense_half() const { return rows_.inner == 1 && is_half(dtype_); }
   std::int64_t half_offset(std::int64_t row) const { return 2 * row * rows_.length; }  // in bytes
 
-  // Call element(address, i) for each element of `rows` rows of the tensor. `address` is a pointer
-  // to the element in the tensor. i is the index of the element in a dense copy of these rows.
+  // Call element(address, i) for each element of `rows` rows of the tensor, row by row. `address`
+  // is a pointer to the element in the tensor. `i` is the index of the same element in a dense copy
+  // of these rows, so that `element` can copy the element from or to that copy.
   template <class Element>
   void visit_elements(const void* tensor, std::int64_t row, std::int64_t rows,
                       Element&& element) const {
@@ -158,8 +160,8 @@ void for_blocks(const Rows& rows, void* scratch, Body&& body) {
   });
 }
 
-// Call the visitor with the type in which the dtype is computed: f64 for f64, and f32 for other
-// floats.
+// Call the visitor with the C++ type in which the kernel computes with elements of the dtype:
+// double for f64, and float for other floats.
 template <class Visitor>
 decltype(auto) visit_computed(DType dtype, Visitor&& visitor) {
   if (dtype == DType::F64) return visitor.template operator()<double>();
@@ -250,8 +252,8 @@ class SoftmaxCrossEntropy final : public Kernel {
     return index_at(labels_.dtype, args.inputs[1], row);
   }
 
-  // Call `body`, a lambda with one template parameter: the C++ type of the elements of the losses
-  // and of dy, which have one value per row.
+  // Call `body`, a lambda with one template parameter, for the C++ type of the losses and of dy.
+  // The losses and dy have one value per row.
   template <class T, class Body>
   void visit_rows(Body&& body) const {
     if constexpr (std::is_same_v<T, double>)

@@ -14,7 +14,8 @@ struct SoftmaxLoops {
   // Store e = exp(x - maximum of the row). Also store the maximum and the sum of e of each row.
   void (*exponentials)(const T* x, std::int64_t rows, std::int64_t length, T* e, T* maxima,
                        T* sums);
-  // Store y = e * (scale[row] / sum), or e / sum if `scale` is null. y may be e.
+  // Store y = e * (scale[row] / sum of the row), or e / sum of the row if `scale` is null. `scale`
+  // has one factor per row, such as dy in the gradient of a loss. y may be e.
   void (*divide)(const T* e, std::int64_t rows, std::int64_t length, const T* sums, const T* scale,
                  T* y);
   // Store y = (x - maximum) - log(sum). y may be x.

@@ -36,8 +36,8 @@ inline constexpr BlockLimits kPackedLimits{128, 480};
 // of many such rows.
 //
 // Measured on Zen 4: a product of 1024 x 1024 with depth 128, with an update of the weights in the
-// sink, takes 2,950 us with these limits. It takes 3,450 us with blocks of at most 64 rows and 384
-// columns, which is the time of a matmul and an update in two separate kernels.
+// sink, takes 2,950 us with these limits. With blocks of at most 64 rows and 384 columns, it takes
+// 3,450 us, as long as a matmul and an update in two separate kernels.
 inline constexpr BlockLimits kStreamingLimits{32, 1056};
 inline constexpr std::int64_t kMaxBlockDepth = 256;
 inline constexpr std::int64_t kMaxKeptElements = 1 << 19;   // of A, if it is packed for all depths
@@ -56,7 +56,7 @@ inline std::int64_t num_parts_for(std::int64_t work, std::int64_t threads) {
 
 // The blocking of one GEMM.
 struct Blocking {
-  // The work of one thread.
+  // The work of one thread: ranges of the batch's products, of their rows, and of their columns.
   struct Part {
     Range products, rows, columns;
   };
@@ -67,9 +67,10 @@ struct Blocking {
   bool has_one_row_block = false;  // the rows of a part are a single block
   bool keeps_a = false;            // A is packed for all depths, and reused for the next columns
   std::int64_t rows = 1, columns = 1, depth = 1;  // of a block
-  // The scratch memory of one part, in elements. a_elements: packed A. b_elements and c_elements:
-  // packed B and the sums of a block, for each product. c_elements is 0 if the GEMM is not a
-  // StreamingGemm. part_elements: the total.
+  // The scratch memory of one part, in elements. `a_elements` is for packed A, `b_elements` for
+  // packed B of one product, and `c_elements` for the sums of one block of one product.
+  // `c_elements` is 0 if the GEMM is not a StreamingGemm. `part_elements` is the total for all
+  // products of a block.
   std::int64_t a_elements = 0, b_elements = 0, c_elements = 0, part_elements = 0;
 
   // Return the blocking of a PackedGemm. If the rows of each thread's part are a single block, each
@@ -85,9 +86,9 @@ struct Blocking {
     return blocking;
   }
 
-  // Return the blocking of a StreamingGemm. For the columns of a block, the scratch memory holds
-  // packed B of the whole depth, which all blocks with these columns read. It also holds the sums
-  // of a block.
+  // Return the blocking of a StreamingGemm. The scratch memory holds packed B for the columns of a
+  // block and the whole depth, because all blocks with these columns read the same B. The scratch
+  // memory also holds the sums of a block.
   template <class T>
   static Blocking streaming(const MatmulShape& shape, std::int64_t num_products,
                             const GemmTile<T>& tile, std::int64_t threads) {

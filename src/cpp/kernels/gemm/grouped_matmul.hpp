@@ -32,7 +32,7 @@ class RowGroups {
   std::int64_t count() const { return count_; }
 
   // Throw std::out_of_range for the first offset that is less than the previous offset, or greater
-  // than the number of rows.
+  // than the number of rows. The last offset may be less than the number of rows.
   void check(const void* offsets) const {
     for (std::int64_t group = 0; group < count_; ++group) {
       const std::int64_t before = begin(offsets, group), offset = end(offsets, group);

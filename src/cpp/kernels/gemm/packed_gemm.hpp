@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// ngd's GEMM for results that are stored: the matrix multiplications of a batch, with a bias and
-// relu. blocking.hpp defines the words.
+// ngd's GEMM that stores its result in memory: the matrix multiplications of a batch, with a bias
+// and relu. blocking.hpp defines part, block, tile, panel and packing.
 #pragma once
 
 #include <algorithm>
@@ -25,8 +25,8 @@ class PackedGemm {
 
   std::int64_t scratch_elements() const { return blocking_.scratch_elements(); }
 
-  // Return the number of scratch elements that is enough for a product of this shape, and for
-  // products with a smaller m or k.
+  // Return a number of scratch elements that is enough for a product of the shape `largest`, and
+  // for products with the same n and a smaller m or k.
   static std::int64_t max_scratch_elements(const MatmulShape& largest, const Machine& machine) {
     const GemmTile<T>& tile = tile_of<T>(machine.simd);
     const std::int64_t parts = num_parts_for(largest.m * largest.n * largest.k, machine.threads);

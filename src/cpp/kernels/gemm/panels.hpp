@@ -26,9 +26,9 @@ View<T> view_of_b(const MatmulShape& shape, const T* b) {
   return {b, shape.transpose_b ? shape.k : 1, shape.transpose_b ? 1 : shape.n};
 }
 
-// Rows of A, packed or in place. The members are the values of `a`, `a_panel` and `a_step` in
-// TileWork. data: the first element. panel: elements from one panel to the next. step: elements
-// from one step of the depth to the next.
+// Rows of A, packed or in place. `data` is the first element, `panel` is the number of elements
+// from one panel to the next, and `step` is the number of elements from one step of the depth to
+// the next. They become `a`, `a_panel` and `a_step` of a TileWork.
 template <class T>
 struct TileRows {
   const T* data;
@@ -49,9 +49,9 @@ struct Block {
   std::int64_t c_stride = 0;
 };
 
-// A sink that prefetches nothing. A sink is the object that uses the computed blocks. The depth is
-// multiplied in ranges, one after the other. Before each tile of the last range, the GEMM calls
-// prefetch_tile, so that the sink can prefetch the memory that it needs when the block is complete.
+// A sink whose prefetch_tile does nothing. A sink is the object that uses the computed blocks. A
+// GEMM adds up the depth in ranges, one after the other. Before each tile of the last range, it
+// calls prefetch_tile, so that a sink can prefetch the memory that it needs for the complete block.
 struct NoSink {
   void prefetch_tile(Range, Range) const {}
 };
@@ -81,8 +81,7 @@ class Panels {
     return {panels, tile_.rows * depth, tile_.rows};
   }
 
-  // Compute a block of C. Its panels of B are processed one after the other, and in each panel its
-  // tiles.
+  // Compute a block of C, one panel of B after the other, and tile by tile in each panel.
   template <class Sink>
   void multiply(const Block<T>& block, Sink& sink) const {
     const bool is_last = block.depth.end >= depth_;
@@ -114,9 +113,9 @@ class Panels {
   }
 
  private:
-  // The part of B that is packed next: pieces of rows, far apart in memory. A piece has row_bytes
-  // bytes, and `stride` is the number of bytes from one to the next. Null `data`: there is nothing
-  // to prefetch.
+  // The memory from which the next panel of B is packed: pieces of rows, far apart in memory. A
+  // piece has `row_bytes` bytes, and begins `stride` bytes after the previous one. If `data` is
+  // null, there is nothing to prefetch.
   struct Prefetch {
     const std::byte* data = nullptr;
     std::int64_t row_bytes = 0, stride = 0;
@@ -181,14 +180,14 @@ class Panels {
     return left > num_extra && num_extra > 0 && is_narrow(num_extra) ? left - num_extra : left;
   }
 
-  // Return the memory from which the panel of B after this one is packed, for a prefetch. `column`
-  // is the first column after this panel. There are three cases. Inside of the block, the next
-  // panel begins at `column`. At the end of the block, it is the block's first panel in the next
-  // range of the depth. After the last range, it is the first panel of the next block.
+  // Return the memory from which the next panel of B is packed, for a prefetch. `column` is the
+  // first column after the current panel. If `column` is in the block, the next panel begins there.
+  // If it is not, the next panel is the first panel of this block in the next range of the depth.
+  // If there is no next range, it is the first panel of the next block.
   //
-  // Return an empty Prefetch after the last column of the thread's part, and always if B is not
-  // stored in rows. If B is stored in rows, a panel is many short pieces that are far apart, which
-  // the CPU's prefetcher does not detect.
+  // Return an empty Prefetch if the next panel would begin after the thread's last column, or if B
+  // is not stored in rows. If B is stored in rows, a panel is many short pieces that are far apart,
+  // which the CPU's prefetcher does not detect.
   Prefetch next_panel(const Block<T>& block, std::int64_t column) const {
     const View<T>& b = block.b;
     std::int64_t row = block.depth.begin;

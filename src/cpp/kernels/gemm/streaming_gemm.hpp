@@ -19,10 +19,10 @@ namespace ngd::kernels::gemm {
 // A sink has two functions:
 //   void prefetch_tile(Range rows, Range columns)
 //   void write_block(Range rows, Range columns, const T* values, std::int64_t product_stride)
-// The depth of a tile is multiplied in ranges. prefetch_tile is called before the last range of
-// each tile, so that the sink can prefetch the memory that it needs for this tile. write_block gets
-// the computed block. The values of the first product are a dense row-major block. The block of
-// each next product begins product_stride elements later.
+// The sums over the depth are computed in several ranges of the depth. prefetch_tile is called for
+// each tile before the last range, so that the sink can prefetch the memory that it needs for this
+// tile. write_block gets the computed block. The values of the first product are a dense row-major
+// block. The block of each next product begins product_stride elements later.
 template <class T>
 class StreamingGemm {
  public:

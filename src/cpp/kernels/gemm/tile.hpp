@@ -55,9 +55,9 @@ struct GemmTile {
   void (*multiply_strided)(const TileWork<T>& work);
 
   // Compute a tile as `multiply` does, for few columns. A vector along a row of C would be mostly
-  // empty, so each vector has one element per row of C instead. For each step of the depth, a
-  // vector of A is loaded from one panel, or from several adjacent panels if it has more elements
-  // than a panel has rows. The function is null if this SIMD level does not have it.
+  // empty, so each vector is a part of a column of C, with one element per row. For each step of
+  // the depth, a vector of A is loaded from one panel, or from several adjacent panels if it has
+  // more elements than a panel has rows. The function is null if this SIMD level does not have it.
   void (*multiply_narrow)(const TileWork<T>& work);
   std::int64_t narrow_rows, narrow_columns;  // the largest narrow tile
 };

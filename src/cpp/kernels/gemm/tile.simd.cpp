@@ -65,9 +65,9 @@ NGD_INLINE void transpose_lines(const T* from, std::int64_t stride, std::int64_t
   for (int i = 0; i < lines; ++i) store(v[i], panel + i * kSteps * width);
 }
 
-// Copy `used` lines to a panel. Neighbouring lines must be adjacent in memory. Each memcpy copies
-// one element each of `batch` lines. The last lines, which are fewer than `batch`, are copied in
-// smaller batches.
+// Copy `used` lines to a panel. In memory, the same element of neighbouring lines must be adjacent
+// (lines.row == 1). Each memcpy copies element p of `batch` lines. If fewer than `batch` lines are
+// left at the end, they are copied in smaller batches.
 template <class T, int batch>
 void copy_lines(View<T> lines, std::int64_t used, std::int64_t depth, std::int64_t width,
                 T* panel) {
@@ -102,9 +102,9 @@ void pack_panel(View<T> lines, std::int64_t used, std::int64_t depth, std::int64
       panel[p * width + i] = lines.data[i * lines.row + p * lines.column];
 }
 
-// Pack `panels` panels of kRows lines each. Neighbouring lines must be adjacent in memory: the
-// elements of all lines for one step of the depth are then one dense row of the operand. Each step
-// copies one such row.
+// Pack `panels` panels of kRows lines each. In memory, the same element of neighbouring lines must
+// be adjacent (lines.row == 1). So for each step of the depth, the elements of all lines are one
+// dense row of the operand, and are copied from it, kRows elements to each panel.
 template <class T, int panels>
 void copy_panels(View<T> lines, std::int64_t depth, T* panel) {
   for (std::int64_t p = 0; p < depth; ++p) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The function tile_of(), which returns the register tile of a SIMD level and a type.
 //
-// It is not in tile.hpp, because files that are compiled for one SIMD level include tile.hpp. The
-// inline functions of this file would then be compiled for that level, and the linker could pick
-// that copy for code of the baseline.
+// tile_of() is not in tile.hpp, because files that are compiled for one SIMD level include
+// tile.hpp. The inline functions of this header would then also be compiled for that level, and the
+// linker could pick that copy for code of the baseline.
 #pragma once
 
 #include <type_traits>

@@ -67,10 +67,16 @@ dnnl::primitive_attr user_scratchpad() {
   return attr;
 }
 
-// Describe the primitive. It adds the bias and applies the post-operations, which saves a pass over
-// the result. Times on 2 threads of a Xeon of 2.5 GHz, in the primitive and as a separate kernel:
-// [4, 128, 32, 32] with 256 kernels of 1 x 1: bias 2.9 and 4.1 ms, gelu 2.3 and 6.0, silu 2.7 and
-// 4.2; depthwise 7 x 7 of [8, 96, 28, 28]: bias 1.8 and 2.9, gelu 2.1 and 3.7.
+// Describe the primitive. The primitive adds the bias and applies the post-operations, which saves
+// a pass over the result. Times on 2 threads of a Xeon of 2.5 GHz, in ms:
+//
+//                                               bias  gelu  silu
+//   1 x 1, data [4, 128, 32, 32], 256 kernels:
+//     in the primitive                           2.9   2.3   2.7
+//     as a separate kernel                       4.1   6.0   4.2
+//   depthwise 7 x 7, data [8, 96, 28, 28]:
+//     in the primitive                           1.8   2.1
+//     as a separate kernel                       2.9   3.7
 dnnl::primitive_desc describe(const ConvShape& s) {
   const auto direct = dnnl::algorithm::convolution_direct;
   // oneDNN requires the primitive of the forward convolution as a hint for the primitive of a
@@ -235,12 +241,13 @@ class Primitives {
 
 // Return the number of threads for a convolution: 1 if it is small, and otherwise all threads.
 //
-// With AVX-512, oneDNN runs on fewer threads than it is given if the convolution has fewer parts
-// than threads. libgomp then ends the other threads, and the next kernel creates them again. This
-// takes 37 us per thread, in which a core computes 4 MFLOP (Zen 4). So one thread is faster for a
-// weight gradient with at most 4 MFLOP per ended thread. It is also faster for convolutions of at
-// most 1 MFLOP. The number of parts of a weight gradient is the product of the numbers of samples,
-// of groups, of blocks of 16 input channels and of blocks of 16 output channels.
+// With AVX-512, if a convolution has fewer parts than threads, oneDNN runs on fewer threads.
+// libgomp then ends the other threads, and the next kernel creates them again, which takes 37 us
+// per thread. In this time, a core computes 4 MFLOP (Zen 4). So a weight gradient is faster on one
+// thread if it has at most 4 MFLOP per thread that would be ended. Any convolution of at most 1
+// MFLOP is also faster on one thread. The number of parts of a weight gradient is the product of
+// the numbers of samples, of groups, of blocks of 16 input channels and of blocks of 16 output
+// channels.
 int threads_for(const ConvShape& s, const Machine& machine) {
   constexpr std::int64_t kSmall = 1'000'000, kPerThread = 4'000'000;  // FLOP
   constexpr std::int64_t kChannels = 16;                              // per part
@@ -307,7 +314,7 @@ Offer offer_conv(const KernelQuery& query, const Machine& machine) {
     return Offer::refuse("not trusted in two bytes");
   try {
     auto kernel = std::make_unique<Conv>(query, threads_for(shape, machine));
-    // oneDNN may have only slow code for channels last. The kernel is refused then, and the
+    // If oneDNN has only its slow reference code for channels last, the kernel is refused, and the
     // compiler uses channels first.
     if (shape.channels_last && kernel->plan().is_slow()) return Offer::refuse("slow in oneDNN");
     return {std::move(kernel), {}, has_native_products(shape.factors)};

@@ -7,8 +7,9 @@
 //            If the last axis is kept: a block of rows, which is reduced to one element per column.
 //   piece of columns  A part of the columns, if the last axis is kept. A row with at most
 //            kMaxColumns columns has one piece, and a longer row has several.
-//   result   The elements of the output for one index of the kept axes that are not in the
-//            segments, and for one piece of columns.
+//   result   If the last axis is reduced: one element of the output.
+//            If the last axis is kept: the elements of the output for one piece of columns, at one
+//            index of the other kept axes.
 //   chunk    A part of the segments that are reduced to one result. The size of a chunk does not
 //            depend on the number of threads.
 //   task     The reduction of one chunk.
@@ -50,9 +51,10 @@ struct Geometry {
   // piece of columns, chunk): the chunk varies fastest.
   std::int64_t tasks() const { return kept_count * column_pieces * chunks; }
   std::int64_t cells() const { return chunks > 1 ? tasks() * columns : 0; }
-  // Functions of a result. `result` is index * column_pieces + piece, for an index of the kept axes
-  // and a piece of columns. columns_of() returns the number of columns of the piece, and first_of()
-  // returns the index of its first column in the output.
+  // Functions of a result. The number of a result is index * column_pieces + piece, for an index of
+  // the kept axes and the number of a piece of columns. columns_of() returns the number of columns
+  // of the piece, and first_of() returns the flat index in the output of the result's first
+  // element.
   std::int64_t columns_of(std::int64_t result) const {
     return std::min(columns, width - result % column_pieces * columns);
   }
@@ -81,8 +83,8 @@ void for_segments(const Geometry& g, std::int64_t task, const Visit& visit) {
   }
 }
 
-// Return the smallest number of tasks for which another thread is used: they reduce about
-// kGrainWork elements together.
+// Return the grain of the reduction, the number of tasks that are enough work for one thread. These
+// tasks reduce about kGrainWork elements.
 inline std::int64_t grain_of(const Geometry& g) {
   const std::int64_t work = std::max<std::int64_t>(1, g.total / g.chunks) * g.columns;
   return std::max<std::int64_t>(1, kGrainWork / work);

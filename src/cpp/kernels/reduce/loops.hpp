@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // The inner loops of the reduce kernels, one set per reduction and dtype.
 //
-// The accumulators of floats are float64. Those of other elements have the dtype of the elements.
-// Elements are combined in an order that is the same on every SIMD level: "combine" means to add,
-// multiply, or take the maximum or the minimum. If the last axis is reduced, a row of floats is
-// divided into blocks of kBlockBytes. A lane tree (tiles/lane_tree.hpp) reduces each block, and the
-// results of the blocks are combined with the row's accumulator in order. If the last axis is kept,
-// each column has an accumulator, and the rows are divided into blocks of kRowBlock rows. In each
-// block, each column is reduced in the dtype of the elements. The results of the blocks are
-// combined with the accumulators in order.
+// To combine two elements is to add or multiply them, or to take their maximum or minimum. Elements
+// are combined in an order that is the same on every SIMD level. The accumulators of floats are
+// float64, and those of other elements have the dtype of the elements.
+//
+// If the last axis is reduced, a row of floats is divided into blocks of kBlockBytes. A lane tree
+// (tiles/lane_tree.hpp) reduces each block, and the results of the blocks are combined with the
+// row's accumulator in order. If the last axis is kept, each column has an accumulator, and the
+// rows are divided into blocks of kRowBlock rows. In each block, each column is first reduced in
+// the dtype of the elements. This result is then combined with the column's accumulator, block by
+// block.
 #pragma once
 
 #include <cstdint>

@@ -132,8 +132,8 @@ struct FloatLoops {
 
   // Combine `rows` rows with the partial results, as stripe() does, for `width` columns that are
   // fewer than the lanes of a vector. The vector of a row also loads elements after the row's
-  // columns, and these lanes are ignored. The rows whose vectors would end after the last element
-  // of the last row are read one element at a time.
+  // columns, and these lanes are ignored. If the vector of a row would end after the last element
+  // of the last row, where the memory may end, the row is read one element at a time.
   NGD_INLINE void narrow_stripe(const T* x, std::int64_t rows, std::int64_t stride,
                                 std::int64_t width, T* partial) {
     const std::int64_t readable = (rows - 1) * stride + width;

@@ -41,16 +41,16 @@ struct Reducer {
 };
 
 // Return the number of rows per tile, for tiles of `columns` columns and at most `elements`
-// elements. A tile must not have rows of two blocks of kRowBlock rows, because the loops reduce
-// each block before they combine it with the accumulators. So the number divides kRowBlock.
+// elements. The loops reduce each block of kRowBlock rows before they combine it with the
+// accumulators. So all rows of a tile must belong to one block, and the number divides kRowBlock.
 inline std::int64_t rows_of_a_tile(std::int64_t elements, std::int64_t columns) {
   std::int64_t rows = kRowBlock;
   while (rows > 1 && rows * columns > elements) rows /= 2;
   return rows;
 }
 
-// The rows of one tile: `count` rows from number `begin` on. They belong to a segment, a block of
-// `all` rows that are reduced together.
+// The rows of one tile: the `count` rows of a segment from number `begin` on. A segment is a block
+// of rows that are reduced together, and `all` is the number of its rows.
 struct TileRows {
   std::int64_t begin, count, all;
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The shapes of a convolution, or of one of its two gradients. All implementations of convolutions
-// read their shapes by this struct.
+// construct this struct from a query to get the shapes.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The shapes of a matmul. All implementations of matmul read their shapes by this struct.
+// The shapes of a matmul. All implementations of matmul construct this struct from a query to get
+// the shapes.
 #pragma once
 
 #include <algorithm>

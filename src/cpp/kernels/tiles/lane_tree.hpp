@@ -77,7 +77,8 @@ struct LaneTree {
 
  private:
   // Combine register v[r] with the kPartLanes elements that begin at from[r * kPartLanes], for each
-  // r. This is a fold expression, because GCC loads each vector twice in an unrolled loop.
+  // r. The code is a fold expression, because GCC loads each vector twice if it is an unrolled
+  // loop.
   template <int... r>
   NGD_INLINE void combine_each(Accumulators& v, const T* from, std::integer_sequence<int, r...>) {
     ((v[r] = Op::combine(v[r], load(from + r * kPartLanes))), ...);

@@ -19,8 +19,8 @@ NGD_INLINE Vector interleave(Vector a, Vector b, std::integer_sequence<int, i...
 
 // Transpose a matrix whose rows are the `lines` vectors v[i]. Afterwards, v has the elements of the
 // transposed matrix in row-major order: element 0 of each line, then element 1 of each line, and so
-// on. `lines` is a power of two, and at most the number of elements of a vector. Each round is a
-// perfect shuffle: it interleaves line i with line i + lines / 2.
+// on. `lines` is a power of two, and at most the number of elements of a vector. Each of the
+// log2(lines) rounds interleaves line i with line i + lines / 2, for each i < lines / 2.
 template <int lines, class Vector>
 NGD_INLINE void transpose(Vector (&v)[lines]) {
   constexpr int kLanes = sizeof(v[0]) / sizeof(v[0][0]);

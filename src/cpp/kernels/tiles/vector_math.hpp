@@ -76,8 +76,9 @@ struct ExponentParts {
 };
 
 NGD_INLINE ExponentParts split_exponent(float x) {
-  // Round x * log2(e) to the nearest integer n. After adding kShift = 1.5 * 2^23, the low bits of
-  // the mantissa contain n.
+  // Round x * log2(e) to the nearest integer n. A float of about kShift = 1.5 * 2^23 has no bits
+  // for a fraction, so the sum x * log2(e) + kShift is rounded to an integer. The bits of the sum
+  // minus the bits of kShift are n.
   constexpr float kShift = 12582912.0f, kLog2E = 1.44269504088896341f;
   const float shifted = x * kLog2E + kShift;
   const float n = shifted - kShift;
@@ -114,9 +115,9 @@ NGD_INLINE float exponential_minus_one(float x) {
   const float clamped = low > 89.0f ? 89.0f : low;
   const auto [r, n] = split_exponent(clamped);
   const float fraction = exponential_tail(r) * (r * r) + r;
-  // With x = n * log(2) + r and fraction = e^r - 1, e^x - 1 is 2^n * (fraction + 1) - 1. Compute
-  // half of it, 2^(n-1) * fraction + (2^(n-1) - 0.5), and double the result. 2^n itself is not
-  // computed, because n can be 128, and 2^128 exceeds the largest float.
+  // With x = n * log(2) + r and fraction = e^r - 1, the result e^x - 1 is 2^n * (fraction + 1) - 1.
+  // Compute half of the result, 2^(n-1) * fraction + (2^(n-1) - 0.5), and double it. 2^n itself is
+  // not computed, because n can be 128, and 2^128 exceeds the largest float.
   const float half_scale = power_of_two(n - 1);
   const float result = 2.0f * (half_scale * fraction + (half_scale - 0.5f));
   return x == 0.0f ? x : result;

@@ -44,9 +44,8 @@ class WeightGradient final : public Kernel {
         positions_(s.batch * s.window_count()),
         in_(s.in, 1, tile_),
         packs_dy_(s.out % tile_.rows != 0) {
-    // The output positions per block. The block of dy should fill half of the core's L2 cache, but
-    // a block has at least kBlock / 2 positions even if it fills more, and at most kBlock positions
-    // even if it fills less.
+    // The number of output positions per block: the number with which the block of dy fills half of
+    // the core's L2 cache, but at least kBlock / 2 and at most kBlock.
     block_ = std::clamp<std::int64_t>(machine.core_cache_bytes / 2 / 4 / s.out, kBlock / 2, kBlock);
     // The threads divide the output positions if the sums of one thread fit a quarter of the shared
     // cache, and each thread has at least two blocks of output positions.
@@ -80,9 +79,10 @@ class WeightGradient final : public Kernel {
 
  private:
   std::int64_t padded_out() const { return round_up(s_.out, tile_.rows); }
-  // The number of elements of all sums. For each kernel position and each group of the data's
-  // channels, the sums are a matrix with one row per channel of dy and one column per channel of
-  // the group.
+  // Return the number of elements of the sums. For each kernel position and each group of the
+  // data's channels, the sums are a matrix with one row per channel of dy and one column per
+  // channel of the group. If the threads divide the output positions, each thread has sums of its
+  // own. Otherwise, all threads share the sums.
   std::int64_t sums() const { return s_.kernel_places() * s_.out * s_.in; }
   std::int64_t sums_offset(std::int64_t k, std::int64_t group) const {
     return s_.out * (k * s_.in + in_.begin(group));
@@ -133,9 +133,9 @@ class WeightGradient final : public Kernel {
     }
   }
 
-  // Multiply one block of dy by one packed block of the data, tile by tile. If `add`, add the
-  // products to the sums, and otherwise store them as the sums. next: the part of dy that is read
-  // next, which the tiles prefetch, or null to prefetch nothing.
+  // Multiply one block of dy by one packed block of the data, tile by tile. If `add` is true, add
+  // the products to `sums`. Otherwise, overwrite `sums` with the products. `next` is the block of
+  // dy that is read after this one, which the tiles prefetch, or null to prefetch nothing.
   void multiply(const float* dy, Range rows, const float* b, std::int64_t columns,
                 std::int64_t count, bool add, const float* next, float* sums) const {
     TileWork<float> work{};
@@ -184,11 +184,13 @@ class WeightGradient final : public Kernel {
   std::int64_t piece_elements_;
 };
 
-// Return true if this is the fastest kernel for the shape. For kernels of several positions: with
-// strides of 2 and more on both axes, at least 128 channels of the data and of dy, and at least two
-// blocks of output positions. For 1 x 1 kernels: with at least 1024 channels of the data, or with
-// at most 128 channels of the data, at least 4 times as many channels of dy, and a dy that does not
-// fit in the shared cache. docs/adr/0043-convolution-weight-gradients.md has the measurements.
+// Return true if this is the fastest kernel for the shape.
+// docs/adr/0043-convolution-weight-gradients.md has the measurements. There are three cases:
+//   - The kernel has several positions, the strides are at least 2 on both axes, the data and dy
+//     have at least 128 channels each, and there are at least two blocks of output positions.
+//   - The kernel is 1 x 1, and the data have at least 1024 channels.
+//   - The kernel is 1 x 1, the data have at most 128 channels, dy has at least 4 times as many
+//     channels, and dy does not fit in the shared cache.
 bool is_fastest(const ConvShape& s, const Machine& machine) {
   constexpr std::int64_t kManyChannels = 1024, kSomeChannels = 128;
   const std::int64_t positions = s.batch * s.window_count();

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Winograd's convolution: float32 convolutions with 3 x 3 kernels, and their gradients, with a
-// quarter of the multiplications. transforms.hpp defines the method and the tiles, which are parts
-// of the images. For each channel, a tile is transformed to 36 values, and each kernel too. Plane
-// v, from 0 to 35, has value number v of all tiles or kernels.
+// Winograd's convolution: float32 convolutions with 3 x 3 kernels, and their gradients. It needs a
+// quarter of the multiplications of a direct convolution. transforms.hpp defines the method and the
+// tiles, which are parts of the images. For each channel, each tile and each 3 x 3 kernel is
+// transformed to 36 values. Plane v, from 0 to 35, has value number v of all tiles or of all 3 x 3
+// kernels.
 //
 // For each plane, the products of the transformed data and kernels are one GEMM. Its rows are the
 // tiles of all images, its depth is the channels of the data, and its columns are the channels of
@@ -37,8 +38,9 @@ using gemm::GemmTile;
 using gemm::TileWork;
 using Which = ConvShape::Which;
 
-// The number of floats in a cache line. The stride from one plane to the next is an odd number of
-// cache lines, so that the planes do not compete for the same sets of the cache.
+// The number of floats in a cache line. plane_stride() uses it to make the stride from one plane to
+// the next an odd number of cache lines, so that the planes do not compete for the same sets of the
+// cache.
 constexpr std::int64_t kLine = 16;
 
 constexpr std::int64_t kBlock = 48;           // tiles per block, if the work is done in phases
@@ -81,7 +83,8 @@ std::int64_t plane_stride(std::int64_t tiles, std::int64_t channels, const GemmT
   return round_up(tiles, tile.rows) * channels + kLine;
 }
 
-// The division of the images into tiles, for all three ops. pieces: the number of threads.
+// The division of the images into tiles, for a convolution, its data gradient or its weight
+// gradient. `pieces` is the number of threads, which is also the number of pieces of the work.
 struct Tiling {
   Images data, result;  // tiles of `data` have 6 x 6 positions, and those of `result` 4 x 4
   std::int64_t images, tiles, pieces;
@@ -116,10 +119,11 @@ class TileConv {
         columns_(tiling_.result.channels),
         tiles_per_thread_(tiling_.tiles / tiling_.pieces),
         // The threads divide the tiles if the transformed kernels fit three quarters of the shared
-        // cache, and one of two conditions is true. Either each thread has at least 2 * tile_.rows
-        // tiles, where tile_.rows is the number of rows of a GEMM tile. Or there are fewer vectors
-        // of columns (the result's channels) than threads, so that some threads would get no
-        // columns. Otherwise, the threads divide the columns.
+        // cache, and there are many tiles or few columns. There are many tiles if each thread has
+        // at least 2 * tile_.rows of them, where tile_.rows is the number of rows of a GEMM tile.
+        // Columns are the channels of the result. There are few columns if they fill fewer vectors
+        // than there are threads, so that some threads would get none. In all other cases, the
+        // threads divide the columns.
         divides_tiles_(
             kPlanes * depth_ * columns_ * 4 <= machine.shared_cache_bytes / 4 * 3 &&
             (tiles_per_thread_ >= 2 * tile_.rows || columns_ / tile_.lanes < tiling_.pieces)),
@@ -205,7 +209,8 @@ class TileConv {
     }
   }
 
-  // Compute one group of the result's channels, for the tiles of a phase.
+  // Compute one group of the result's channels for the phase_count tiles from number `first` on,
+  // whose transformed data are in `values`.
   void add_columns(std::int64_t group, std::int64_t first, std::int64_t phase_count,
                    const float* values, const float* kernels, float* workspace, const float* bias,
                    float* out) const {
@@ -337,8 +342,9 @@ class WeightGradient {
   }
 
   // All threads transform the same block of tiles. A pair is a group of the data's channels and a
-  // group of dy's channels. The pairs are computed in phases of phase_pairs_ pairs: the threads
-  // share the planes of all pairs of the phase, and add the products of the block to the sums.
+  // group of dy's channels. For each block, the pairs are processed phase_pairs_ at a time, which
+  // is one phase. In a phase, each plane of each pair is computed by one thread, which adds the
+  // products of the block to the sums of the pair.
   void run_by_pairs(const float* data, const float* dy, float* weights, float* scratch) const {
     float* values = scratch + phase_pairs_ * sums_elements();
     for (std::int64_t t = 0; t < tiling_.tiles; t += block_) {
@@ -376,7 +382,8 @@ class WeightGradient {
   std::int64_t sums_stride() const { return tile_.columns * tile_.columns + kLine; }
   std::int64_t sums_elements() const { return kPlanes * sums_stride(); }
 
-  // Transform tile number `number` of the data and of dy, as tile `i` of the block.
+  // Transform tile number `number` of the data and of dy. Store the results in `values`, the
+  // transformed values of a block, at the index of the block's tile `i`.
   void transform_tile(const float* data, const float* dy, std::int64_t number, std::int64_t i,
                       float* values) const {
     for (std::int64_t g = 0; g < in_.count; ++g)
@@ -471,8 +478,8 @@ class WeightGrad final : public Kernel {
 };
 
 // Return true if this is the fastest kernel for the shape: there are at least kMinTiles tiles,
-// which share the cost of transforming the kernels, and at least half of the tiles' positions are
-// in the images. docs/adr/0042-winograd.md has the measurements.
+// enough to be worth the transform of the kernels, and at least half of the tiles' positions are in
+// the images. docs/adr/0042-winograd.md has the measurements.
 bool is_fastest(const Tiling& tiling) {
   constexpr std::int64_t kMinTiles = 16;
   return tiling.tiles >= kMinTiles && 2 * tiling.num_positions() >= tiling.tiles * kTile * kTile;

@@ -39,8 +39,8 @@ struct Tile {
 // The transforms of one SIMD level.
 struct Transforms {
   std::int64_t lanes;  // channels per vector
-  // Transform a tile of the data, or (adjoint) a tile of the gradient of the result, to 36 values
-  // per channel. Value v is stored in plane v of `to`.
+  // data() transforms a tile of the data, and adjoint() transforms a tile of the gradient of the
+  // result. Both give 36 values per channel. Value v is stored in plane v of `to`.
   void (*data)(const Tile<const float>& from, std::int64_t channels, float* to,
                std::int64_t plane_stride);
   void (*adjoint)(const Tile<const float>& from, std::int64_t channels, float* to,
@@ -48,8 +48,9 @@ struct Transforms {
   // Transform sums of products to a tile of the result. bias: one element per channel, or null.
   void (*result)(const float* from, std::int64_t plane_stride, std::int64_t channels,
                  const float* bias, const Tile<float>& to);
-  // Transform `lanes` kernels at once, one per lane of a vector. step: elements from one kernel to
-  // the next. rotated: rotate the kernels by 180 degrees.
+  // Transform `lanes` kernels at once, one per lane of a vector, to 36 values each. Value v is
+  // stored in plane v of `to`. `step` is the number of elements from one kernel to the next. If
+  // `rotated` is true, the kernels are first rotated by 180 degrees.
   void (*weights)(const float* kernels, std::int64_t step, bool rotated, float* to,
                   std::int64_t plane_stride);
   // Transform sums to the gradients of `lanes` kernels at once. The sums are stored as `parts`
