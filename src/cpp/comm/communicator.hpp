@@ -74,8 +74,8 @@ class Communicator : public Collectives, public HostMemory, public Peers {
   void watch(bool is_on) noexcept override { watched_ += is_on ? 1 : -1; }
   bool is_watched() const noexcept { return watched_ > 0; }
 
-  // Return the set of the computations (hashes) of those loaded compiled steps that use this group.
-  // Each step holds the pointer too, because a step may outlive the group.
+  // Return the set of the computations (hashes) of the loaded compiled steps that use this group.
+  // The pointer is shared between the group and these steps, because a step may outlive the group.
   const std::shared_ptr<Computations>& computations() const noexcept { return computations_; }
 
   // Set the interrupt callback. A blocking call calls it about ten times per second, and throws
