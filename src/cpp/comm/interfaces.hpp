@@ -89,8 +89,9 @@ class Collectives {
     static_cast<void>(work);
     return {};
   }
-  // Return the statistics, one entry per kind, reduction and call site. Empty if this kind of group
-  // does not count its calls.
+  // Return the statistics of the calls, such as their number and time: one entry for each
+  // combination of kind (such as all_reduce), reduction (such as sum) and call site. The result is
+  // empty if this kind of group does not count its calls.
   virtual std::vector<CallStats> stats() const { return {}; }
 };
 

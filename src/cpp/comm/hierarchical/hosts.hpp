@@ -40,9 +40,10 @@ std::unique_ptr<Communicator> make_host_group(const Roster& roster, int rank,
                                               const std::string& key, double timeout_seconds,
                                               const std::function<bool()>& interrupt);
 
-// `local` is the group of the ranks of this host. If MPI may still use the shared memory of `local`
-// after a failure, close the group and never destroy it, so that its memory stays mapped until the
-// process ends. Otherwise do nothing.
+// `local` is the group of the ranks of this host, over shared memory. If MPI may still use that
+// memory after a failure, this function closes the group, sets `local` to null and never destroys
+// the group, so its memory stays mapped until the process ends. In all other cases, this function
+// does nothing.
 void release_or_keep(std::unique_ptr<Communicator>& local) noexcept;
 
 class Hosts final : public mpi::HostLayer {

@@ -35,9 +35,10 @@ Algorithm choose_algorithm(const Collective& collective, Algorithm preferred);
 // result is the same on all ranks.
 bool travels_with_header(const Collective& collective, int size);
 
-// Return the transfer of a collective whose data do not travel with its headers. If `hosts` is not
-// null and has a transfer for this collective, use that one; otherwise use one over MPI only. The
-// transfer may use kTagsPerCollective message tags, beginning with `tag`.
+// Return the transfer of a collective whose data do not travel with its headers. The result is the
+// transfer of `hosts` (shared memory inside a host, MPI between hosts) if `hosts` is not null and
+// has one for this collective. In all other cases, the result uses only MPI. The transfer may use
+// kTagsPerCollective message tags, beginning with `tag`.
 std::unique_ptr<Transfer> choose_transfer(const RankSet& group, HostLayer* hosts, int tag,
                                           const Collective& collective);
 
