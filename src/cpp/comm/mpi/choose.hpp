@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The choice of how the data of a collective travel in a group over MPI. The first line whose
-// condition holds wins:
+// The choice of the transfer of a collective in a group over MPI. The first line of the table whose
+// condition is true gives the transfer. Counterparts are the ranks at the same position on different
+// hosts.
 //
 //   condition                                        transfer
 //   small: travels_with_header()                     with the headers, in one message per rank
@@ -9,11 +10,11 @@
 //     of ranks, more than one, and the kind has        memory inside a host, MPI between
 //     such a transfer                                  counterparts
 //   all_reduce, reduce, reduce_scatter               flat: each rank reduces one part of the data
-//   broadcast                                        a chain of the ranks (exchange.cpp)
+//   broadcast                                        from each rank to the next (exchange.cpp)
 //   all_gather, gather, scatter, all_to_all          one message per block (exchange.cpp)
 //
 // Small: at most kInlineBytes (3840 bytes, wire.hpp) per rank. A group whose ranks share one host
-// is not over MPI: shm/choose.hpp chooses.
+// uses shared memory instead of MPI, and shm/choose.hpp has its table.
 #pragma once
 
 #include <memory>
