@@ -68,9 +68,9 @@ class Hosts final : public mpi::HostLayer {
   int awaited_by(int world_rank) const noexcept override;
 
   // The functions below describe the hosts of the group for transfers.cpp. The group must be
-  // regular (the same number of ranks on every host, more than one), except for host(), place() and
-  // neighbours(). Hosts are numbered from 0, in the order of their lowest ranks in the group.
-  // count() returns the number of hosts, mine() the number of this host.
+  // regular (several hosts, all with the same number of ranks, more than one), except for host(),
+  // place() and neighbours(). Hosts are numbered from 0, in the order of their lowest ranks in the
+  // group. count() returns the number of hosts, mine() the number of this host.
   const mpi::RankSet& counterparts() const noexcept { return counterparts_; }
   int count() const noexcept { return counterparts_.size(); }
   int mine() const noexcept { return counterparts_.rank; }

@@ -12,8 +12,8 @@ namespace {
 // Sizes in the flat reduction. The scratch memory of a window has the size of the window's slice:
 // at most kMaxWindowBytes (2 MiB). With kReduceWindows (8) windows, a transfer needs at most 16
 // MiB, for any number of ranks. One rank reduces at most kMaxPartBytes of a slice. This is half of
-// the largest MPI message, because a partial sum in float32 is twice as wide as 16-bit floats.
-// These sizes keep a link of 10 Gbit/s busy if a rank makes progress once per millisecond.
+// kMaxMessageBytes, because a partial sum in float32 is twice as wide as 16-bit floats. These sizes
+// keep a link of 10 Gbit/s busy if a rank makes progress once per millisecond.
 constexpr std::size_t kMaxWindowBytes = std::size_t{2} << 20;
 constexpr std::size_t kMaxPartBytes = kMaxMessageBytes / 2;
 

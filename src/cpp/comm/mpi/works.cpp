@@ -91,8 +91,8 @@ void Works::finish_with_headers(PendingCollective& work) const {
 
 // Receive the reports of failures that have arrived, and check them before any data move: if MPI
 // has begun to send data to a failed rank, it cannot cancel the message. The report of a peer may
-// be queued behind other messages of that peer, and one call of progress() receives at most one
-// message from each peer. So call progress() kLooksBeforeData times.
+// arrive after other messages of that peer, and one call of progress() receives at most one message
+// from each peer. So call progress() kLooksBeforeData times.
 void Works::begin(PendingCollective& work, int slot) const {
   for (int look = 0; look < kLooksBeforeData; ++look) headers_.mailbox().progress();
   reports_.check_needed(work, true);
