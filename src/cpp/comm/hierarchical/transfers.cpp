@@ -384,7 +384,8 @@ class HostBlocks : public Transfer {
   // operand of local step `number`.
   virtual int host_of_step(int number) const = 0;
   // Return true if this rank has the operand of local step `number` (a collective inside this
-  // host). In an all_gather, a counterpart on another host sends the operands of most steps.
+  // host). Always true in a reduce_scatter. In an all_gather, a counterpart on another host sends
+  // the operand of each step except the first.
   virtual bool has_operand(int number) = 0;
   // Return the collective of local step `number`. After a refusal it is called again for the same
   // step.

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The choice of the transfer of a collective in a group over MPI. The first line of the table whose
-// condition is true gives the transfer. Counterparts are the ranks at the same position on different
-// hosts.
+// condition is true gives the transfer. Counterparts are the ranks at the same position on
+// different hosts.
 //
 //   condition                                        transfer
 //   small: travels_with_header()                     with the headers, in one message per rank
-//   all_reduce for which the ring is requested       a ring over MPI
+//   all_reduce with Algorithm::Ring                  a ring over MPI
 //   every host of the group has the same number      hierarchical (hierarchical/hosts.cpp): shared
 //     of ranks, more than one, and the kind has        memory inside a host, MPI between
 //     such a transfer                                  counterparts

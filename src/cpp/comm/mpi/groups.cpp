@@ -48,7 +48,7 @@ Collective gather_of(const Choice& mine, std::vector<Choice>& choices) {
 }
 
 // Return the number of a new group: the largest number that a rank has proposed in split(). A
-// group's number identifies it among the groups of a rank. The groups of one split have no rank in
+// group's number gives its first message tag. The groups of one split have no rank in
 // common, so they may have the same number.
 int take_group_number(Family& family, const std::vector<Choice>& choices) {
   const std::lock_guard lock(family.mutex());

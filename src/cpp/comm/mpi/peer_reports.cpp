@@ -10,15 +10,14 @@ namespace ngd::comm::mpi {
 namespace {
 
 // The time that a collective, send or receive still waits for missing headers after a peer has
-// failed. Without this time, a small collective would fail although its headers are still arriving:
-// it needs only the headers of all ranks to complete.
+// failed. A small collective completes if all headers arrive within this time.
 constexpr auto kGrace = std::chrono::milliseconds(100);
 // The time to wait for the report of a failed peer.
 constexpr auto kReportTime = std::chrono::milliseconds(200);
 
 }  // namespace
 
-// Cases:
+// Throw if a peer has ended so that this collective cannot complete. There are three cases.
 //
 // All headers have arrived: throw if a peer has ended in this collective or before it.
 //
