@@ -148,19 +148,19 @@ std::unique_ptr<Communicator> make_hierarchical_communicator(
     int fortran_handle, double timeout_seconds, const std::function<bool()>& interrupt = {});
 // Return a group of the ranks `members` of `world`, which is a group over MPI. Only the members
 // call this, and all of them pass the same `members`, `key` and `number`. `key` is a text that no
-// other group has. `number` identifies the group among the groups of each member. Before the call,
-// each member calls next_group_number(), and the caller passes the largest of these values as
-// `number`. The new group belongs to the family of `world`. The function makes no blocking call of
-// MPI. Throws the errors of make_mpi_communicator() and make_shm_communicator(). CollectiveTimeout
-// names the ranks that did not arrive.
+// other group has. `number` gives the message tags of the group. Before the call, each member calls
+// next_group_number(), and the members exchange the values and pass the largest one as `number`.
+// The new group belongs to the family of `world`. The function makes no blocking call of MPI.
+// Throws the errors of make_mpi_communicator() and make_shm_communicator(). CollectiveTimeout names
+// the ranks that did not arrive.
 std::unique_ptr<Communicator> make_group_of(Communicator& world, const std::vector<int>& members,
                                             int number, const std::string& key,
                                             double timeout_seconds,
                                             const std::function<bool()>& interrupt = {});
 // Return the lowest number that this rank can give to a new group: it is above the numbers of all
-// groups that this rank is in. The number of a group identifies it among the groups of a rank. The
-// members of a new group pass the largest of their values to make_group_of(), so that no member has
-// two groups with one number.
+// groups that this rank has made. The number of a group gives its message tags. The members of a
+// new group pass the largest of their values to make_group_of(), so that no member has two groups
+// with one number.
 int next_group_number(Communicator& world);
 
 // Load the MPI library that this process uses. `name`: "openmpi", "mpich" (any MPI with the ABI of

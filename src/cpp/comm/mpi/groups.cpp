@@ -48,8 +48,8 @@ Collective gather_of(const Choice& mine, std::vector<Choice>& choices) {
 }
 
 // Return the number of a new group: the largest number that a rank has proposed in split(). A
-// group's number gives its first message tag. The groups of one split have no rank in
-// common, so they may have the same number.
+// group's number gives its message tags. The groups of one split have no rank in common, so they
+// may have the same number.
 int take_group_number(Family& family, const std::vector<Choice>& choices) {
   const std::lock_guard lock(family.mutex());
   for (const Choice& choice : choices)
