@@ -98,8 +98,9 @@ struct Collective {
   int tag = 0;  // of a send or a receive: must be equal on both ranks; it selects no message
   const void* source = nullptr;
   void* destination = nullptr;
-  // The number of elements of each rank's block, or null: all blocks have `count` elements. The
-  // arrays are read only during submit().
+  // `counts` and `receive_counts` have the number of elements of each rank's block. Null: all
+  // blocks have `count` elements. submit() reads both arrays; the caller may free them when
+  // submit() has returned.
   const std::uint64_t* counts = nullptr;
   const std::uint64_t* receive_counts = nullptr;
   const Layout* layout = nullptr;  // null: a plain sequence of elements. Read only during submit()

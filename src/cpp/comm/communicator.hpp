@@ -74,8 +74,8 @@ class Communicator : public Collectives, public HostMemory, public Peers {
   void watch(bool is_on) noexcept override { watched_ += is_on ? 1 : -1; }
   bool is_watched() const noexcept { return watched_ > 0; }
 
-  // Return the set of the computations (hashes) of those loaded compiled steps that use this group.
-  // Each step holds the pointer too, because a step may outlive the group.
+  // Return the set of the computations (hashes) of the loaded compiled steps that use this group.
+  // The pointer is shared between the group and these steps, because a step may outlive the group.
   const std::shared_ptr<Computations>& computations() const noexcept { return computations_; }
 
   // Set the interrupt callback. A blocking call calls it about ten times per second, and throws
@@ -147,19 +147,20 @@ std::unique_ptr<Communicator> make_mpi_communicator(int fortran_handle, double t
 std::unique_ptr<Communicator> make_hierarchical_communicator(
     int fortran_handle, double timeout_seconds, const std::function<bool()>& interrupt = {});
 // Return a group of the ranks `members` of `world`, which is a group over MPI. Only the members
-// call this. Before the call, the caller exchanges two values between the members. `key` is a text
-// that no other group has. `number` is the largest value that next_group_number() returns on any
-// member. All members pass the same `members`, `key` and `number`. The new group belongs to the
-// family of `world`. The function makes no blocking call of MPI. Throws the errors of
-// make_mpi_communicator() and make_shm_communicator(). CollectiveTimeout names the ranks that did
-// not arrive.
+// call this, and all of them pass the same `members`, `key` and `number`. `key` is a text that no
+// other group has. `number` gives the message tags of the group. Before the call, each member calls
+// next_group_number(), and the members exchange the values and pass the largest one as `number`.
+// The new group belongs to the family of `world`. The function makes no blocking call of MPI.
+// Throws the errors of make_mpi_communicator() and make_shm_communicator(). CollectiveTimeout names
+// the ranks that did not arrive.
 std::unique_ptr<Communicator> make_group_of(Communicator& world, const std::vector<int>& members,
                                             int number, const std::string& key,
                                             double timeout_seconds,
                                             const std::function<bool()>& interrupt = {});
-// Return the lowest number that is above the numbers of all groups of this rank. The caller of
-// make_group_of() passes the largest such number of the members as the number of the new group, so
-// that no member has two groups with one number.
+// Return the lowest number that this rank can give to a new group: it is above the numbers of all
+// groups that this rank has made. The number of a group gives its message tags. The members of a
+// new group pass the largest of their values to make_group_of(), so that no member has two groups
+// with one number.
 int next_group_number(Communicator& world);
 
 // Load the MPI library that this process uses. `name`: "openmpi", "mpich" (any MPI with the ABI of

@@ -3,10 +3,12 @@
 // everything that a step computes.
 //
 // Two steps may call equal collectives on different data, so the ranks compare their computations
-// too. A difference alone is no error: one step may differ between ranks in shapes, constants,
-// outputs or whole branches. A difference is an error if this rank has loaded the step of the peer
-// too. Example: both ranks have loaded the steps A and B, and meet in equal collectives, one rank
-// in A and the other in B. Then the ranks have called their steps in different orders.
+// too. The same step may have different computations on two ranks, because shapes, constants,
+// outputs or whole branches may differ. So a different computation of a peer is no error if this
+// rank has not loaded it: it may be the peer's version of the same step. If this rank has loaded it
+// too, it is another step, and the difference is an error. Example: both ranks have loaded the
+// steps A and B. In equal collectives, one rank is in A and the other in B, so the ranks have
+// called their steps in different orders.
 #pragma once
 
 #include <cstdint>

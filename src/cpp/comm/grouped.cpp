@@ -91,9 +91,10 @@ Grouped::~Grouped() {
   for (Pack& pack : packs_) static_cast<void>(pack.block.release());
 }
 
-// Set layout_ to the layout of the list. The ranks compare its hash, so that a rank with another
-// list gets a CollectiveMismatch. The layout of a list describes the element count, dtype and shape
-// of each tensor. If the list has one tensor, layout_ has the hash of the shape of that tensor.
+// Set layout_ to the layout of the list. The ranks compare the hash of layout_, so that a rank with
+// another list gets a CollectiveMismatch. The layout of a list describes the element count, dtype
+// and shape of each tensor. If the list has only one tensor, the ranks compare its element count
+// and dtype anyway, so layout_ has only the hash of its shape.
 void Grouped::describe_list(const std::vector<Tensor>& tensors) {
   std::vector<std::uint64_t> layouts;
   for (const Tensor& tensor : tensors) {

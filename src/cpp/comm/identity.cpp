@@ -39,10 +39,10 @@ bool has_unknown_counts(const CallDetails& call) noexcept {
   return call.record.identity.counts_hash != 0 && call.counts == nullptr;
 }
 
-// Return one line of text for each difference between two calls that is neither in the text of
-// describe() nor in that of options_of(): a difference of the layouts, or of the counts. Layouts
-// are compared only if this rank knows both. If this rank knows the counts of both calls,
-// options_of() shows the counts. Otherwise the line only reports that the counts differ.
+// Return one line of text for each difference between two calls that the rest of the error message
+// does not show: different layouts, or different counts. Layouts are compared only if this rank
+// knows both. If this rank knows the counts of both calls, options_of() shows them, and this text
+// has no line about them. Otherwise the line reports only that the counts differ.
 std::string hidden_differences(const CallDetails& a, const CallDetails& b) {
   std::string text;
   if (a.record.identity.layout_hash != b.record.identity.layout_hash && a.layout && b.layout)

@@ -62,15 +62,15 @@ struct CallRecord {
 };
 static_assert(std::is_trivially_copyable_v<CallRecord>);
 
-// Return true if two ranks are in the same collective: their identities are equal, and their
-// computations are equal or may differ. `held` has the computations of the compiled steps that this
-// rank has loaded. A different computation of the peer is an error only if it is one of them
-// (computations.hpp).
+// Return true if two ranks are in the same collective. Their identities (kind, dtype and so on)
+// must be equal. Their computations may differ, except if this rank has loaded the peer's
+// computation too (computations.hpp). `held` has the computations of the compiled steps that this
+// rank has loaded.
 bool agree(const CallRecord& mine, const CallRecord& theirs, const Computations& held);
 
-// Return the collective of a record, for error messages. If `counts` of the result is not null, the
-// call has counts; do not read them, because the record has only their hash. The result points into
-// the record, so the record must outlive it.
+// Return the collective of a record, for error messages. The record has only a hash of the counts.
+// So `counts` of the result only shows, by being null or not, if the call has counts: never read
+// through it. The result has pointers into the record, so the record must outlive the result.
 Collective collective_of(const CallRecord& record) noexcept;
 std::string describe(const CallRecord& record);
 

@@ -83,13 +83,15 @@ class Collectives {
   // this one. Returns nothing if another thread uses the group (Busy).
   [[nodiscard]] virtual std::optional<std::unique_ptr<Communicator>> try_split(int color,
                                                                                int key) = 0;
-  // Return the ranks of the job that a submitted collective, send or receive still waits for.
+  // Return the ranks that a submitted collective, send or receive still waits for, by their numbers
+  // in the job.
   virtual std::vector<int> missing(Work work) const {
     static_cast<void>(work);
     return {};
   }
-  // Return the statistics, one entry per kind, reduction and call site. Empty if this kind of group
-  // does not count its calls.
+  // Return the statistics of the calls, such as their number and time: one entry for each
+  // combination of kind (such as all_reduce), reduction (such as sum) and call site. The result is
+  // empty if this kind of group does not count its calls.
   virtual std::vector<CallStats> stats() const { return {}; }
 };
 
@@ -148,18 +150,19 @@ class Peers {
 
   // Begin (`is_on`) or end the watch of this group. A compiled step that uses several groups of a
   // family watches all of them while it runs. A wait in a watched group also ends when a rank has
-  // reported a failure in another watched group. Example: rank A waits for rank B in one group, and
-  // B waits for C in another group of A, where C fails. With the watch, the wait of A ends with the
-  // failure of C. Without the watch, it ends only at its deadline.
+  // reported a failure in another watched group. Example: rank A waits in group 1 for rank B. B
+  // waits in group 2 for rank C, which fails. A is in a group with C too. With the watch, the wait
+  // of A ends with the failure of C. Without the watch, it ends only at its deadline.
   virtual void watch(bool is_on) noexcept = 0;
   // Throw the failure that a rank of this group has reported, if that is known without receiving a
   // message.
   virtual void check_peers() const {}
 
-  // Publish the rank that this rank waits for; -1: it waits for none. The awaited rank may be
-  // outside of this group, so the caller chooses a numbering, such as world ranks. awaited_by() on
-  // the other ranks returns the published value. A rank whose wait has timed out uses it to find
-  // the rank that has stopped. A caller that still waits repeats the call several times per second.
+  // Publish the rank that this rank waits for; -1: it waits for none. On the other ranks,
+  // awaited_by() returns this value. The awaited rank may be outside of this group, so the callers
+  // on all ranks use one numbering that includes it, such as world ranks. A rank whose wait has
+  // timed out uses the values to find the rank that has stopped. A rank that still waits repeats
+  // the call several times per second.
   virtual void note_awaited(int awaited) noexcept { static_cast<void>(awaited); }
   // Return the rank that `rank` waits for, if `rank` has published it with note_awaited() within
   // the last second; otherwise -1.
@@ -170,8 +173,8 @@ class Peers {
 
   // Notify the peers that this rank has failed, and close the group. If `kind` is
   // CollectiveMismatch, CollectiveTimeout or RankLost, the peers raise the same kind, otherwise
-  // RemoteRank. `ranks`: the ranks of the job that the text names; empty: this rank. A text that is
-  // too long is cut.
+  // RemoteRank. `why` is the text of the error; a text that is too long is cut. `ranks` are the
+  // ranks of the job that `why` names; empty: this rank.
   virtual void give_up(ErrorKind kind, std::string_view why,
                        std::span<const int> ranks) noexcept = 0;
   // Call give_up() with ErrorKind::RemoteRank and the text `traceback`, because this rank has

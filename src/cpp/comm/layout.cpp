@@ -16,9 +16,10 @@ std::string array_of(std::uint64_t entry) {
   return concat(entry >> 8, " ", name_of(static_cast<DType>(entry & 0xff)));
 }
 
-// Compare two layouts, and return the first index at which their numbers (Layout::numbers) differ.
-// A layout may have only its first numbers (Layout::known). If no number that both layouts have
-// differs, return the count of the numbers that both have.
+// Return the first index at which the numbers of two layouts differ. The numbers are the extents of
+// an array, or the entries of a list of arrays (Layout::numbers). A layout may hold only the first
+// Layout::known of them. If the numbers that both layouts hold are equal, return how many both
+// hold.
 std::size_t first_difference(const Layout& a, const Layout& b) noexcept {
   const std::size_t num_common = std::min(a.known, b.known);
   return static_cast<std::size_t>(

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A marker of the processes of a job: a mapping of one page, whose name other processes of the same
-// user can read in /proc/PID/maps. It needs no file descriptor. It ends with the process, and at
-// exec.
+// A marker of the processes of a job: a mapping of one page of a memfd. Other processes of the same
+// user can read the name of the memfd in /proc/PID/maps. The marker needs no open file descriptor.
+// The kernel removes it when the process ends or calls exec.
 #pragma once
 
 #include <string>

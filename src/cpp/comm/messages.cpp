@@ -46,9 +46,9 @@ constexpr std::string_view kSameSteps =
 
 }  // namespace
 
-// head_of() and tail_of() move the cut by at most three bytes, which is enough for UTF-8. In a text
-// that is not UTF-8, more bytes may look like the inside of a character; then the cut stays where
-// it is after three bytes.
+// head_of() and tail_of() move the cut by at most three bytes, so that it is not inside a UTF-8
+// character. In a text that is not UTF-8, the bytes after these three may also look like the inside
+// of a character; the cut is then moved by exactly three bytes.
 std::string_view head_of(std::string_view text, std::size_t max_bytes) noexcept {
   if (text.size() <= max_bytes) return text;
   std::size_t end = max_bytes;

@@ -72,8 +72,9 @@ std::string mismatch_of_computations(std::string_view where, const RankCall& a,
 // finish; otherwise they did not arrive. `facts` has a line per rank.
 std::string late(std::string_view call, const std::vector<int>& ranks, bool has_arrived,
                  double seconds, const std::vector<std::string>& facts, std::string_view advice);
-// Return the advice at the end of a timeout error: compare the calls if the ranks are in different
-// calls; otherwise look at the process of the late rank (`pid`; 0: not known).
+// Return the advice for the user at the end of a timeout error. If the ranks are in different
+// calls, it advises to compare the calls. Otherwise it advises to look at the process of the late
+// rank (`pid`; 0: not known).
 std::string late_advice(bool is_in_other_call, int pid);
 
 // Return the text for a rank whose process ended without a report while another rank waited for it.

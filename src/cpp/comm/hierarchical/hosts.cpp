@@ -34,7 +34,7 @@ Hosts::Hosts(const mpi::RankSet& group, std::shared_ptr<const Roster> roster,
              std::unique_ptr<Communicator> local)
     : group_(group), roster_(std::move(roster)), local_(std::move(local)) {
   std::map<int, int> numbers;  // number of a host in the family -> its number in the group
-  // the ranks on each host, by the host's number in the group
+  // Element h: the ranks on host h. The hosts of this group are numbered from 0.
   std::vector<std::vector<int>> ranks_on;
   for (int r = 0; r < group.size(); ++r) {
     const int family_number = roster_->host_of[static_cast<std::size_t>(group.world(r))];

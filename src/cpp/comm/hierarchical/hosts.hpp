@@ -23,15 +23,15 @@
 
 namespace ngd::comm::hierarchical {
 
-// The hosts of the ranks of a family of groups. host_of: for each world rank, the number of its
-// host. here: the world ranks on this host, in the order of their ranks in its shared memory.
+// The hosts of the ranks of a family of groups. host_of[r]: the number of the host of world rank r.
+// here: the world ranks on this host; here[i] has rank i in the group over shared memory.
 struct Roster {
   std::vector<int> host_of;
   std::vector<int> here;
 };
 
-// Return a roster whose `here` has only those ranks of this host that are in `group`. This rank
-// must be one of them.
+// Return a copy of `roster` (the hosts of the ranks of a family) whose `here`, the ranks on this
+// host, has only those that are in `group`. This rank must be in `group`.
 std::shared_ptr<const Roster> roster_among(const Roster& roster, const mpi::RankSet& group);
 
 // Return the group of the ranks of `roster.here`, connected over shared memory. `rank` is the world
@@ -40,9 +40,10 @@ std::unique_ptr<Communicator> make_host_group(const Roster& roster, int rank,
                                               const std::string& key, double timeout_seconds,
                                               const std::function<bool()>& interrupt);
 
-// `local` is the group of the ranks of this host. If MPI may still use the shared memory of `local`
-// after a failure, close the group and never destroy it, so that its memory stays mapped until the
-// process ends. Otherwise do nothing.
+// `local` is the group of the ranks of this host, over shared memory. If MPI may still use that
+// memory after a failure, this function closes the group, sets `local` to null and never destroys
+// the group, so its memory stays mapped until the process ends. In all other cases, this function
+// does nothing.
 void release_or_keep(std::unique_ptr<Communicator>& local) noexcept;
 
 class Hosts final : public mpi::HostLayer {
@@ -66,9 +67,10 @@ class Hosts final : public mpi::HostLayer {
   bool is_here(int world_rank) const noexcept override { return number_here(world_rank) >= 0; }
   int awaited_by(int world_rank) const noexcept override;
 
-  // The next functions are for transfers.cpp. They need a regular group, except host(), place() and
-  // neighbours(). Hosts are numbered by their lowest ranks in the group. count() is the number of
-  // hosts, mine() the number of this host.
+  // The functions below describe the hosts of the group for transfers.cpp. The group must be
+  // regular (several hosts, all with the same number of ranks, more than one), except for host(),
+  // place() and neighbours(). Hosts are numbered from 0, in the order of their lowest ranks in the
+  // group. count() returns the number of hosts, mine() the number of this host.
   const mpi::RankSet& counterparts() const noexcept { return counterparts_; }
   int count() const noexcept { return counterparts_.size(); }
   int mine() const noexcept { return counterparts_.rank; }
@@ -82,9 +84,10 @@ class Hosts final : public mpi::HostLayer {
   const std::vector<int>& neighbours() const noexcept { return neighbours_; }
 
   // All ranks of a host must submit the same sequence of collectives to local(), their group over
-  // shared memory. So a transfer takes a ticket when it begins, and submits only while its ticket
-  // is served. Transfers begin in the same order on all ranks, so equal tickets mean the same
-  // transfer.
+  // shared memory. So each transfer takes a ticket (a number that counts up) when it begins, and
+  // submits only while serves(ticket) is true. After its last submission, the transfer calls
+  // next_ticket(), and the next transfer may submit. Transfers begin in the same order on all
+  // ranks, so equal tickets mean the same transfer.
   std::uint64_t take_ticket() noexcept { return tickets_++; }
   bool serves(std::uint64_t ticket) const noexcept { return serving_ == ticket; }
   void next_ticket() noexcept { ++serving_; }
@@ -95,8 +98,9 @@ class Hosts final : public mpi::HostLayer {
   [[nodiscard]] std::optional<Work> try_submit(const Collective& collective) {
     return local_->try_submit(collective);
   }
-  // Return true if a work of local() is known to be complete. Returns false while another thread
-  // uses that group, because the state is not known then.
+  // Return true if `work`, a collective that was submitted to local(), is complete. Return false if
+  // it is not complete, or if another thread uses the group local(), which hides the state of the
+  // work.
   [[nodiscard]] bool is_done(Work work) {
     return local_->try_wait(work, WaitLimits::patience(0)) == Progress::Done;
   }

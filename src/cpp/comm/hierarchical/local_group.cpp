@@ -231,8 +231,9 @@ void LocalGroup::expect_no_failure(const CallRecord&) {
 }
 
 // Called with the lock held. A compiled step that uses several groups watches all of them while it
-// runs. If this group is watched, throw the failure that a rank has reported in another watched
-// group of the family, because this wait might otherwise last until its deadline.
+// runs. If this group is not watched, do nothing. If it is watched, and a rank has reported a
+// failure in another watched group of the family, throw that failure. Otherwise this wait might
+// last until its deadline.
 void LocalGroup::check_other_groups() {
   if (!is_watched()) return;
   const auto submission = std::find_if(

@@ -91,8 +91,9 @@ class HostWindows : public WindowedTransfer {
   // per rank of the host, and the result may point to it. After a refusal this is called again for
   // the same step, so a second call must have the same effect as one.
   virtual Collective submission(const Window& window, std::span<std::uint64_t> counts) const = 0;
-  // Carry out the rest of step number window.step. Return false if there is no such step, because
-  // the slice was complete before.
+  // Carry out the part of step window.step that follows the submission of its local step, if it has
+  // one. Return true if the slice has such a step. Return false if the previous step was the last
+  // one of the slice.
   virtual bool complete_step(Window& window) = 0;
 
   void end_turn() { ++turn_; }
@@ -134,11 +135,13 @@ class HostWindows : public WindowedTransfer {
   std::vector<std::optional<Work>> works_;  // the pending local step of each window, if any
 };
 
-// The all_reduce of transfers.hpp, in windows. Steps of a slice: 0 submits the reduce-scatter
-// inside the host, 1 sends the contributions to the counterparts, 2 reduces them and sends the
-// results, 3 submits the all-gather inside the host. Steps 0 and 3 wait for the turn of their
-// window. In its first turn, a window carries out step 0 of its first slice. In each later turn, it
-// carries out step 3 of its slice and step 0 of its next slice.
+// The all_reduce inside and between hosts (described in transfers.hpp), in windows. A slice has
+// four steps: 0 submits the reduce-scatter inside the host, 1 sends the contributions to the
+// counterparts, 2 reduces them and sends the results, 3 submits the all-gather inside the host.
+// Only steps 0 and 3 submit collectives inside the host. The windows take turns in these
+// submissions, in the order of their numbers. In its first turn, a window carries out step 0 of its
+// first slice. In each later turn, it carries out step 3 of its slice, and step 0 of its next slice
+// if there is one.
 class AllReduce final : public HostWindows {
  public:
   AllReduce(Hosts& hosts, int tag, const Collective& collective)
@@ -155,9 +158,10 @@ class AllReduce final : public HostWindows {
   static constexpr std::size_t kLeastWindowBytes = std::size_t{256} << 10;
   static constexpr int kWindows = 4;
 
-  // Return a windowing with one slice per window for a small operand. A slice has at least
-  // kLeastWindowBytes, even if some windows then have no slice, and at most mpi::reduce_window()
-  // elements.
+  // Divide the operand into slices: one slice per window, if the limits of the size allow it. A
+  // slice has at least kLeastWindowBytes, so a small operand uses fewer than kWindows windows. A
+  // slice has at most mpi::reduce_window() elements, so in a large operand each window transfers
+  // several slices, one after the other.
   static Windowing windowing(const Hosts& hosts, const Collective& collective) {
     const std::size_t least = kLeastWindowBytes / size_of(collective.dtype);
     const std::size_t most = mpi::reduce_window(collective.dtype, hosts.ranks());
@@ -208,7 +212,8 @@ class AllReduce final : public HostWindows {
   Slice my_share(const Window& window) const { return share(window, hosts_.local().rank()); }
   Slice part(const Window& window, int h) const { return part_of(my_share(window), h, size_); }
 
-  // Return the memory for this rank's share of the window's slice, summed over this host.
+  // Return the address of the sums of this window: this rank's share of the slice, after the
+  // reduction over the ranks of this host.
   std::byte* sums(const Window& window) const {
     return scratch_ + static_cast<std::size_t>(window.number) * share_bytes_;
   }
@@ -321,11 +326,11 @@ class Broadcast final : public HostWindows {
 };
 
 // The base class of the transfers of blocks (reduce_scatter and all_gather). The region of a host
-// is the blocks of all its ranks. Each rank sends one message to each of its counterparts. For the
-// region of each host of the group, the ranks of this host run one local step (a collective inside
-// this host). This class submits the local steps in order. A derived class describes a local step
-// in submission(), which must have no side effect, because the group of this host may refuse the
-// step.
+// is the blocks of all ranks of that host. Each rank sends one message to each of its counterparts
+// on the other hosts. The ranks of this host run one local step per host of the group: a collective
+// inside this host, on the region of that host. This class submits the local steps in order. A
+// derived class describes a local step in submission(), which must have no side effect: if the
+// group of this host refuses the step, submission() is called again.
 class HostBlocks : public Transfer {
  public:
   std::vector<int> pending_peers() const override {
@@ -378,8 +383,9 @@ class HostBlocks : public Transfer {
   // Return the number of the host whose region (the blocks of all ranks of that host) is the
   // operand of local step `number`.
   virtual int host_of_step(int number) const = 0;
-  // Return true if this rank has the data that local step `number` reads. In an all_gather, the
-  // data of most steps come from a counterpart on another host.
+  // Return true if this rank has the operand of local step `number` (a collective inside this
+  // host). Always true in a reduce_scatter. In an all_gather, a counterpart on another host sends
+  // the operand of each step except the first.
   virtual bool has_operand(int number) = 0;
   // Return the collective of local step `number`. After a refusal it is called again for the same
   // step.

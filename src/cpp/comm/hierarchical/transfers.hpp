@@ -15,11 +15,12 @@
 namespace ngd::comm::hierarchical {
 
 // The all_reduce has three phases. After a reduce-scatter inside each host, each rank has a share
-// of the data, summed over its host. Counterparts have the same share, and reduce it over the
-// hosts: each of them reduces one part of it in the canonical order (base/reduce.hpp) and sends the
-// result to its counterparts. An all-gather inside each host distributes the shares. A host sends 2
-// S (H - 1) / H bytes (H hosts, S bytes of the operand). For 16-bit floats, it sends 3 S (H - 1) /
-// H bytes, because partial sums travel as float32.
+// of the data, summed over its host. Counterparts are the ranks at the same position on different
+// hosts, so their shares are the same elements. The counterparts reduce their shares over the
+// hosts: each of them reduces one part of the share in the canonical order (base/reduce.hpp) and
+// sends the result to its counterparts. An all-gather inside each host distributes the shares. A
+// host sends 2 S (H - 1) / H bytes (H hosts, S bytes of the operand). For 16-bit floats, it sends 3
+// S (H - 1) / H bytes, because partial sums are sent as float32.
 std::unique_ptr<mpi::Transfer> make_all_reduce(Hosts& hosts, int tag, const Collective& collective);
 
 // The broadcast. The hosts form a chain that begins with the root's host. The leader of a host is

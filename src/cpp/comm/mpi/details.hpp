@@ -16,8 +16,8 @@ namespace ngd::comm::mpi {
 // Return the details of a collective as bytes; "" if it has none.
 std::string encode_details(const Collective& collective);
 
-// The details of a rank's collective, decoded from its header and from the bytes of its details
-// message. `bytes` is empty if that message has not arrived.
+// The details of a rank's collective, decoded from its header and from `bytes`, the bytes of its
+// details message. `bytes` is empty if the details message has not arrived.
 class DecodedDetails {
  public:
   DecodedDetails(const Header& header, std::optional<std::string> bytes);

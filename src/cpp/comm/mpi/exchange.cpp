@@ -108,8 +108,8 @@ class BlockExchange final : public Transfer {
     return static_cast<Byte*>(array) + block.begin * size_of(collective_.dtype);
   }
 
-  // Return a copy of the source, for an exchange in place: there, blocks arrive before the blocks
-  // that they overwrite have been sent.
+  // Return a copy of the source. An exchange in place needs it, because a block that arrives may
+  // overwrite a block that this rank has not sent yet.
   const std::byte* save_source(int size) {
     const auto* source = static_cast<const std::byte*>(collective_.source);
     const std::size_t bytes =

@@ -112,7 +112,7 @@ void Family::fail(ErrorKind kind, std::string_view text, std::span<const int> ra
     failure_.ranks.assign(ranks.begin(), ranks.end());
     if (ranks.empty()) failure_.ranks.push_back(endpoint_.rank);
   } catch (const std::bad_alloc&) {
-    // Out of memory: the text or the ranks of failure_ stay incomplete.
+    // If memory is short, the text or the ranks of failure_ stay incomplete.
   }
   for (Member* member : members_) member->send_failure(failure_);
   const bool is_long = failure_.text.size() > kAtOnceBytes ||
@@ -163,9 +163,10 @@ std::uint64_t Family::moves() const noexcept {
   return sum;
 }
 
-// The C library allocates the thread-local variables of a shared library when a thread first uses
-// one of them. If it has no memory for them, it ends the process. So use those of the C++ runtime
-// (for exceptions) and of MPI here, before a program runs out of memory.
+// Use the thread-local variables of the C++ runtime (for exceptions) and of MPI once, by a call of
+// a function of each. The C library allocates the thread-local variables of a shared library at the
+// first use in each thread, and ends the process if it has no memory for them. So the progress
+// thread calls this when it starts, before memory can run out.
 void Family::touch_thread_locals() const noexcept {
   static_cast<void>(std::uncaught_exceptions());
   pump();

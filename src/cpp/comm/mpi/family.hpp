@@ -46,7 +46,7 @@ class Member {
   // Called after a failure: end all works (collectives, sends and receives). If MPI still holds the
   // memory of one of their messages, left_to_mpi() is true afterwards.
   virtual void drop_works() noexcept = 0;
-  // If a compiled step that runs watches this group, throw the failure that one of its ranks has
+  // If a running compiled step watches this group, throw the failure that a rank of this group has
   // reported. `mine` is the call, in another group, in which this rank waits; the error message
   // shows it.
   virtual void expect_no_failure(const CallRecord& mine) { static_cast<void>(mine); }
@@ -75,8 +75,9 @@ class Family {
   void remove(Member& member) noexcept { std::erase(members_, &member); }
   void progress() noexcept;
   bool in_flight_beside(const Member& member) const noexcept;
-  // Fail all groups of the family, notify their peers, and end all works. The first failure is
-  // kept. `ranks` are the ranks of the world that the failure names.
+  // Fail all groups of the family, notify their peers, and end all works. If the family has already
+  // failed, the first failure is kept. `ranks` are the world ranks that the error names; empty:
+  // this rank.
   void fail(ErrorKind kind, std::string_view text, std::span<const int> ranks) noexcept;
   void fail(const FailureView& failure) noexcept {
     fail(failure.kind, failure.text, failure.ranks);
@@ -89,14 +90,15 @@ class Family {
       mark_thrown();
     });
   }
-  // Call this before throwing the failure of the family. The failure is thrown only once: later
-  // calls throw GroupClosed.
+  // Record that the failure of the family is thrown. The caller calls this before it throws the
+  // failure. Later calls of the family's groups throw GroupClosed, so the failure is thrown only
+  // once.
   void mark_thrown() noexcept { has_thrown_ = true; }
   // Throw the failure of the family at the first call. At later calls throw GroupClosed with its
   // text.
   [[noreturn]] void throw_failure(std::string_view call);
-  // Return the time, in seconds, that a group may still spend to leave after a failure. All groups
-  // of the family share one limit.
+  // Return the seconds that are left for closing a group after a failure. All groups of the family
+  // share one limit.
   double seconds_to_leave() noexcept;
   void expect_no_failure_beside(const Member& member, const CallRecord& mine);
   // Called after the submission of a work, so that the progress thread advances the work while no
@@ -142,9 +144,9 @@ class Family {
   std::mutex mutex_;
   std::vector<Member*> members_;
   std::vector<Member*> busy_;  // the members that had pending works at the last progress()
-  // A forked child destroys neither `gate_`, which decides when the progress thread runs, nor
-  // `thread_`. The thread does not exist in the child, and the destructor of the condition variable
-  // of `gate_` would wait for the thread.
+  // `gate_` decides when the progress thread (`thread_`) runs. A forked child has no progress
+  // thread, so it leaks both objects. If the child destroyed `gate_`, the destructor of its
+  // condition variable would wait for that thread.
   std::unique_ptr<ProgressGate> gate_ = std::make_unique<ProgressGate>(mutex_);
   std::unique_ptr<std::thread> thread_;
 };

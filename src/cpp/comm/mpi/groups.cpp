@@ -47,8 +47,9 @@ Collective gather_of(const Choice& mine, std::vector<Choice>& choices) {
   return gather;
 }
 
-// Return the number of a new group: the largest number that a rank of the split has proposed. The
-// groups of one split have no rank in common, so they may have the same number.
+// Return the number of a new group: the largest number that a rank has proposed in split(). A
+// group's number gives its message tags. The groups of one split have no rank in common, so they
+// may have the same number.
 int take_group_number(Family& family, const std::vector<Choice>& choices) {
   const std::lock_guard lock(family.mutex());
   for (const Choice& choice : choices)
@@ -73,9 +74,9 @@ RankSet child_ranks(const RankSet& parent, int color, const std::vector<Choice>&
 
 // Take part in the split of the host group (the ranks of this host). All ranks must call the split
 // at the same position in the sequence of collectives of the host group. But a pending work of
-// `parent` may submit collectives to the host group at any time. So every rank first waits for all
-// works before `last`, the collective that gathers the arguments of split(). Then it calls a
-// barrier. After the barrier, no rank has a pending work.
+// `parent` may submit collectives to the host group at any time. So each rank first waits for all
+// its works that it submitted before `last`. (`last` is the collective that gathers the arguments
+// of split().) Then each rank calls a barrier: after the barrier, no rank has a pending work.
 std::unique_ptr<Communicator> split_host_group(MpiCommunicator& parent, int color, int key,
                                                Work last) {
   const double timeout = config::timeout_seconds();

@@ -13,8 +13,8 @@
 
 namespace ngd::comm::mpi {
 
-// A mismatch is thrown before the failure of another rank is checked. Usually that rank has failed
-// because of the mismatch.
+// Compare the headers before checking for failures of other ranks. A rank whose call does not match
+// often fails for that reason, and CollectiveMismatch describes the cause better than that failure.
 bool Headers::collect(PendingCollective& work) {
   bool is_complete = true;
   for (int peer = 0; peer < group_.size(); ++peer) {

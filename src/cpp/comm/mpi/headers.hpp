@@ -31,8 +31,8 @@ class Headers {
   // this rank.
   bool collect(PendingCollective& work);
 
-  // Return the ranks of the world whose header is missing for the first collective of which this
-  // rank has not collected all headers.
+  // Find the first collective with missing headers, and return the world ranks that have not sent
+  // their headers for it.
   std::vector<int> missing() const;
   // Return lines such as "rank 2 called all_reduce(sum) of 8 float32." for a timeout error: one for
   // each rank of `world_ranks` from which an unread header has arrived.

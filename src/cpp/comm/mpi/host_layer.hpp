@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The interface of a layer above MPI, for a group in which some ranks share a host: transfers over
-// shared memory, memory that the ranks of a host share, and groups inside a host. A group without
-// this layer uses only MPI.
+// The interface of a layer above MPI, for a group in which some ranks share a host. The layer
+// offers transfers over shared memory, memory that the ranks of a host share, and groups of the
+// ranks of one host. A group without this layer uses only MPI.
 #pragma once
 
 #include <functional>
@@ -41,9 +41,10 @@ class HostLayer {
   virtual std::unique_ptr<HostLayer> for_split(const RankSet& group,
                                                std::unique_ptr<Communicator> local) const = 0;
 
-  // Return the layer of a group that only its own ranks make (make_group_of in communicator.hpp).
-  // The ranks of the group on this host connect to each other over shared memory. They find each
-  // other by `key`, which the caller of make_group_of() gives; no other group has it.
+  // Return the layer of a group that make_group_of() makes (communicator.hpp): only the members of
+  // that group take part in the call. The members on this host connect to each other over shared
+  // memory. They find each other by `key`, a text that no other group has and that all members pass
+  // to make_group_of().
   struct Rendezvous {
     const std::string& key;
     double timeout_seconds;
@@ -60,8 +61,9 @@ class HostLayer {
   // waits for none, or is on another host.
   virtual int awaited_by(int world_rank) const noexcept = 0;
 
-  // Take local() out of this object, and return it as a group of the family. The caller has checked
-  // that local() has all ranks of the group. This object must not be used afterwards.
+  // Take the host group, local(), out of this object, and return it as a group of `family`. The
+  // caller has checked that all ranks of the group are on this host, so the host group replaces the
+  // group over MPI. This object must not be used afterwards.
   virtual std::unique_ptr<Communicator> take_local(std::shared_ptr<Family> family) = 0;
 };
 

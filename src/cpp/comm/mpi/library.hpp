@@ -11,7 +11,8 @@
 
 namespace ngd::comm::mpi {
 
-// The handles of every MPI fit into one machine word.
+// An MPI communicator and an MPI request, stored as integers. The handles of every supported MPI
+// fit into one machine word.
 using Comm = std::uintptr_t;
 using Request = std::uintptr_t;
 
@@ -62,7 +63,8 @@ class Library {
                         std::size_t& count) const noexcept = 0;
   virtual int test(Request& request, bool& complete) const noexcept = 0;
   virtual void cancel(Request& request) const noexcept = 0;
-  // Let MPI make progress. `unused_tag` is a tag that no message has.
+  // Let MPI make progress, by a probe for a message with the tag `unused_tag`. No message has this
+  // tag, so the probe finds nothing.
   virtual void poke(int unused_tag, Comm comm) const noexcept = 0;
 
   virtual void error_text(int code, char* text, std::size_t size) const noexcept = 0;

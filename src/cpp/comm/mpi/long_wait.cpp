@@ -24,13 +24,14 @@ void LongWait::publish() {
 }
 
 // Find the ranks that cause a late collective. At the call, `missing` has the ranks that this rank
-// waits for. A rank publishes the rank that it waits for to the ranks of its host. If a rank of
-// `missing` has published that it waits for a rank other than this one, replace it by that rank,
-// and repeat this for the new rank. Return a line of text per replacement.
+// waits for. Each rank publishes to the ranks of its host which rank it waits for. So replace a
+// rank of `missing` by the rank that it waits for, and repeat this with the new rank. Stop at a
+// rank that waits for this rank, or has published no awaited rank, or after as many steps as the
+// group has ranks. Return one line of text per replacement.
 //
-// After that, a rank of `missing` that is on this host and waits for no rank has certainly stopped.
-// If there is such a rank, set `is_certain` to true, and keep only such ranks in `missing`.
-// Otherwise set `is_certain` to false.
+// A rank found in this way has certainly stopped if it is on this host and waits for no rank. If
+// there is such a rank, set `is_certain` to true, and keep only such ranks in `missing`. Otherwise
+// set `is_certain` to false.
 std::vector<std::string> LongWait::find_culprits(std::vector<int>& missing,
                                                  bool& is_certain) const {
   const HostLayer* hosts = group_.hosts.get();

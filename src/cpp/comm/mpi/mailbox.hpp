@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The mailbox of a group: short messages between all pairs of ranks. The messages of a pair arrive
-// in order, and before the data that they announce.
+// in order. A header arrives before the data that it announces.
 //
-// For each peer, a receive is always posted, so any progress sees the failure of a peer. A message
-// that has arrived stays in the queue of its sender until it is taken.
+// The mailbox always has a posted receive for each peer, so a call of progress() can receive a
+// peer's report of a failure at any time. A message that has arrived stays in the queue of its
+// sender until this rank takes it.
 #pragma once
 
 #include <chrono>
@@ -48,8 +49,9 @@ class Mailbox {
   bool has_left(int peer) const { return peers_[index(peer)].left; }
   bool everything_sent() { return release_sent(); }
 
-  // Stop receiving. Returns false if a peer has not sent Left, or if a message of this rank was not
-  // sent. Memory that MPI still holds is kept until the process ends. Allocates no memory.
+  // Stop receiving. Returns true if every peer has sent Left (it has closed the group) and all
+  // messages of this rank were sent. Otherwise returns false. Memory that MPI still holds is kept
+  // until the process ends. Allocates no memory.
   bool close() noexcept;
 
  private:

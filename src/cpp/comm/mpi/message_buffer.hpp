@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that MPI messages are sent from or received into.
+// A buffer that MPI messages are sent from or received into.
 //
 // Rule: declare a buffer before the requests that use it, so that C++ destroys the requests first.
-// If MPI still holds the memory of a request after a failure, no buffer is freed any more
-// (process.hpp).
+// If MPI still holds the memory of a request after a failure, left_to_mpi() (process.hpp) returns
+// true. Then the destructors of this class free no buffer until the process ends.
 #pragma once
 
 #include <cstddef>

@@ -201,8 +201,9 @@ void MpiCommunicator::send_failure(const Failure& failure) noexcept {
   if (group_.state != State::Open) return;
   group_.state = State::Failed;
   teardown_.send_failure(failure, works_.first_incomplete());
-  // A transfer that has failed may have submitted collectives to the host group (the ranks of this
-  // host). Their operands belong to the caller, so these collectives must end with the transfer.
+  // Fail the host group (the ranks of this host) too. A transfer may have submitted collectives to
+  // it. Their operands belong to the caller, so no collective may use them after the transfer has
+  // ended.
   if (group_.hosts) group_.hosts->fail(failure);
 }
 

@@ -22,8 +22,9 @@ class OwnersExchange {
   explicit OwnersExchange(const RankSet& group)
       : rank_(group.rank), size_(group.size()), terms_(static_cast<std::size_t>(size_)) {}
 
-  // Receive the contributions of all other ranks to this rank's part, of `own_bytes` bytes each,
-  // into window.scratch. Send contribution_to(rank) to every other rank.
+  // Receive this rank's part from all other ranks: each of them sends its contribution of
+  // `own_bytes` bytes, which is received into window.scratch. Send contribution_to(rank) to every
+  // other rank: this rank's contribution to the part of that rank.
   template <class ContributionTo>
   void exchange_contributions(Window& window, std::size_t own_bytes,
                               ContributionTo&& contribution_to) const {

@@ -31,10 +31,10 @@ class Pairs {
   std::uint64_t submit(Mailbox& mailbox, const Collective& collective);
   // Advance all sends and receives. Then call check(peer, call, is_matched, start) for the oldest
   // pending send to each peer, and for the oldest pending receive from each peer. check() must
-  // throw if the failure of a rank ends that send or receive. `call` is the record of that send or
-  // receive, and `start` the time of its submission. `is_matched` is true for a receive whose
-  // header from the sender has arrived. progress() throws the errors of check(), CollectiveMismatch
-  // and Unreachable.
+  // throw if a failed rank makes this send or receive fail. `call` is the record of the send or
+  // receive, and `start` the time of its submission. `is_matched` is true for a receive if the
+  // header of the sender has arrived, and false for a send. Errors of check() are thrown to the
+  // caller of progress(), and so are CollectiveMismatch and Unreachable.
   template <class Check>
   void progress(Mailbox& mailbox, Check&& check);
 

@@ -9,20 +9,24 @@
 namespace ngd::comm::mpi {
 namespace {
 
-// After a peer has failed, the time that a collective, send or receive still waits for missing
-// headers. A small collective whose headers all arrive completes although a rank has failed.
+// The time that a collective, send or receive still waits for missing headers after a peer has
+// failed. A small collective completes if all headers arrive within this time.
 constexpr auto kGrace = std::chrono::milliseconds(100);
 // The time to wait for the report of a failed peer.
 constexpr auto kReportTime = std::chrono::milliseconds(200);
 
 }  // namespace
 
-// If all headers have arrived, throw if a peer has ended in this collective or before it.
-// Otherwise: the messages of a peer arrive in order. So if a peer has ended and its header has not
-// arrived, the header will never arrive: throw at once. If a peer has sent its header and then
-// failed in this collective or before it, wait for the headers of the other ranks for kGrace, then
-// throw. The peer may have failed because the header of a third rank was missing, and that header
-// may never arrive here either.
+// Throw if a peer has ended so that this collective cannot complete. There are three cases.
+//
+// All headers have arrived: throw if a peer has ended in this collective or before it.
+//
+// A header is missing, and its sender has ended: throw at once. The messages of a peer arrive in
+// order, so the header will never arrive.
+//
+// A header of another rank is missing, and a peer that has sent its header has failed in this
+// collective or before it: throw after kGrace. The peer may have failed because it did not get that
+// header, and this rank may never get it either.
 void PeerReports::check_needed(const PendingCollective& work, bool has_headers) const {
   for (int peer = 0; peer < group_.size(); ++peer) {
     if (peer == group_.rank() || !mailbox_.ended(peer)) continue;
@@ -32,9 +36,8 @@ void PeerReports::check_needed(const PendingCollective& work, bool has_headers) 
   }
 }
 
-// Return true if a peer has failed, and more than kGrace has passed since the report of the failure
-// arrived and since `start`, the time at which a work was submitted. So a work that is submitted
-// after the report waits for kGrace too.
+// Return true if a peer has failed and the time kGrace has passed. The time starts when the report
+// of the failure arrives, or at `start`, the submission of a work, if that is later.
 bool PeerReports::has_failed(int peer, Clock::time_point start) const {
   if (!mailbox_.ended(peer) || has_left_in_order(peer)) return false;
   return Clock::now() - std::max(start, mailbox_.ended_at(peer)) > kGrace;
@@ -56,10 +59,10 @@ void PeerReports::throw_end(int peer, const CallRecord& mine) const {
           failure.text);
 }
 
-// A send or a receive whose header was matched continues if its peer has left without a failure,
-// because the data may still arrive. A send or a receive without a match also ends if any other
-// rank of the group has failed: its own peer may have died without a report, and that may be the
-// reason why the other rank failed.
+// A receive whose header has arrived (`is_matched`) continues if its peer has left without a
+// failure, because the data may still arrive. If `is_matched` is false, the work also ends when any
+// other rank of the group has failed. The reason: the peer may have died without a report, and the
+// other rank may have failed because of that.
 void PeerReports::check_pair(int peer, const CallRecord& mine, bool is_matched,
                              Clock::time_point start) const {
   if (mailbox_.ended(peer) && !(is_matched && has_left_in_order(peer))) throw_end(peer, mine);

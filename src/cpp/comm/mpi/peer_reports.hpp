@@ -21,15 +21,16 @@ class PeerReports {
   // Throw if a peer that the collective still needs has ended. `has_headers`: the headers of all
   // peers have arrived.
   void check_needed(const PendingCollective& work, bool has_headers) const;
-  // Throw if the peer of a send or a receive has ended. Until the header of the sender has arrived
-  // (`is_matched`), also throw if another rank has failed since `start`.
+  // Throw if the peer of a send or a receive has ended. `is_matched`: the header of the sender has
+  // arrived. If it is false, also throw if another rank has failed, and more than 100 ms have
+  // passed since `start` and since the report of that failure.
   void check_pair(int peer, const CallRecord& mine, bool is_matched, Clock::time_point start) const;
   // Throw if any peer has failed. `mine` is the call in which this rank waits, maybe in another
   // group; the error message shows it.
   void check_all(const CallRecord& mine) const;
-  // Wait up to 200 ms for a report that a peer has ended in `work` or before it, and throw the
-  // error of the report. If none arrives, return; the caller then throws its own error, which has
-  // fewer facts about the failure.
+  // Wait up to 200 ms for a report that a peer has ended in the collective `work` or in an earlier
+  // one, and throw the error of the report. If no such report arrives, return. The caller then
+  // throws its own error, which has fewer facts about the cause.
   void await(const PendingCollective& work) const;
 
  private:

@@ -19,7 +19,6 @@ namespace ngd::comm {
 namespace mpi {
 namespace {
 
-// The state of MPI in this process.
 struct Process {
   std::atomic<bool> is_initialised{false};  // ngd has initialised MPI, on mpi_thread()
   std::atomic<int> failures{0};
@@ -135,7 +134,7 @@ void keep_for_good(const void* memory) noexcept {
   try {
     blocks.push_back(memory);  // so that a leak checker finds a pointer to it
   } catch (const std::bad_alloc&) {
-    // Memory is short. The block `memory` is not freed in this case either, but a leak checker
+    // Without memory for the list, the block `memory` is still never freed, but a leak checker
     // reports it.
   }
 }

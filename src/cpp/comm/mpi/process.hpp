@@ -16,8 +16,9 @@ struct Endpoint {
   int local_size = 1;
 };
 
-// Initialise MPI if no code has done so, and duplicate MPI_COMM_WORLD (-1) or the MPI communicator
-// with this Fortran handle. All its ranks call this. Throws Init, CollectiveTimeout.
+// Initialise MPI if no code has done so, and duplicate the MPI communicator with the Fortran handle
+// `fortran_handle` (-1: MPI_COMM_WORLD). All ranks of that communicator call this. Throws Init,
+// CollectiveTimeout.
 Endpoint open_endpoint(int fortran_handle, double timeout_seconds);
 
 // Add a failure mark to the process, or remove one. A group adds a mark when it fails. While the

@@ -31,9 +31,9 @@ class ProgressGate {
   void begin_wait() noexcept { ++waiting_; }
   void end_wait() noexcept {
     if (--waiting_ > 0 || !in_flight_) return;
-    // The progress thread may have read `waiting_` before this call decremented it, and may not
-    // sleep yet. The thread holds the mutex from reading `waiting_` until it sleeps. So take the
-    // mutex once: after that, the thread sleeps and can be woken, or it reads the new value.
+    // The progress thread holds the mutex from the read of `waiting_` until it sleeps. If it has
+    // read the old value of `waiting_` and does not sleep yet, it would miss the wake-up. So take
+    // the mutex once: after that, the thread sleeps and can be woken, or it reads the new value.
     {
       const std::lock_guard lock(mutex_);
     }

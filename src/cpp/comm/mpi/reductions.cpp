@@ -40,8 +40,8 @@ class FlatReduction final : public WindowedTransfer {
     return window.step < 2 ? Outcome::Continues : Outcome::SliceComplete;
   }
 
-  // Return the part of the window's slice that `owner` reduces, as a range of the elements of the
-  // source.
+  // Return the part of the window's slice that `owner` reduces. The begin of the result is counted
+  // from the first element of the source.
   Slice owned(const Window& window, int owner) const {
     if (!is_scatter_) return part_of(window.slice, owner, size_);
     const Slice block = blocks_[owner];
@@ -124,9 +124,10 @@ class RingAllReduce final : public WindowedTransfer {
     return k < 2 * exchanges ? Outcome::Continues : Outcome::SliceComplete;
   }
 
-  // Return the address of area `which` of the scratch memory. Areas 0 and 1 are two partial sums,
-  // sent and received alternately. Area 2 is a copy of this rank's elements of the part that it
-  // adds to a partial sum, widened to float32 if they are 16-bit floats.
+  // Return the address of area `which` of the scratch memory. Areas 0 and 1 have two partial sums,
+  // which are sent and received alternately. Area 2 has this rank's own elements of the part that
+  // arrives, widened to float32 if they are 16-bit floats, before they are added to the partial
+  // sum.
   std::byte* partial(Window& window, int which) const {
     const std::size_t largest = window.slice.count / static_cast<std::size_t>(size_) + 1;
     window.scratch.reserve(3 * largest * size_of(partial_dtype_));

@@ -47,8 +47,8 @@ inline constexpr std::size_t kMaxMessageBytes = std::size_t{1} << 20;
 // Cancel a message, and wait at most 50 ms until MPI has done so. Returns false if it has not.
 bool give_up(Request& request) noexcept;
 
-// The error that MPI could not complete messages to or from the ranks `who`. If `who` is empty, MPI
-// did not report the ranks.
+// The error that is thrown if MPI could not complete messages to or from the ranks `who`. If `who`
+// is empty, MPI did not report the ranks.
 class Unreachable final : public Error {
  public:
   Unreachable(const std::vector<int>& who, int code);

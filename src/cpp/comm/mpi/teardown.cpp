@@ -31,9 +31,9 @@ bool Teardown::has_sent_failure(bool moves_data) {
   mailbox_.progress();
   if (!mailbox_.everything_sent()) return false;
   if (!moves_data) return true;
-  // If long messages are pending, MPI may report the short message with the failure as sent before
-  // it sends it. A peer that has received the failure answers with Failed or Left. So wait for the
-  // answers of all peers.
+  // If long messages are pending, MPI may report that the short message with the failure was sent
+  // before MPI sends it. So do not rely on MPI: wait until every peer has sent Failed or Left. A
+  // peer that has received the failure sends one of them.
   for (int peer = 0; peer < group_.size(); ++peer)
     if (peer != group_.rank() && !mailbox_.ended(peer)) return false;
   return true;

@@ -18,7 +18,8 @@ class Teardown {
   Teardown(GroupContext& group, Mailbox& mailbox) : group_(group), mailbox_(mailbox) {}
 
   // Report a failure to all peers. `sequence` is the number of the first collective that this rank
-  // will not complete. A peer may still complete the collectives with lower numbers.
+  // will not complete. This rank has completed the collectives with lower numbers, so a peer may
+  // still complete them too.
   void send_failure(const Failure& failure, std::uint64_t sequence) noexcept;
   // Return true when the report of a failure has been sent. If long messages are being transferred
   // (`moves_data`), return true only when all peers have also sent Failed or Left, because MPI may

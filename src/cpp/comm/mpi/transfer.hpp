@@ -155,8 +155,8 @@ std::unique_ptr<Transfer> make_block_exchange(const RankSet& group, int tag,
                                               const Collective& collective);
 
 // kReduceWindows is the number of windows that are active at once in a reduction. reduce_window()
-// returns the number of elements of one slice, if the slice is divided into parts and each of
-// `owners` ranks reduces one part.
+// returns the number of elements of one slice of a reduction in which each of `owners` ranks
+// reduces one part of the slice.
 inline constexpr int kReduceWindows = 8;
 std::size_t reduce_window(DType dtype, int owners);
 

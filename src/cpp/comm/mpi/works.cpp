@@ -89,10 +89,10 @@ void Works::finish_with_headers(PendingCollective& work) const {
   finish_small(work.collective, group_.rank(), group_.size(), contributions);
 }
 
-// Before any data move, check again for reports of failures: if MPI has begun to send data to a
-// failed rank, it cannot cancel the message. A peer that fails after it has sent its header sends
-// its report after the header. One call of progress() receives at most one message from each peer,
-// so call it several times.
+// Receive the reports of failures that have arrived, and check them before any data move: if MPI
+// has begun to send data to a failed rank, it cannot cancel the message. The report of a peer may
+// arrive after other messages of that peer, and one call of progress() receives at most one message
+// from each peer. So call progress() kLooksBeforeData times.
 void Works::begin(PendingCollective& work, int slot) const {
   for (int look = 0; look < kLooksBeforeData; ++look) headers_.mailbox().progress();
   reports_.check_needed(work, true);

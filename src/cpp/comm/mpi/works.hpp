@@ -44,9 +44,9 @@ class Works {
 
   // The following functions take a work that is not complete. For a send or a receive, they
   // describe that work. For a collective, call_of(), has_begun() and awaited_ranks() describe the
-  // first incomplete collective of the group, which may be an earlier one: headers are collected in
-  // order, and the data of at most kActive collectives move at once, so a late first collective
-  // delays the others.
+  // first incomplete collective of the group. This may be an earlier collective, which delays the
+  // given one: headers are collected in order, and the data of at most kActive collectives move at
+  // once.
   static bool is_pair(Work work) noexcept { return work.sequence >= Pairs::kFirst; }
   const CallRecord& call_of(Work work) const;
   bool has_begun(Work work) const;                  // its data are being transferred

@@ -54,8 +54,8 @@ int open_descriptors() {
 }
 
 // Check that this process may open enough file descriptors (RLIMIT_NOFILE). Rank 0 needs a
-// connection, a segment and a pidfd for each rank. The other ranks do not need a connection for
-// each rank, but make the same check, so that all ranks with the same limit fail in the same way.
+// connection, a segment and a pidfd for each rank. The other ranks need fewer descriptors, but make
+// the check with the number of rank 0, so that all ranks with the same limit raise the same error.
 void check_descriptors(int size) {
   rlimit limit{};
   const auto needed = static_cast<rlim_t>(open_descriptors() + 3 * size + 4);
@@ -65,8 +65,9 @@ void check_descriptors(int size) {
          ": raise RLIMIT_NOFILE (ulimit -n)");
 }
 
-// Return the kind of error that all ranks throw if one rank fails with `kind` in the rendezvous:
-// CollectiveMismatch, CollectiveTimeout and RankLost stay the same, all other kinds become Init.
+// In the rendezvous, the failure of one rank makes all ranks throw. Return the kind of their error
+// if the kind of that failure is `kind`: CollectiveMismatch, CollectiveTimeout and RankLost stay
+// the same, all other kinds become Init.
 ErrorKind kind_for_all(ErrorKind kind) { return is_between_ranks(kind) ? kind : ErrorKind::Init; }
 
 // The part of the rendezvous that is the same on rank 0 and on the other ranks.
@@ -97,8 +98,8 @@ class Rendezvous {
       exchange();
       Assembly parts = assemble_parts();
       synchronise();
-      // make_world() reads the records of the other ranks in shared memory. synchronise() has
-      // waited until all ranks have initialised their records.
+      // make_world() reads the records of the other ranks in shared memory. So synchronise() must
+      // be called first: it waits until all ranks have initialised their records.
       world = make_world(std::move(parts.memory), std::move(parts.liveness),
                          Place{rank_, size_, size_ > parts.cores, checked, job_ranks_});
       synchronise();
@@ -278,8 +279,9 @@ class Server final : public Rendezvous {
   }
 
   // Send the failure to all ranks, including those that have connected and have sent nothing yet:
-  // otherwise they would report that rank 0 is lost. After the shutdown of the listening socket, no
-  // other rank can connect, and accept() returns the connections that wait in its queue.
+  // otherwise they would report that rank 0 is lost. First shut down the listening socket, so that
+  // no other rank can connect. Then accept() returns the connections that are still in its queue,
+  // and these ranks get the failure too.
   void notify(const Message& failure) noexcept override {
     parcel(rank_).pidfd = Descriptor();  // frees a descriptor, so that accept() can get one
     if (listener_.valid() && ::shutdown(listener_.get(), SHUT_RD) == 0)
@@ -375,8 +377,9 @@ class Server final : public Rendezvous {
       Message failure = make_message(Topic::Failure, rank_, size_);
       failure.set_text(refusal);
       stranger.send(failure);
-      // A sender with another number of ranks was started with the same job key. If it should be a
-      // rank of this job, the job would wait for it until the deadline. So this rank fails at once.
+      // The sender was started with the same job key, but with another number of ranks. It may be a
+      // rank that this job needs. Then the job would wait for it until the deadline, so this rank
+      // fails at once.
       if (received.message.magic == kMagic && received.message.size != size_)
         fail(ErrorKind::Init, refusal);
       return;
