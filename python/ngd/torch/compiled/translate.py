@@ -153,7 +153,7 @@ FRAME: Final = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 def site_of(node: fx.Node) -> str:
     """Return the user's line that called an op, and the path of the module in which it did.
 
-    An example is "model.py:12 in encoder.layers.0".
+    An example is "train.py:12 in encoder.layers.0".
     """
     frames = FRAME.findall(node.meta.get("stack_trace") or "")
     known = [(file, line) for file, line in frames if not file.startswith("<eval_with_key>")]
