@@ -96,7 +96,7 @@ class World(ProcessSet):
         self.cross = (0, 1)
         """The pair (index of this host, number of hosts) that `cross_rank` and `cross_size` return.
 
-        Hosts without a rank that has the local rank of this process are not counted.
+        Only hosts are counted that have a rank with the same local rank as this process.
         """
         self.has_equal_hosts = True
         self.sets: dict[int, ProcessSet] = {0: self}
@@ -110,7 +110,7 @@ class World(ProcessSet):
         return self._group
 
     def attach(self, group: Group) -> None:
-        """Make a new world of ngd the group of this set, and remove all other process sets.
+        """Use `group`, a new world of ngd, as the group of this set; remove all other process sets.
 
         `init` calls this when it has joined a world, including each world after a `shutdown`. All
         ranks exchange their local ranks here.
@@ -276,7 +276,7 @@ def local_size() -> int:
 
 
 def cross_rank() -> int:
-    """Return the index of this host among the hosts that have a rank with the same local rank.
+    """Return the index of this host among the hosts that have the local rank of this process.
 
     Corresponds to `horovod.torch.cross_rank`.
     """
@@ -319,7 +319,7 @@ def mpi_enabled() -> bool:
 
 
 def mpi_threads_supported() -> bool:
-    """Return True if MPI is used: several threads may then call it, one after the other.
+    """Return True if MPI is used: several threads may then call MPI, but only one at a time.
 
     Corresponds to `horovod.torch.mpi_threads_supported`.
     """
@@ -327,7 +327,10 @@ def mpi_threads_supported() -> bool:
 
 
 def absent() -> bool:
-    """Return False: ngd does not use Gloo, CUDA, ROCm, DDL or oneCCL."""
+    """Return False, for `gloo_built` and similar functions.
+
+    ngd does not use Gloo, CUDA, ROCm, DDL or oneCCL.
+    """
     return False
 
 

@@ -38,7 +38,7 @@ MODEL_PARALLEL_DEGREES: Final = ("mp_degree", "pp_degree", "sharding_degree", "s
 The value of each setting must be 1, because ngd.paddle does not divide models.
 """
 MODES: Final = ("sum", "mean", "max", "min")
-"""The values of the argument `mode` of `all_reduce`. ngd's reductions have the same names."""
+"""The values of the argument `mode` of `all_reduce`: names of reductions, the same in ngd."""
 
 
 class _State:
@@ -46,7 +46,7 @@ class _State:
 
     def __init__(self) -> None:
         self.strategy: Any = None
-        """The argument of `init` or of a later `distributed_optimizer`; None if none was given."""
+        """The argument `strategy` of `init` or `distributed_optimizer`; None if not given."""
         self.hosts: list[str] = []
         """The host name of each rank, in the order of the ranks; empty before `init`."""
 
@@ -275,7 +275,7 @@ def all_reduce(input: Any, mode: str = "sum") -> Any:
 
 
 def raise_no_servers(what: str) -> NoReturn:
-    """Raise NotImplementedError for a call that needs parameter servers."""
+    """Raise NotImplementedError for the call `what`, which needs parameter servers."""
     raise NotImplementedError(
         f"{what}: expected collective training; got a call for parameter servers, which "
         "ngd.paddle does not have. Use fleet.init(is_collective=True) and DataParallel."

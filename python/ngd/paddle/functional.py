@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collectives that return new tensors and through which gradients flow.
 
-The gradients are those of the sum of all ranks' results, as in ngd's graphs
+The gradients are those of the sum of the losses of all ranks, as in ngd's graphs
 (docs/adr/0003-gradient-of-all-reduce.md). All ranks call the functions in the same order, and run
 the backward passes of these calls in the same order.
 """
@@ -21,14 +21,15 @@ from .memory import NAMES, Tensor, elements, reduction
 from .world import Group, group_or_world
 
 LINEAR = (ReduceOp.SUM, ReduceOp.AVG)
-"""The reductions that have a gradient."""
+"""The reductions that support gradients in this module."""
 
 
 def run(where: str, x: Tensor, ranks: Group, rows: float = 1, **options: Any) -> Tensor:
     """Run a collective of ngd on `x`, and return the result as a new tensor.
 
     `where` is the name of the collective, a method of ngd's group, for example "all_gather". The
-    result has `rows` times as many rows as `x`. `options` are further arguments of the method.
+    result has `rows` times as many rows as `x`; `rows` may be less than 1. `options` are further
+    arguments of the method.
     """
     shape = [int(n * rows) if i == 0 else n for i, n in enumerate(x.shape)]
     result = paddle.empty(shape, dtype=x.dtype)
@@ -125,7 +126,7 @@ class AllToAll(PyLayer):
 
 
 def expect_gradient(x: Tensor, op: int, where: str) -> None:
-    """Raise GradientError if a tensor needs a gradient that the reduction does not have."""
+    """Raise GradientError if `x` needs a gradient and the reduction `op` is not SUM or AVG."""
     reduction(op, x, where)
     if op not in LINEAR and not x.stop_gradient and paddle.is_grad_enabled():
         raise GradientError(

@@ -35,7 +35,7 @@ NAMES: Final = ("SUM", "MAX", "MIN", "PROD", "AVG")
 
 
 def view(tensor: Tensor, where: str) -> Array:
-    """Return a tensor's own memory as an array, with its shape and strides."""
+    """Return the memory of a tensor as an array with the shape and strides of the tensor."""
     if not isinstance(tensor, paddle.Tensor):
         raise TypeError(f"{where}: expected a paddle.Tensor; got {type(tensor).__name__}")
     if not tensor.is_dense() or not tensor.place.is_cpu_place():
@@ -57,13 +57,13 @@ def elements(tensor: Tensor, where: str) -> Array:
     """Return the elements of a tensor as a one-dimensional array.
 
     If the tensor is contiguous, the array is the tensor's own memory. Otherwise the array may be a
-    copy. A complex tensor has two real elements per number.
+    copy. A complex number of the tensor is two real elements of the array.
     """
     return as_numbers(view(tensor, where).reshape(-1))
 
 
 def as_numbers(flat: Array) -> Array:
-    """Return a flat complex array as a view of its real numbers; any other array as it is.
+    """Return a real view of a flat complex array, or any other array as it is.
 
     The view is flat too, and has twice as many elements: real part, imaginary part, and so on.
     """
@@ -126,7 +126,9 @@ def same_dtype(arrays: Sequence[Array], where: str) -> None:
 
 
 def blocks(tensors: Any, count: int, where: str, name: str) -> list[Tensor]:
-    """Return `tensors`, a list or tuple with one element for each of `count` ranks, as a list.
+    """Return a list of the elements of `tensors`, a list or tuple with one per rank.
+
+    `count` is the number of ranks.
 
     Raise ValueError if `tensors` is not a list or tuple, or has another number of elements. The
     message shows `where`, the public call, and `name`, the argument.

@@ -94,7 +94,7 @@ def scatter_object_list(
     src: int = 0,
     group: Group | None = None,
 ) -> None:
-    """Replace the content of `out_object_list` by the object that rank `src` has for this rank.
+    """Replace all elements of `out_object_list` by one: the object from `src` for this rank.
 
     Corresponds to `paddle.distributed.scatter_object_list`.
 

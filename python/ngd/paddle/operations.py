@@ -51,8 +51,8 @@ class Task:
         Parameters
         ----------
         timeout : float, optional
-            The longest time to wait, in seconds. After it, False is returned and the collective
-            continues. Without a timeout, the collective fails after NGD_TIMEOUT.
+            The longest time to wait, in seconds. When this time has passed, False is returned and
+            the collective continues. If None, the collective fails after NGD_TIMEOUT.
         """
         if self.is_done:
             return True
@@ -73,15 +73,15 @@ class Task:
         return self.is_done or self.work.done()
 
     def is_sync(self) -> bool:
-        """Return True if the collective is complete and its tensors are filled."""
+        """Return True if a `wait` of this task has completed, so that its tensors are filled."""
         return self.is_done
 
 
 _pending: Final[list[Task]] = []
 """The tasks that were returned with `sync_op=False`, which `wait(tensor)` searches.
 
-`wait(tensor)` removes the tasks that it waits for. The start of a later task with `sync_op=False`
-removes the tasks that have completed or failed.
+`wait(tensor)` removes the tasks that it waits for. When another call with `sync_op=False` adds its
+task, it first removes the tasks that have completed or failed.
 """
 
 
@@ -144,7 +144,7 @@ class Staged(NamedTuple):
 
 
 def stage_whole(tensor: Tensor, where: str, gets_result: bool) -> Staged:
-    """Return the arrays of a collective whose operand is a whole tensor.
+    """Return the `Staged` of a collective whose operand is `tensor`, not one block per rank.
 
     If `gets_result` is True, the same tensor gets the result. Otherwise this rank gets no result.
     """
@@ -156,10 +156,10 @@ def stage_whole(tensor: Tensor, where: str, gets_result: bool) -> Staged:
 
 
 def stage_gather(tensor: Tensor, given: Any, count: int, where: str, list_name: str) -> Staged:
-    """Return the arrays of a collective that sends `tensor` and receives a block from each rank.
+    """Return the `Staged` of a collective that sends `tensor` and receives a block from each rank.
 
-    `given` is the destination: one tensor for all blocks, or a list with one tensor per rank. An
-    empty list gets new tensors. `count` is the number of ranks.
+    `given` is the caller's destination: one tensor for all blocks, or a list with one tensor per
+    rank. An empty list gets new tensors. `count` is the number of ranks.
     """
     source = elements(tensor, where)
     out, finish, tensors = stage_outputs(given, tensor, count, where, list_name)
@@ -182,11 +182,11 @@ def stage_scatter(tensor: Tensor, given: Any, count: int, where: str, list_name:
 def stage_outputs(
     given: Any, like: Tensor, count: int, where: str, name: str
 ) -> tuple[Array, Finish, list[Tensor]]:
-    """Return an array for the blocks of all ranks, a function, and the caller's tensors.
+    """Return (array to receive the blocks of all ranks, function, list of the caller's tensors).
 
-    After the collective, the function copies the array to the tensors. `given` is one tensor for
-    all blocks, or a list with one tensor per rank. If the list is empty, `count` new tensors with
-    the shape and dtype of `like` are appended to it.
+    Call the function after the collective: it copies the array to the caller's tensors. `given` is
+    one tensor for all blocks, or a list with one tensor per rank. If the list is empty, `count` new
+    tensors with the shape and dtype of `like` are appended to it.
     """
     if isinstance(given, paddle.Tensor):
         return *destination_for(given, where), [given]
@@ -200,7 +200,7 @@ def stage_outputs(
 
 
 def elements_each(tensor: Tensor) -> int:
-    """Return the number of real numbers per element: 2 for a complex tensor, 1 for others."""
+    """Return the number of array elements per number: 2 for a complex tensor, 1 for others."""
     return 2 if tensor.is_complex() else 1
 
 
@@ -232,10 +232,10 @@ def start_collective(
 ) -> Task:
     """Start the collective `name`, whose blocks have equal sizes, and return its task.
 
-    `tensor` is the operand and the result, for example of a broadcast. If the collective sends or
-    receives one block per rank, `given` is this operand or result instead, and `tensor` is only
-    the other one. `given` is one tensor with all blocks, or a list with one tensor per rank.
-    `list_name` is the name of this argument in messages. `root` is a rank of the world.
+    Without blocks, for example in a broadcast, `tensor` is the operand and the result. In a
+    gather, `tensor` is the operand and `given` gets the result. In a scatter, `given` is the
+    operand and `tensor` gets the result. `given` is one tensor with all blocks, or a list with one
+    tensor per rank. `list_name` is its name in error messages. `root` is a rank of the world.
     """
     kind, site = KINDS[name], call_site()
     arguments: dict[str, Any] = {}
@@ -261,7 +261,7 @@ def start_collective(
 
 
 def run_collective(name: str, group: Group | None, *args: Any, **kwargs: Any) -> Task | None:
-    """Start the collective `name` and return its task.
+    """Call `start_collective` if this rank is in the group, and return the task.
 
     If this rank is not in the group, warn and return None. The further arguments are those of
     `start_collective`; with `sync_op=True`, the collective is complete at the return.
@@ -512,7 +512,7 @@ def alltoall_single(
     group: Group | None = None,
     sync_op: bool = True,
 ) -> Task | None:
-    """Send rows of one tensor to each rank, and receive rows of another tensor from each rank.
+    """Send rows of one tensor to each rank, and receive rows of each rank into another tensor.
 
     Corresponds to `paddle.distributed.alltoall_single`.
 
@@ -546,11 +546,11 @@ def alltoall_single(
 def split(
     tensor: Tensor, flat: Array, sizes: Sequence[int] | None, count: int, name: str
 ) -> list[int]:
-    """Return a list of the number of elements that each of `count` ranks sends or gets.
+    """Return a list with one number of elements per rank, for the `count` ranks.
 
     `sizes` has the number of rows of `tensor` for each rank. If `sizes` is None or empty, all ranks
-    have equal numbers of rows. `flat` is the flat array of the tensor. Messages show `name`, the
-    argument.
+    have equal numbers of rows. `flat` is the flat array of the tensor. Error messages show `name`,
+    the name of the argument `sizes` in the public call.
     """
     shape, where = tuple(tensor.shape) or (1,), "alltoall_single"
     if not sizes:
@@ -688,7 +688,7 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Task]:
     Returns
     -------
     list of Task
-        One task per send or receive, without those of groups that do not have this rank.
+        One task per send or receive. Groups of which this rank is not a member are skipped.
     """
     tasks = [each.op(each.tensor, each.peer, each.group) for each in p2p_op_list]
     return [task for task in tasks if task is not None]

@@ -23,9 +23,10 @@ from .world import Group, group_or_world
 MEGABYTE: Final = 1 << 20
 
 add_final_hook: Final[Any] = core.eager._add_backward_final_hook
-"""Paddle's registration of a function to call once, at the end of the current backward pass.
+"""Paddle's function that registers a function to call once, at the end of the backward pass.
 
-If the function raises an exception, `backward()` raises it as a SystemError.
+The backward pass is the one that runs now. If the registered function raises an exception,
+`backward()` raises it as a SystemError.
 """
 
 
@@ -72,10 +73,10 @@ class Gradients:
         self.failure = None
 
     def start_forward(self, reduces: bool) -> None:
-        """Prepare for the backward pass of the forward pass that begins now.
+        """Prepare for the next backward pass, at the start of a forward pass.
 
-        If `reduces` is True, this backward pass will average the gradients over the ranks. If it is
-        False, the gradients stay those of this rank.
+        If `reduces` is True, this backward pass will average the gradients over the ranks. If
+        `reduces` is False, the gradients stay those of this rank.
         """
         if self.is_started:  # an exception ended the last backward pass
             self.abandon()
@@ -127,7 +128,8 @@ class Gradients:
 
         After the all-reduce, the function copies the array to the gradient; for a contiguous
         gradient the array is the gradient's memory. If the parameter has no gradient on this rank,
-        the array is zeros, because other ranks may have one. `substitutes` records these zeros.
+        the array is zeros, because other ranks may have one. The pair (`number`, tensor of zeros)
+        is then appended to `substitutes`.
         """
         parameter = self.parameters[number]
         gradient = parameter.grad

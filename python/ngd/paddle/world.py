@@ -262,8 +262,8 @@ def get_group(id: int = 0) -> Group | None:
 def destroy_process_group(group: Group | None = None) -> None:
     """Leave a group, or all groups if `group` is the world. All ranks of the group call it.
 
-    Without `group`, it is the world. This function does not leave the world of ngd itself;
-    `ngd.shutdown()` does.
+    `group` is by default the world. This function only removes groups of `ngd.paddle`: ngd's own
+    world stays connected until `ngd.shutdown()`.
 
     Corresponds to `paddle.distributed.destroy_process_group`.
     """

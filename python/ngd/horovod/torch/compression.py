@@ -10,7 +10,9 @@ from torch import Tensor
 
 
 class Compressor:
-    """The base class of compressors: a pair of functions. The base class sends tensors as they are.
+    """The base class of compressors, with the functions `compress` and `decompress`.
+
+    The functions of the base class return the tensor unchanged.
 
     Derive your own compressor from this class. Corresponds to
     `horovod.torch.compression.Compressor`.
@@ -23,7 +25,7 @@ class Compressor:
 
     @staticmethod
     def decompress(tensor: Tensor, ctx: Any) -> Tensor:
-        """Return the reduced tensor in the form that the caller expects."""
+        """Return the reduced tensor, converted back to the form from before `compress`."""
         return tensor
 
 

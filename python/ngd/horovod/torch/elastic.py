@@ -3,12 +3,13 @@
 
 There are two forms of recovery:
 
-- Under `ngd run --min-ranks M` the remaining processes continue. `run` restores the last `commit`,
-  joins a new world of the remaining ranks, and gives all of them the newest state. A new process
-  joins at a `commit`.
+- Under `ngd run --min-ranks M` the remaining processes continue. The decorator `run` of this module
+  restores the last `commit`, joins a new world of the remaining ranks, and gives all of them the
+  values of the rank that has the newest commit. A new process joins when the ranks call `commit`.
 - Under `ngd run --max-restarts N` without `--min-ranks`, and under `ngd.ray.run_elastic`, all ranks
-  are started again, and `run` gives them the newest `commit`. The first rank of each host writes it
-  to NGD_ELASTIC_DIR, a directory that the launcher creates for the job and removes.
+  are started again, and the decorator gives them the newest commit. The first rank of each host
+  writes each commit to NGD_ELASTIC_DIR, a directory that the launcher creates for the job and
+  removes.
 
 Under other launchers no commit is stored, and an error ends the job.
 """
@@ -54,7 +55,7 @@ class HostsUpdatedInterrupt(Exception):  # noqa: N818  # Horovod's name
 
 
 def read_commit(path: Path) -> Any:
-    """Return the number of a commit in its state, from 1, and the values of the commit.
+    """Return the number of the commit in a file, and its values. The first commit has number 1.
 
     The file is unpickled, which can run code. So PermissionError is raised if the file belongs to
     another user of the system.
@@ -70,9 +71,10 @@ def read_commit(path: Path) -> Any:
 
 
 class State:
-    """The values that `commit` stores and `restore` sets again. Each value is an attribute.
+    """The values that `commit` stores and `restore` sets back. Each value is an attribute.
 
-    Derive your own state from this class by overriding `values` and `take`.
+    Derive your own state from this class by overriding `values`, which returns a copy of the
+    values, and `take`, which sets the attributes to such a copy.
 
     Corresponds to `horovod.common.elastic.State`. `ObjectState` is the same class.
 
@@ -88,7 +90,7 @@ class State:
         self._saved: dict[str, Any] | None = None
         self._commits = 0
         self._written = 0
-        """The number of the newest commit that this process has written to its file or read there.
+        """The number of the newest commit that this process wrote to its file or read from it.
 
         0 means none.
         """
@@ -188,7 +190,7 @@ class State:
 
     @property
     def _is_late_joiner(self) -> bool:
-        """True if this process has no commit, and was started by a restart or joins a running job.
+        """True if this process has no commit, and was restarted or joins a running job.
 
         NGD_RESTART_COUNT is more than 0 in such a process.
         """
@@ -224,7 +226,7 @@ class TorchState(State):
         super().__init__(**{k: v for k, v in components.items() if v is not None}, **values)
 
     def values(self) -> dict[str, Any]:
-        """Return copies of the state dicts and values."""
+        """Return copies of the state dicts of the model and optimizer, and of the other values."""
         copies = {}
         for name in self._names:
             value = getattr(self, name)
@@ -245,10 +247,10 @@ class TorchState(State):
                 setattr(self, name, copy.deepcopy(values[name]))
 
     def save(self) -> None:
-        """Store the values, as `State.save` does, with the processed indices of all ranks.
+        """Store the values, as `State.save` does, after each ElasticSampler has been gathered.
 
-        Each ElasticSampler of the state first gathers these indices from all ranks, so all ranks
-        call this method.
+        Each ElasticSampler of the state first gathers from all ranks the indices of the samples
+        that were processed in this epoch. So all ranks call this method.
         """
         for name in self._names:
             value = getattr(self, name)
@@ -321,7 +323,9 @@ def run(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class ElasticSampler(torch.utils.data.Sampler[int]):
-    """A sampler that divides the indices that were not processed yet among the ranks.
+    """A sampler that divides the samples not yet processed in this epoch among the ranks.
+
+    It yields the indices of these samples in the dataset.
 
     Corresponds to `horovod.torch.elastic.ElasticSampler`.
 
@@ -342,7 +346,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Start an epoch: no index of it is processed."""
+        """Start epoch `epoch`: no index of the dataset counts as processed yet."""
         self.epoch = epoch
         self.processed_indices = set()
         self.reset()
@@ -361,7 +365,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.processed_indices.update(indices)
 
     def gather(self) -> None:
-        """Set `processed_indices` to those of all ranks. All ranks call this method."""
+        """Set `processed_indices` to the union over all ranks. All ranks call this method."""
         self.processed_indices = set().union(*allgather_object(self.processed_indices))
 
     def reset(self) -> None:

@@ -98,8 +98,8 @@ def grouped_allreduce_(tensors: Tensors, *args: Any, **kwargs: Any) -> list[Tens
 class AllReduce(torch.autograd.Function):
     """A reduction over the ranks. The backward pass reduces the gradient by the same op.
 
-    The gradient is also multiplied by the same scale factors. It is correct only for Average and
-    Sum.
+    The backward pass also multiplies the gradient by the same scale factors. The gradient is
+    correct only for the ops Average and Sum.
     """
 
     @staticmethod
@@ -178,7 +178,9 @@ def grouped_allreduce_compressed(
     *args: Any,
     **kwargs: Any,
 ) -> list[Tensor]:
-    """Reduce a list of tensors at the same time, without gradients, and return the results.
+    """Reduce a list of tensors at the same time, and return the results.
+
+    Autograd does not record the call: no gradients flow through the results.
 
     `compression` compresses each tensor before it is sent, and decompresses each result. The other
     arguments are those of `allreduce`.
@@ -385,7 +387,7 @@ def broadcast(
 
 
 def alltoall_pair_async(tensor: Tensor, *args: Any, **kwargs: Any) -> Handle:
-    """Start an all-to-all. Its result is (rows, number of rows from each rank)."""
+    """Start an all-to-all. The handle returned gives (rows, number of rows from each rank)."""
     handle = TENSORS.start("alltoall", tensor, *args, **kwargs)
     return handle.then(lambda pair: (pair[0], pair[1].to(torch.int32)))
 

@@ -94,8 +94,8 @@ class Gradients:
     def add_parameters(self, parameters: Iterable[Tensor]) -> None:
         """Append one bucket for each parameter that has no bucket and requires a gradient.
 
-        Such a parameter was added to the optimizer or was frozen before. `step` and `synchronize`
-        call this method before they reduce.
+        Such a parameter was added to the optimizer later, or was frozen when the optimizer was
+        made. `step` and `synchronize` call this method before they reduce.
         """
         new = [p for p in parameters if p.requires_grad and p not in self.bucket_of]
         for p in new:
@@ -204,9 +204,10 @@ class Gradients:
 
 
 HOOKS: Final[Any] = WeakTensorKeyDictionary()
-"""A map from each parameter to the hooks of the last DistributedOptimizer that added a hook to it.
+"""A map from each parameter to the list of all hooks of one DistributedOptimizer.
 
-The value is the list of that optimizer's hooks, on all its parameters.
+This is the last DistributedOptimizer that added a hook to the parameter. The list has the hooks on
+all parameters of this optimizer.
 """
 
 
@@ -269,7 +270,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
         self._is_synchronized = True
 
     def _reduce(self) -> None:
-        """Reduce the gradients of all parameters, including those that were added by now."""
+        """Reduce the gradients of all parameters, including parameters that were added later."""
         self._gradients.add_parameters(p for group in self.param_groups for p in group["params"])
         self._gradients.reduce()
 
@@ -285,7 +286,8 @@ class ReducingOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Reduce the gradients over the ranks, and update the parameters.
 
-        With a closure, the gradients are reduced after each call of it.
+        `closure`, if not None, computes the loss and the gradients. The gradients are then reduced
+        after each call of `closure`.
         """
         if not self._needs_reduction:
             self._is_synchronized = False
@@ -311,7 +313,10 @@ class ReducingOptimizer(torch.optim.Optimizer):
         return closure_with_reduction
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients. Raise RuntimeError if the reduction of some has started."""
+        """Clear the gradients.
+
+        Raise RuntimeError if gradients have been sent and their results are not yet stored.
+        """
         if self._gradients.is_pending:
             raise RuntimeError(
                 "hvd.DistributedOptimizer: expected zero_grad() before backward(); got it while "
@@ -456,7 +461,7 @@ def derive_optimizer(optimizer: torch.optim.Optimizer, base: type) -> Any:
 
 
 def names_of(parameters: list[Tensor], pairs: Iterable[Any] | None) -> dict[Tensor, str]:
-    """Return the name of each parameter. Raise ValueError if names are missing or not unique."""
+    """Return a dict from parameter to name. Raise ValueError if names are missing or not unique."""
     if pairs is None:
         return {p: f"allreduce.noname.{i}" for i, p in enumerate(parameters)}
     named = list(pairs)

@@ -100,7 +100,7 @@ def broadcast_optimizer_state(
 
 
 def load_in_place(description: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
-    """Load a state into an optimizer, and keep the dicts in its `param_groups`.
+    """Load a state into an optimizer without replacing the dict objects in its `param_groups`.
 
     A learning rate scheduler may refer to these dicts, so only their entries are replaced.
     """
