@@ -333,13 +333,13 @@ def split_added(operands: Sequence[Any], posts: Sequence[str]) -> tuple[Sequence
 
 
 def adjoint_before_post(node: Node, dy: Node) -> tuple[Node, list[Node]]:
-    """Return the adjoint of a matmul or convolution without its post-operations, and a list.
+    """Return the adjoint of the result of a node before its post-operations, and a list.
 
-    The kernel applies the post-operations, such as relu, to its result. `dy` is the adjoint of the
-    result after all of them. This function adds nodes to the graph that compute the result again,
-    without and with each post-operation, because the gradients of the post-operations read these
-    values. The list has the adjoint of the array that the post-operation "add" adds; it is empty if
-    "add" is not among the post-operations.
+    The node is a matmul or a convolution. Its kernel applies post-operations, such as relu, to the
+    result, and `dy` is the adjoint after all of them. The gradients of the post-operations read the
+    values before and after each post-operation, so this function adds nodes to the graph that
+    compute these values again. The list has the adjoint of the array that the post-operation "add"
+    adds; the list is empty if "add" is not among the post-operations.
     """
     posts: tuple[str, ...] = node.attrs.get("post", ())
     if not posts:
@@ -432,7 +432,7 @@ class Elu(Activation):
     x
         Floats of any shape. Integers become floats.
     alpha
-        The negative of the limit for x to minus infinity, a Python float.
+        A Python float. elu(x) tends to -alpha as x goes to minus infinity.
 
     Notes
     -----
@@ -474,9 +474,9 @@ def _inside(x: Node) -> Node:
 
 
 class Hardsigmoid(Activation):
-    """Return min(max(x + 3, 0), 6) / 6, the gate of hardswish.
+    """Return min(max(x + 3, 0), 6) / 6, element by element.
 
-    The gradient at -3 and at 3 is 0.
+    The gradient at -3 and at 3 is 0. ops.hardswish(x) is x * hardsigmoid(x).
 
     Parameters
     ----------

@@ -215,7 +215,7 @@ def logsigmoid(x: Value) -> Node:
 def hardtanh(x: Value, min: float = -1.0, max: float = 1.0) -> Node:
     """Limit each element of x to [min, max].
 
-    The gradient of an element on a bound goes to x.
+    The gradient of x is that of the result where min <= x <= max, and 0 elsewhere.
 
     Parameters
     ----------
@@ -278,7 +278,7 @@ def gumbel_softmax(
     axis
         The axis of the classes.
     seed, offset
-        The seed and the offset of the noise, as in ops.random_uniform.
+        Integers of 64 bits. Equal seeds and offsets give equal noise; other ones give other noise.
 
     Raises
     ------

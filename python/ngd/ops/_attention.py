@@ -81,8 +81,9 @@ def _scores_shape(where_: str, q: Type, k: Type, v: Type) -> Shape:
 def _num_scores(operands: Sequence[Type], causal: bool, scale: float, heads_last: bool) -> int:
     """Return the number of scores in all heads: pairs of a query and a key that it may attend to.
 
-    The cost of the op needs the number. `causal` excludes pairs. A mask does not, because the
-    values of a mask are not known when the graph is built.
+    The cost estimate of the op uses this number. If `causal`, query i may attend to the keys 0 to
+    i. Pairs that a mask excludes are counted, because the values of a mask are not known when the
+    graph is built.
     """
     q, k, _ = (_swap_shape(x.shape) if heads_last else x.shape for x in operands[:3])
     num_queries, num_keys = q[-2], k[-2]
@@ -207,7 +208,7 @@ def _repeat_heads(x: Array, heads: int) -> Array:
 
 
 class Attend(Op):
-    """Attention, with two results: the value, and the logsumexp of the scores of each query.
+    """Attention, with two results: the output, and the logsumexp of the scores of each query.
 
     The operands are query [..., heads, L, E], key [..., h, S, E], value [..., h, S, V] and at most
     one mask. L is the number of queries, S the number of keys and values, E and V the size of a key

@@ -25,7 +25,7 @@ from ._shape import transpose, transpose_cheaply
 from ._windows import channels_first_order, channels_last_order, permute_shape
 
 NAME: Final = "channels last"
-"""The name of this layout in the attribute `layout` of an op."""
+"""The name of the layout [N, spatial..., C]. The attribute `layout` of an op has this name."""
 
 
 def channels_first(x: Node) -> Node:
@@ -49,7 +49,10 @@ class ChannelsLast(Op):
 
     @property
     def row_major_op(self) -> Op:
-        """The op of _convolution.py that computes the same on data [N, C, spatial...]."""
+        """The op of _convolution.py that computes the same on data [N, C, spatial...].
+
+        ngd calls the standard layout [N, C, spatial...] row-major.
+        """
         op: Op = self.layout.row_major_op
         return op
 

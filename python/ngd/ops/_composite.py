@@ -18,7 +18,10 @@ Ranges = tuple[tuple[float, float], ...]
 """One interval (low, high) per operand. Test samples draw the operands from them."""
 
 FURTHER_SHAPE: Final = (3, 4)
-"""The shape of the test samples that are drawn from `CompositeUnary.further`."""
+"""The shape of the operands of further test samples: those drawn from the intervals `further`.
+
+An op class lists these intervals in its attribute `further`, in addition to the interval `domain`.
+"""
 
 
 class CompositeUnary(Unary):

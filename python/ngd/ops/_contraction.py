@@ -173,8 +173,8 @@ def _simplify_term(equation: str, labels: str, x: Node, extents: dict[str, int])
     """Take the diagonals of labels that occur twice, and drop axes of size 1 that broadcast.
 
     `extents` is a dict from each label of the equation to its extent. An axis of size 1 broadcasts
-    if `extents` has another number for its label. Return the labels of the remaining axes, each of
-    which occurs once, and the node that has only these axes.
+    if the extent of its label is not 1. Return the labels of the remaining axes, each of which
+    occurs once, and the node that has only these axes.
     """
     for label in dict.fromkeys(labels):
         while labels.count(label) > 1:

@@ -82,7 +82,10 @@ def _split_channels(x: Array, groups: int, axis: int) -> Array:
 
 
 def _add_bias(where: str, y: Node, bias: Sequence[Node]) -> Node:
-    """Add a bias to y, one element per channel. `bias` is empty if the op has no bias."""
+    """Add a bias to y, one element per channel.
+
+    `bias` has one node, or none if the op has no bias. Then the function returns y.
+    """
     for addend in bias:
         if addend.shape != y.shape[1:2]:
             raise ShapeError(
@@ -103,10 +106,11 @@ class ConvolutionOp(Op):
     dtypes = FLOATS
     numerics = Numerics(is_contraction=True)
     result, weights = -1, 1
-    """Two indices into (*operands, result) of this op: of the array of y, and of the weights w.
+    """Two positions in the list (*operands, result) of this op.
 
-    y is the result of the convolution. For example, the op conv_data_grad(dy, w) returns the
-    adjoint of the data. Its operand 0, dy, has the shape of y, and its operand 1 is w.
+    At the position `result` is the array with the shape of the convolution's result, and at the
+    position `weights` is the array with the shape of the convolution's weights. For example, the
+    list of conv_data_grad is (dy, w, dx), so the positions are 0 and 1. -1 is the op's own result.
     """
     shape_attr: ClassVar[str] = ""
     """The name of the attribute with the result's spatial extents.
@@ -130,7 +134,11 @@ class ConvolutionOp(Op):
         return Cost.touching(2 * types[self.result].count * terms + extra, types)
 
     def samples(self) -> Iterable[Sample]:
-        """Yield test samples: `sample` makes one for each shape of data and weights."""
+        """Yield test samples, one per case of a list of shapes and attributes.
+
+        A case has the shapes of data and weights, the strides, padding, dilations and groups. The
+        method `sample` of the op class makes the sample of a case.
+        """
         for x, w, strides, padding, dilations, groups in (
             ((2, 3, 5), (4, 3, 3), (1,), (1, 1), (1,), 1),
             ((1, 4, 9), (2, 2, 2), (3,), (0, 2), (2,), 2),
@@ -167,7 +175,8 @@ class Conv(ConvolutionOp):
     padding
         The number of zeros before and after each spatial axis: an int, one per axis, or a pair
         (before, after) per axis. "valid" adds none. "same" adds the zeros that ceil(n / stride)
-        windows need, for any stride.
+        windows need along an axis of n elements. If their number is odd, there is one more zero
+        after the axis than before it.
     dilation
         The distance between the elements of a window: an int, or one per axis.
     groups

@@ -3,9 +3,9 @@
 
 The *path* of a target of S labels has L = 2 S + 1 positions: the labels, with blanks before them,
 between them and after them. In each step an alignment stays at its position, goes to the next one,
-or skips a blank between two different labels. alpha[s] is the logarithm of the probability of all
-alignments that are at position s. A scan over the steps computes it (Graves et al. 2006, section
-4.1).
+or skips a blank between two different labels. After step t, alpha[s] is the logarithm of the
+total probability of all alignments of the steps 0 to t that are at position s in step t. A scan
+over the steps computes alpha (Graves et al. 2006, section 4.1).
 """
 
 from __future__ import annotations
@@ -96,7 +96,12 @@ def expect_batch(x: Node, labels: Node, steps: Node, counts: Node, blank: int) -
 
 
 def log_likelihood(x: Node, labels: Node, steps: Node, counts: Node, blank: int) -> Node:
-    """Return the logarithm of the probability of all alignments, for each example."""
+    """Return the logarithm of the probability of the target of each sequence, [N].
+
+    The probability of a target is the sum of the probabilities of all its alignments. `x`, [T, N,
+    C], has the logarithms of the probabilities of the classes. `labels`, [N, S], has the targets.
+    `steps` and `counts`, [N], are the numbers of steps and of labels of each sequence.
+    """
     n = x.shape[1]
     path = path_of(labels, counts, blank)
     index = broadcast_to(clip(path, 0, x.shape[2] - 1), (x.shape[0], *path.shape))
@@ -133,7 +138,8 @@ def ctc_loss(
     blank
         The class of the blank.
     reduction
-        "none", "sum", or "mean", which divides the loss of a sequence by its number of labels.
+        "none", "sum" or "mean". "mean" divides the loss of each sequence by its number of labels,
+        or by 1 if it has none, then returns the mean over the sequences.
     zero_infinity
         If True, the loss of a sequence with too few steps for its target is 0. By default it is
         infinite. The gradient of such a sequence is 0 in both cases.

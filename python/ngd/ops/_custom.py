@@ -17,9 +17,9 @@ from ._operands import unchanged_operand
 class After(Op):
     """The value of x, which is available only after the other operands have been computed.
 
-    The compiler merges two equal ops that have the same operands. Rematerialisation needs a second
-    computation of a value, so the second op reads after(x, ...) instead of x. The compiler then
-    does not merge the second op with the first one.
+    For example, rematerialisation copies an op, to compute its result a second time. The compiler
+    would merge the copy with the original op if both had the same operands. So the copy reads
+    after(x, *others) instead of each operand x.
     """
 
     name = "after"
@@ -62,10 +62,11 @@ class Rule(Protocol):
     ) -> Sequence[Node | None]:
         """Return the adjoints of the operands of a with_gradient node, which are nodes or None.
 
-        A with_gradient node takes as its operands the `results` that the ops of the user's function
-        compute, then the `operands` of the user's function. Return None per entry of `results`,
-        then the adjoint of each entry of `operands`, or None if it gets no gradient. `dy` has the
-        adjoint of each result of the node, or None if the loss does not depend on this result.
+        The user's function reads `operands` and computes `results`. The with_gradient node reads
+        (*results, *operands), and returns `results` unchanged. This method returns None for each
+        entry of `results`, followed by the adjoint of each entry of `operands`, or None for an
+        operand without gradient. `dy` has the adjoint of each entry of `results` as the node
+        returns it, or None if the loss does not depend on this entry.
         """
         ...
 

@@ -100,8 +100,9 @@ def gradient(x: Value, *spacing: Value, axis: Any = None) -> Any:
     x
         The sampled values. Integers become float64.
     spacing
-        The distance between neighbours: nothing (1), a scalar for all axes, or for each axis a
-        scalar or the coordinates along it.
+        The distance between neighbours: a scalar, or the array of the coordinates along an axis.
+        One argument applies to all axes; several arguments are one per axis. If omitted, the
+        distance is 1.
     axis
         An axis or several. None, the default, means all axes.
 

@@ -46,7 +46,11 @@ from ._operands import (
 )
 
 MANY: Final = 1000
-"""The number of nodes that `is_cast_by_user` visits before it stops and returns False."""
+"""The maximum number of nodes that `is_cast_by_user` searches for a cast of the user.
+
+It searches the nodes that a value is computed from. It returns False if it has found no such cast
+among this number of nodes, so that the search is short in a large graph.
+"""
 UNARY_SHAPES: Final = ((), (5,), (2, 3, 4), (0, 3), (1, 37))
 BINARY_SHAPES: Final = (
     ((), ()),

@@ -112,8 +112,8 @@ class ScatterAdd(Op):
     Parameters
     ----------
     updates
-        Numbers of the shape first + indices.shape + rest, where `first` has `axis` sizes. The
-        result has the shape first + (size,) + rest.
+        Numbers of the shape first + indices.shape + rest. The result has the shape
+        first + (size,) + rest: `first` has the extents before `axis`, and `rest` those after it.
     indices
         Integers. Negative indices count from the end. Updates with equal indices are added up.
     axis

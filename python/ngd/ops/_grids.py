@@ -32,9 +32,10 @@ def expect_one_of(name: str, value: str, known: Sequence[str]) -> None:
 
 
 def pixel_position(coordinate: Node, size: int, align_corners: bool) -> Node:
-    """Convert a coordinate in [-1, 1], as grids have it, to a position in pixels.
+    """Convert a coordinate of the argument `grid` of grid_sample to a position in pixels.
 
-    -1 and 1 are the centers of the first and last pixel with align_corners, else their outer edges.
+    The image has the coordinates [-1, 1] along each axis. With align_corners, -1 and 1 are the
+    centers of the first and the last pixel; without, they are the outer edges of these pixels.
     """
     if align_corners:
         return (coordinate + 1) * ((size - 1) / 2)

@@ -28,7 +28,9 @@ __all__ = ["grouped_matmul"]
 
 
 class GroupedOp(Op):
-    """An op on groups of rows. The third operand has the row at which each group ends.
+    """An op on groups of rows: grouped_matmul, or the op for the gradient of its weights.
+
+    The third operand has, per group, the index after the last row of the group.
 
     The op computes in the dtype of its operands. Mixed precision does not cast float32 operands of
     this op to 16-bit floats, so the op computes in float32.
@@ -119,10 +121,11 @@ class GroupedMatMul(GroupedOp):
         return Type(dtype, (x.shape[0], w.shape[1 if transpose_b else 2]))
 
     def simplify(self, node: Node) -> Node | None:
-        """Replace a transposition of w by the attribute transpose_b, or return None.
+        """Replace a transposition of the weights w by the attribute transpose_b, or return None.
 
-        The new node reads the operand of the transposition, and its kernel reads the matrices
-        transposed. The result is None if w is not a transposition of its last two axes.
+        b in transpose_b means w, the second operand. The new node reads the operand of the
+        transposition, and its kernel reads the matrices with rows and columns exchanged. The
+        method returns None if w is not the result of an exchange of the last two axes.
         """
         x, w, offsets = node.inputs
         if not swaps_last_two(w):

@@ -20,7 +20,10 @@ from ._creation import zeros
 
 _numbers: Final = count(1)
 FUNCTIONS: Final[WeakValueDictionary[int, HostFunction]] = WeakValueDictionary()
-"""The host functions that are still referenced, by the number that compiled programs use."""
+"""A dict from a number to a host function. A compiled program refers to the function by number.
+
+The dict has weak references: it drops a host function that nothing else references.
+"""
 
 
 class HostFunction:

@@ -149,7 +149,9 @@ def embedding_bag(
 def _bags(rows: Node, factors: Node, offsets: Value | None) -> tuple[Node, Node]:
     """Return the sum of the rows of each bag, and the sum of the factors of these rows.
 
-    Without offsets, rows[i] has the rows of bag i. With offsets, bag i starts at row offsets[i].
+    The factor of a row is its weight, 1 without weights, and 0 for a row that does not count. The
+    rows are multiplied by their factors already. Without offsets, rows[i] has the rows of bag i.
+    With offsets, bag i starts at row offsets[i].
     """
     if offsets is None:
         return sum(rows, 1), sum(factors, 1)

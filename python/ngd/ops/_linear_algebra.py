@@ -29,7 +29,7 @@ __all__ = ["cross", "diag", "diagonal", "inner", "kron", "outer", "tensordot", "
 
 @public
 def diagonal(x: Value, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Node:
-    """Return a diagonal of two axes as a new last axis, as numpy.diagonal.
+    """Return a diagonal of the matrices over two axes, along a new last axis, as numpy.diagonal.
 
     Parameters
     ----------

@@ -321,10 +321,11 @@ def nanstd(x: Value, axis: Axis = None, keepdims: bool = False, ddof: int = 0) -
 def _distances(
     where_: str, x: Value, axis: Axis, keepdims: bool, ddof: int
 ) -> tuple[Node, Node, DType]:
-    """Return x minus its mean, the divisor of the variance, and the dtype of the result.
+    """Return x minus its mean, the divisor of the variance, and the dtype of the variance.
 
-    Where x is NaN, the first result is 0. The divisor is the number of elements that are not NaN,
-    minus ddof.
+    The mean is that of the elements that are not NaN. Where x is NaN, the first result is 0. The
+    divisor is the number of elements that are not NaN, minus ddof. The first two results have the
+    dtype in which the variance is computed, and the caller casts the variance to the third one.
     """
     node = as_node(x, where=where_)
     wide, dtype = as_compute_dtype(where_, as_floats(node))
@@ -345,10 +346,18 @@ def nanquantile(
 
     Parameters
     ----------
-    x, axis, keepdims, method
-        The same as for ops.quantile.
+    x : node or array
+        Numbers of any shape. Integers become floats.
     q : float or sequence of float
         A number in [0, 1], or several. They must be known when the graph is built.
+    axis : int or sequence of int, optional
+        The axis or axes to reduce. The default is all axes.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
+    method : str, default "linear"
+        The value for a position between two elements. "linear" interpolates, and "midpoint" takes
+        their mean. "lower", "higher" and "nearest" take one of them; if both are equally near,
+        "nearest" takes the one with the even index.
 
     Returns
     -------
@@ -373,10 +382,18 @@ def nanpercentile(
 
     Parameters
     ----------
-    x, axis, keepdims, method
-        The same as for ops.quantile.
+    x : node or array
+        Numbers of any shape. Integers become floats.
     q : float or sequence of float
         A number in [0, 100], or several. They must be known when the graph is built.
+    axis : int or sequence of int, optional
+        The axis or axes to reduce. The default is all axes.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
+    method : str, default "linear"
+        The value for a position between two elements. "linear" interpolates, and "midpoint" takes
+        their mean. "lower", "higher" and "nearest" take one of them; if both are equally near,
+        "nearest" takes the one with the even index.
 
     Returns
     -------

@@ -145,8 +145,8 @@ class Standardize(Op):
     Notes
     -----
     The variance is divided by the number of elements (ddof=0 in NumPy). The computed mean has a
-    rounding error, so the mean of the differences x - mean is not exactly 0. It is computed too,
-    and is added to the mean.
+    rounding error, so the mean of the differences x - mean is not exactly 0. This second mean is
+    subtracted from the differences, and is added to the mean that the op returns.
 
     Examples
     --------
@@ -282,8 +282,8 @@ def _parameters(
 ) -> tuple[Node | None, ...]:
     """Return the values (weights, biases, statistics) as nodes of a dtype.
 
-    An entry is None if the value is None. A value of another shape than `shape` raises a ShapeError
-    with the name of the value.
+    The keyword of a value is its name in the error message. For a value None, the entry is None.
+    Any other value must have the shape `shape`, else a ShapeError is raised.
     """
     nodes = []
     for name, value in values.items():

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions on nodes with the names and parameters of NumPy, which differ from those in ngd.ops.
+"""Functions on nodes that run when a NumPy function, such as numpy.block, is called on a node.
 
-If NumPy's function is called on a node, the function here runs instead (_numpy_functions.py).
+A function here has the parameters of the NumPy function. ngd.ops has no function with the same
+name and parameters. The dict FUNCTIONS in _numpy_functions.py has the replacement of each NumPy
+function.
 """
 
 from __future__ import annotations

@@ -248,7 +248,10 @@ SHAPES: Final = (
     "its shape would depend on values, and shapes are known when the graph is built; "
     "ngd.ops.where(mask, x, y) or x.at[mask].set(y) choose by a mask"
 )
-"""The hint in the error message for np.nonzero, np.unique and others with unknown shapes."""
+"""The hint in the error message for np.nonzero, np.argwhere, np.flatnonzero and np.unique.
+
+The shapes of their results depend on the values of the operand.
+"""
 DECOMPOSITIONS: Final = (
     f"ngd has no decompositions of matrices. Use ngd.call_host. See {page_url('limitations')}"
 )

@@ -52,7 +52,10 @@ Public calls cast integers of other dtypes to one of them.
 """
 
 MAX_WEAK_NODES: Final = 64
-"""The maximum number of nodes that `is_weak_node` visits before it returns False."""
+"""The maximum number of nodes that `is_weak_node` searches, so that the search is short.
+
+It searches the nodes that a scalar is computed from, and returns False if there are more.
+"""
 
 
 def describe_types(*types: Type) -> str:

@@ -55,9 +55,9 @@ __all__ = ["adaptive_avg_pool", "adaptive_max_pool", "avg_pool", "max_pool"]
 def _sizes(
     n: int, count: int, kernel: int, stride: int, before: int, after: int, dilation: int
 ) -> tuple[Shape, Shape]:
-    """Return two counts of elements per window along one axis: without and with padding.
+    """Return two tuples, each with one count of elements per window along an axis.
 
-    The first tuple counts the elements of x only; the second one counts padding elements too.
+    The first tuple counts elements of x only. The second tuple counts padding elements too.
     """
     num_inside, num_padded = [], []
     for window in range(count):

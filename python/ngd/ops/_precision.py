@@ -42,9 +42,11 @@ def expansion(node: Node) -> tuple[Node, ...]:
 
 
 def expect_types(node: Node, method: str, returned: tuple[Node, ...]) -> None:
-    """Raise CompileError unless a method of an op returned nodes of the types of the op's results.
+    """Raise CompileError unless the nodes `returned` have the types of the results of `node`.
 
-    The buffers of the results have these types, so other nodes would write out of bounds.
+    `method` is the method of the op that returned them: "expand" or "simplify". They replace the
+    results of `node`, whose buffers have the types of these results, so a node of a larger type
+    would write out of bounds.
     """
     expected = tuple(result.type for result in node.results)
     types = tuple(part.type for part in returned)

@@ -166,9 +166,10 @@ class RandomUniform(Draw):
     seed : int or node
         The key of the generator, an integer of 64 bits.
     offset : int or node, default 0
-        The position in the sequence of random numbers, an integer of 64 bits. Equal seeds and
-        offsets give equal numbers on every device. In the body of ops.scan, iteration t adds t *
-        2**40 to the offset.
+        The number of the sequence of random numbers, an integer of 64 bits. Each offset selects
+        another sequence for the same seed: offset 1 does not shift the numbers of offset 0. Equal
+        seeds and offsets give equal numbers on every device. In the body of ops.scan, iteration t
+        adds t * 2**40 to the offset.
 
     Raises
     ------
