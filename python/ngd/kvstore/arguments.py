@@ -32,9 +32,10 @@ def keys_of(where: str, key: Any) -> list[Key]:
 def by_key(where: str, what: str, key: Any, values: Any) -> dict[Key, list[Any]]:
     """Return a dict of each key's list of values. The values are not converted or copied.
 
-    `key` is one key with its value, or a list of keys with a list of values. A value that is a list
-    adds all its elements to the list of the key, and so does a key that occurs twice. Error
-    messages show `where`, the public call, and `what`, the name of the argument `values`.
+    `key` is one key and `values` is its value, or `key` is a list of keys and `values` is a list
+    with one value per key. A value may be a list itself: then all its elements are values of the
+    key. If a key occurs twice in `key`, its list has the values of both occurrences. Error messages
+    show `where`, the public call, and `what`, the name of the argument `values`.
     """
     keys = keys_of(where, key)
     per_key: Sequence[Any] = [values]
@@ -102,9 +103,10 @@ def target(where: str, key: Key, out: Any, shape: tuple[int, ...]) -> Array:
 
 
 def total(values: list[Array]) -> Array:
-    """Return the sum of a key's values, added in order.
+    """Return the sum of the arrays that this rank pushed for one key, added in order.
 
-    If there is only one value, the result is that array itself. Otherwise it is a new array.
+    A rank may push several arrays for a key, for example one array per device. If `values` has only
+    one array, the result is that array itself. Otherwise the result is a new array.
     """
     if len(values) == 1:
         return values[0]
@@ -117,8 +119,9 @@ def total(values: list[Array]) -> Array:
 def rows_of(where: str, row_ids: Any, rows: int) -> Array:
     """Return the distinct indices of `row_ids` in ascending order, as int64.
 
-    Raise ValueError unless `row_ids` has one dimension and whole numbers. Raise IndexError if an
-    index is not in [0, rows).
+    `rows` is the number of rows of the value that is indexed. Raise ValueError unless `row_ids` has
+    one dimension and whole numbers. Raise IndexError if an index is negative or not less than
+    `rows`.
     """
     array = view(row_ids, f"{where}: row_ids")
     indices = array.astype(np.int64)

@@ -68,14 +68,17 @@ class AsyncStore(KVStore):
     def save_optimizer_states(
         self, fname: str | os.PathLike[str], dump_optimizer: bool = False
     ) -> None:
-        """Raise ValueError, as MXNet does, because each rank has only the state of its own keys."""
+        """Raise ValueError, as MXNet does, because no rank has the optimizer state of all keys.
+
+        A rank has the optimizer state of only the keys whose values it stores.
+        """
         raise ValueError(
             "save_optimizer_states: expected a dist_sync or local store; got dist_async. Save the "
             "values instead."
         )
 
     def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
-        """Raise ValueError, as MXNet does, because this kind of store cannot load them."""
+        """Raise ValueError, as MXNet does: a dist_async store cannot load optimizer states."""
         raise ValueError(
             "load_optimizer_states: expected a dist_sync or local store; got dist_async. Load the "
             "values instead."
@@ -86,25 +89,28 @@ class AsyncStore(KVStore):
         self._run_collective("barrier", lambda group: group.barrier(async_op=True, site="kvstore"))
 
     def close(self) -> None:
-        """Leave the store, and serve the other ranks until all of them have left.
+        """Close the store on this rank, and return when all ranks have closed it.
 
-        A second call does nothing.
+        Until then, this rank still answers the requests of the other ranks. A second call does
+        nothing.
 
         Raises
         ------
         CollectiveTimeoutError
-            A rank neither closed the store nor used the store for NGD_TIMEOUT seconds. The message
-            names the rank.
+            During this call, another rank neither closed the store nor used the store for
+            NGD_TIMEOUT seconds. The message names that rank. If NGD_TIMEOUT is 0, there is no
+            limit.
         """
         atexit.unregister(self._leave)
         if not self._service.has_ended:
             self._service.close().result()
 
     def _leave(self) -> None:
-        """Close the store at the end of the program.
+        """Close the store at the end of the program, if the program has not closed it.
 
-        Do nothing if the server thread has ended already, or if this process is a forked child of
-        the process that created the store.
+        Do nothing if the store's server thread, which does all communication of this rank, has
+        ended already: after `close` or an error. Do nothing in a forked child of the process that
+        created the store.
         """
         if os.getpid() == self._process and not self._service.has_ended:
             self.close()
@@ -155,7 +161,11 @@ class AsyncStore(KVStore):
     def _push(
         self, where: str, arrays: dict[Key, list[Array]], outs: dict[Key, list[Array]] | None
     ) -> None:
-        """Send the requests for all keys, then wait for the answers."""
+        """Send the gradient of each key to the key's owner, then wait for the owners' answers.
+
+        The owner of a key is the rank that stores its value. If `outs` has arrays for a key, the
+        owner's answer has the new value, which is copied to these arrays.
+        """
         if not self._updates:
             raise ValueError(
                 f"{where}: expected a dist_async store with an optimizer or updater; got none. "
@@ -213,19 +223,22 @@ class AsyncStore(KVStore):
         return value if where == "row_sparse_pull" else value.reshape(self._shapes[key].shape)
 
     def _run_collective(self, where: str, start: Callable[[Group], Any]) -> Any:
-        """Run a collective of the server threads' group, and wait for its result.
+        """Run a collective over the ranks of the store, in the server thread; return its result.
 
-        The server thread calls `start`, a function that starts the collective and returns its
+        The server threads of all ranks have a group of their own, which no other thread uses. The
+        server thread calls `start` with this group; `start` starts the collective and returns its
         handle. `where` is the public call, for error messages.
         """
         return self._wait(where, self._service.collective(start))
 
     def _wait(self, what: str, future: Future[Any], owner: int | None = None) -> Any:
-        """Return the result of the server thread, after a wait of at most twice NGD_TIMEOUT.
+        """Return the result of an operation that the server thread runs, when it is complete.
 
-        The server thread itself raises an error with a more exact message after NGD_TIMEOUT, so
-        the limit here is longer. The error names `what`, the operation, and `owner`, the rank of
-        the world that should answer. If `owner` is None, all other ranks should answer.
+        `future` gets the result. Raise CollectiveTimeoutError after twice NGD_TIMEOUT; if
+        NGD_TIMEOUT is 0, there is no limit. After NGD_TIMEOUT the server thread itself raises an
+        error with a more exact message, so the limit here is longer. The error names `what`, the
+        operation, and `owner`, the world rank that should answer. If `owner` is None, all other
+        ranks should answer.
         """
         limit = 2 * self._service.group.timeout
         try:

@@ -33,7 +33,7 @@ NDArray: Any = mx.nd.NDArray
 class WritableMemory:
     """An object with DLPack methods, by which NumPy gets the writable memory of an MXNet array.
 
-    MXNet completes all operations on the array first.
+    Before NumPy gets the memory, MXNet waits until all its operations on the array are complete.
     """
 
     def __init__(self, array: Any) -> None:
@@ -49,9 +49,9 @@ class WritableMemory:
 def writable(array: Any) -> Array:
     """Return the memory of a dense MXNet array on the CPU as a writable NumPy array.
 
-    This function waits until MXNet has completed all operations on the array. An array that NumPy
-    makes from DLPack is read-only. So the result is a second array, made from the address of the
-    first one.
+    This function waits until MXNet has completed all operations on the array. `np.from_dlpack`
+    returns a read-only NumPy array. So the result is another NumPy array, made writable from the
+    memory address of the read-only array.
     """
     if array.context.device_type not in ("cpu", "cpu_pinned", "cpu_shared"):
         raise TypeError(f"ngd.kvstore: expected an array of MXNet on the CPU; got {array.context}")
@@ -86,9 +86,10 @@ def as_dense(values: Any) -> Any:
 
 
 def pairs(one: Any, other: Any) -> list[tuple[Any, Any]]:
-    """Return a flat list of pairs (a, b) of the leaves of two equally nested lists.
+    """Return a flat list of pairs (a, b): the arrays at the same position of two nested lists.
 
-    `a` is a leaf of `one`, and `b` is the leaf at the same position of `other`.
+    `a` is an array of `one`, and `b` is the array at the same position of `other`. The two lists
+    must have the same structure.
     """
     if isinstance(one, (list, tuple)):
         return [pair for each in zip(one, other, strict=True) for pair in pairs(*each)]
@@ -183,10 +184,10 @@ class Store(KVStoreBase):
     def _updater(self) -> Any:
         """The function on MXNet arrays that updates the values, or None.
 
-        It is MXNet's updater after `set_optimizer` with an optimizer of MXNet, and the given
-        function after `set_updater`. It is None without an updater, with an optimizer of ngd, and
-        for a dist_async store. When MXNet's Trainer has loaded optimizer states, the Trainer takes
-        its new optimizer from this updater.
+        After `set_optimizer` with an optimizer of MXNet, it is MXNet's updater of this optimizer.
+        After `set_updater`, it is the given function. In all other cases it is None: before these
+        calls, with an optimizer of ngd, and for a dist_async store. MXNet's `Trainer.load_states`
+        loads a file into the store, and then reads the optimizer from `_updater.optimizer`.
         """
         return getattr(self.store.updater, "updater", None)
 
@@ -230,9 +231,10 @@ class NGD(Store):
 def serve_strings() -> None:
     """Make MXNet's Trainer and Module create a store of ngd for the string `kvstore="ngd"`.
 
-    If a Trainer or Module has one device, MXNet creates no store for a name without "dist". Then
-    each rank would train separately without a warning. So this function replaces MXNet's
-    `_create_kvstore`, which Trainer and Module call with the name.
+    If a Trainer or Module has only one device, MXNet creates a store only if its name contains
+    "dist". So MXNet would create no store for the name "ngd", and each rank would train separately,
+    without a warning. This function therefore replaces MXNet's `_create_kvstore`, which Trainer and
+    Module call with the name.
     """
     from mxnet import model, module
     from mxnet.gluon import trainer

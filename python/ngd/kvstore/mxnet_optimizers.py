@@ -70,7 +70,8 @@ class Updater:
 def as_mxnet(array: Array) -> Any:
     """Return an MXNet array with the memory of a NumPy array.
 
-    `from_numpy` makes its argument read-only. So its argument is a view, and `array` itself stays
-    writable. For an array without dimensions the view and the result have the shape (1,).
+    `array` is the NumPy array. MXNet's `from_numpy` makes the array that it gets read-only, so it
+    gets a view of `array`, and `array` itself stays writable. If `array` has no dimensions, the
+    result has the shape (1,).
     """
     return mx.nd.from_numpy(array.view() if array.ndim else array.reshape(1), zero_copy=True)

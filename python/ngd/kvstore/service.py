@@ -8,9 +8,9 @@ rank. docs/adr/0035 describes the protocol.
 - The *owner* of a key is the rank that stores the value of the key and applies the pushes.
 - A *message* is a header of five numbers. A payload follows if its length in the header is not 0.
 - A *ticket* is a number in a request. The answer has the same number.
-- The *clock* of a key is a list with one number per rank: the number of pushes of this rank. With
-  `staleness`, the answer to a push waits until the rank that pushed is at most `staleness` pushes
-  ahead of the slowest rank.
+- The *clock* of a key is a list with one number per rank: how many times that rank has pushed the
+  key. With `staleness`, the answer to a push waits until the rank that pushed is at most
+  `staleness` pushes ahead of the slowest rank.
 """
 
 from __future__ import annotations
@@ -43,7 +43,11 @@ poll without a message makes the sleep 1.5 times as long, up to the longest time
 
 
 class Kind(IntEnum):
-    """The kind of a message."""
+    """The kinds of messages between the server threads of a store.
+
+    PUSH, PULL and ROWS (a pull of some rows) are requests to the owner of a key. ANSWER and LATE
+    are the answers. HEARTBEAT, BYE and END belong to the closing of the store.
+    """
 
     PUSH = 0
     PULL = 1
@@ -55,14 +59,15 @@ class Kind(IntEnum):
     The payload is the list of the slower ranks.
     """
     HEARTBEAT = 5
-    """The sender still uses the store, so the receiver must not report the sender as silent.
+    """A notice that the sender still uses the store.
 
-    HEARTBEAT is sent only to ranks that have sent BYE, which wait for the other ranks.
+    It is sent only to ranks that have sent BYE. Such a rank waits in `close` for the other ranks,
+    and raises an error if a rank that has not sent BYE sends no message for NGD_TIMEOUT.
     """
     BYE = 6
     """The sender will send no more requests."""
     END = 7
-    """All ranks have sent BYE, and this is the last message of the sender."""
+    """The last message of the sender, sent when all ranks have sent BYE (no more requests)."""
 
 
 HEADER = 5
@@ -87,7 +92,7 @@ class KeyInfo:
 
 
 class Peer:
-    """The state of the messages from another rank.
+    """The receive buffers, the pending receive and the last message time of another rank.
 
     Parameters
     ----------
@@ -411,10 +416,11 @@ class Service:
             self._sends.append(self.group.send(part, to, async_op=True, site="kvstore"))
 
     def _reap(self) -> bool:
-        """Remove finished sends, and give the Futures of finished collectives their results.
+        """Remove completed sends, and set the results of the Futures of completed collectives.
 
-        Collectives are handled in the order of their start. An error of a send or collective is
-        raised. Return True if a send or a collective was finished, else False.
+        Collectives are handled in the order in which they started. If a send or collective has
+        failed, this method raises its error. The error ends the server thread, and all Futures
+        without a result get it. Return True if a send or a collective was complete, else False.
         """
         has_work = False
         for _ in range(len(self._sends)):
@@ -431,13 +437,14 @@ class Service:
         return has_work
 
     def _keep_time(self) -> None:
-        """Send HEARTBEAT to ranks that wait in `close`, and check the other ranks in `close`.
+        """Send HEARTBEAT to closed ranks; if this rank is closed, raise an error for silent ranks.
 
-        If the program has used the store since the last HEARTBEAT, send the next one after a
-        quarter of NGD_TIMEOUT. If this rank itself has called `close`, raise
-        CollectiveTimeoutError for the ranks that have sent no message for NGD_TIMEOUT. A rank that
-        has sent BYE may be silent until all have, and must then send END in NGD_TIMEOUT. If
-        NGD_TIMEOUT is 0, do nothing.
+        A closed rank has called `close`, has sent BYE, and waits for the other ranks. If the
+        program has used the store since the last HEARTBEAT, send HEARTBEAT to the closed ranks, at
+        most once per quarter of NGD_TIMEOUT. If this rank is closed, raise CollectiveTimeoutError
+        for the ranks that have sent no message for NGD_TIMEOUT. Closed ranks may be silent until
+        all ranks are closed, and must then send END within NGD_TIMEOUT. If NGD_TIMEOUT is 0, do
+        nothing.
         """
         limit = self.group.timeout
         if not limit or not self._ended_ranks:

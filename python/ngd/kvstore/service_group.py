@@ -19,11 +19,12 @@ def world_ranks_of(group: Group) -> list[int]:
 
 
 def make_service_group(group: Group, name: str) -> Group:
-    """Return a new group with the ranks of `group`, for another thread.
+    """Return a new group with the ranks of `group`, for the server threads of these ranks.
 
-    All ranks of `group` call this function. If the world does not use MPI, the new group has its
-    own rendezvous and shared memory. If the world uses MPI, the new group is made from the
-    world. If `group` has one rank, the new group has only this process.
+    All ranks of `group` call this function. If the world does not use MPI, the ranks find each
+    other by a random key, and the new group has its own shared memory. If the world uses MPI, the
+    new group is split from the world by `Group.group_of`. If `group` has one rank, the new group
+    has only this process.
     """
     if group.size == 1:
         return Group(_core.Communicator.make_self(), name)

@@ -73,9 +73,10 @@ class KVStore:
     def updater(self) -> Updater | None:
         """The function that `push` calls to update a value, or None if there is no such function.
 
-        It is the function of `set_updater`, or after `set_optimizer` with an optimizer of MXNet the
-        updater that applies this optimizer. It is None with an optimizer of ngd.optim, without an
-        updater, and for a dist_async store.
+        After `set_updater`, it is the given function. After `set_optimizer` with an optimizer of
+        MXNet, it is an updater that applies this optimizer. With an optimizer of ngd.optim it is
+        None, because a compiled step updates the values. It is also None before these calls, and
+        for a dist_async store, whose server thread has the updater.
         """
         return getattr(self._table, "updater", None)
 
@@ -188,10 +189,11 @@ class KVStore:
         priority : int
             Not used.
         row_ids : array of ints, or list of them
-            A one-dimensional array of the indices of rows, in any order. An index may occur several
-            times. A list of integers is not such an array. With a list of keys, a list with one
-            array of indices per key. If the `out` of a key is a list of arrays, the row_ids of the
-            key may be a list with one array of indices per array of `out`.
+            The rows to copy: for one key, a one-dimensional array such as `np.array([0, 2])`, in
+            any order. An index may occur several times. A list of integers such as `[0, 2]` raises
+            ValueError. For a list of keys, give a list with one such array per key. If the `out` of
+            a key is a list of arrays, the row_ids of the key are one array for all of them, or a
+            list with one array per array of `out`.
 
         Raises
         ------
@@ -227,9 +229,11 @@ class KVStore:
         optimizer : ngd.optim.Optimizer or mxnet.optimizer.Optimizer
             The optimizer. With an optimizer of ngd.optim, the all-reduce and the updates of a push
             are one compiled step for all keys of the call. Each key has its own optimizer state and
-            its own count of updates. `clip_norm` limits the norm of all gradients of the call
-            together. An optimizer of MXNet gets MXNet arrays that share the memory of the store, so
-            nothing is copied.
+            its own count of updates. If the optimizer was created with `clip_norm`, this is the
+            limit of the norm of all gradients of the call together. A "dist_async" store is
+            different: it updates each key separately, when a push of the key arrives, and
+            `clip_norm` limits the norm of this one gradient. An optimizer of MXNet gets MXNet
+            arrays that share the memory of the store, so nothing is copied.
         """
         if isinstance(optimizer, optim.Optimizer):
             self._use(InGraph(optimizer, self.group))
@@ -446,11 +450,12 @@ class KVStore:
 def direct_outs(
     sums: Mapping[Key, Array], outs: Mapping[Key, list[Array]] | None
 ) -> dict[Key, Array] | None:
-    """Return the first `out` array of each key, if a compiled step can write the new values there.
+    """Return the arrays into which a compiled step can write the new values, or None if it cannot.
 
-    Otherwise return None. The step can write there if `outs` has the same keys as `sums`, and if
-    each of these arrays is contiguous, has the dtype of its sum, and shares no memory with a sum,
-    because the step reads the sums.
+    `sums` has the summed gradient of each key, which the step reads. `outs` has the caller's list
+    of output arrays of each key. The result has the first array of each list. It is None if `outs`
+    is None or has other keys than `sums`, or if one of the first arrays is not contiguous, is
+    read-only, has another dtype than the key's sum, or shares memory with a sum.
     """
     if outs is None or outs.keys() != sums.keys():
         return None

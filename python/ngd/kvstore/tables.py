@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The two kinds of table of a store. A table holds all values of a store and updates them.
 
-`InGraph` updates values with an optimizer of ngd, and `Plain` with a function or by replacement. A
-store has one table at a time.
+A store has one table at a time. After `set_optimizer` with an optimizer of ngd, the table is an
+`InGraph`, which updates values with this optimizer. Otherwise it is a `Plain`, which updates values
+with a function (an updater), or without an updater replaces each value by the pushed sum.
 """
 
 from __future__ import annotations
@@ -57,11 +58,11 @@ class Plain:
         return self._values[key]
 
     def sum_buffer(self, key: Key) -> Array:
-        """Return an array into which the caller writes the sum of the pushed arrays.
+        """Return an array into which the caller writes the sum of the pushed arrays of `key`.
 
-        Without an updater, the array is the stored value itself: the sum is the new value, and
-        `push` then copies nothing. With an updater, it is a separate array, because the updater
-        needs the sum and the old value.
+        Without an updater, the array is the stored value itself: the sum is the new value, so
+        `push` has nothing to copy. With an updater, the array is a separate one, because the
+        updater needs both the sum and the old value.
         """
         if self.updater is None:
             return self._values[key]
@@ -78,10 +79,10 @@ class Plain:
             np.copyto(stored, gradient)
 
     def save(self, path: Path, dump_optimizer: bool) -> None:
-        """Write the state of the updater, which its method `get_states` returns, to a file.
+        """Write the result of `updater.get_states(dump_optimizer)`, the optimizer state, to a file.
 
-        Only updaters of MXNet have this method. Without one, raise ValueError. `dump_optimizer` is
-        passed to `get_states`.
+        The updater of an MXNet optimizer has the method `get_states`. Raise ValueError if the table
+        has no updater, or if its updater is a function without this method.
         """
         states = self._updater_method("save_optimizer_states", "get_states")(dump_optimizer)
         checkpoint.replace(path, [states])
