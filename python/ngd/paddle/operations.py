@@ -5,7 +5,8 @@
 `src`, `dst` and `peer` are ranks of the world, even if a group is given. A tensor is filled in
 place, without a copy if it is contiguous. With `sync_op=False` a call returns a task as soon as the
 collective has started; do not use its tensors before `wait()` of the task. If this rank is not a
-member of the group, the call warns and does nothing.
+member of the group, a send, receive or collective warns and returns None, with two exceptions:
+`all_gather` raises NotMemberError, and `barrier` returns without a warning.
 """
 
 from __future__ import annotations
