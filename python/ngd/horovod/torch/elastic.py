@@ -5,7 +5,8 @@ There are two forms of recovery:
 
 - Under `ngd run --min-ranks M` the remaining processes continue. The decorator `run` of this module
   restores the last `commit`, joins a new world of the remaining ranks, and gives all of them the
-  values of the rank that has the newest commit. A new process joins when the ranks call `commit`.
+  values of the rank that has the newest commit. A new process joins when the ranks call `commit`
+  or `check_host_updates` under `run`, or together with the remaining ranks after a loss.
 - Under `ngd run --max-restarts N` without `--min-ranks`, and under `ngd.ray.run_elastic`, all ranks
   are started again, and the decorator gives them the newest commit. The first rank of each host
   writes each commit to NGD_ELASTIC_DIR, a directory that the launcher creates for the job and
