@@ -73,12 +73,13 @@ class Host:
     """The actor of a host, which runs commands there.
 
     The actor of the first host of a world runs mpirun. The actors of the other hosts run the
-    commands by which mpirun starts ranks there (daemon.py). NGD_ELASTIC_DIR is the folder of the
-    host, in which the ranks store their commits: copies of the training state. The actor creates
-    the file HOSTS_WAIT there to notify the ranks that new hosts wait to join the next world. If the
-    ranks end to let these hosts join, they create the file AGAIN there. If the process of the actor
-    is killed, another process on the host, the guard (guard.py), ends the ranks and removes the
-    folder.
+    commands by which mpirun starts ranks there (`ngd.ray.daemon`).
+
+    NGD_ELASTIC_DIR is the folder of the host, in which the ranks store their commits: copies of the
+    training state. The actor creates the file HOSTS_WAIT there to notify the ranks that new hosts
+    wait to join the next world. If the ranks end to let these hosts join, they create the file
+    AGAIN there. If the process of the actor is killed, another process on the host, the guard
+    (`ngd.ray.guard`), ends the ranks and removes the folder.
     """
 
     def __init__(
