@@ -80,14 +80,14 @@ send_p: Final = Primitive("ngd_send")
 
 The first operand is the array. The second operand, `before`, is the result of an earlier call,
 or 0. Its value is ignored, but JAX computes it first, so the send runs after that call.
-Params: root (the receiving rank), tag, group, asynchronous, site (the user's line)."""
+Params: root (the receiving rank), tag, group, asynchronous, site (the user's source line)."""
 recv_p: Final = Primitive("ngd_recv")
 """The primitive of a receive. It returns the received array.
 
 The first operand is the scalar argument `after` of `recv`. The second operand, `before`, is the
 result of an earlier call, or 0. Both values are ignored, but JAX computes them before the receive.
-Params: root (the sending rank), tag, group, asynchronous, site (the user's line), shape and dtype.
-"""
+Params: root (the sending rank), tag, group, asynchronous, site (the user's source line), shape and
+dtype."""
 
 
 def operand(x: Any, where: str) -> Any:

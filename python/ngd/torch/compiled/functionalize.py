@@ -169,7 +169,7 @@ class Plan:
     def _is_read_only(self, user: fx.Node) -> bool:
         """Return True if node `user`, which takes a value as an argument, creates no view of it.
 
-        The outputs of the graph, and in-place ops that the plan replaces, count as no views.
+        The output node of the graph, and an in-place op that the plan replaces, create no view.
         """
         return user.op == "output" or user in self.written or makes_new(user)
 

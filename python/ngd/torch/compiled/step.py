@@ -139,7 +139,7 @@ class CompiledStep:
     def coverage(self) -> Coverage:
         """Return the ops of the model: those that ngd runs, constants, and those without a rule.
 
-        ngd captures the model once per shape of the batch: torch.export records its ops as a graph.
+        ngd captures the model for each new batch shape: torch.export records its ops as a graph.
         The result describes the last captured graph, even if ngd could not compile it. Before the
         first capture, the result is empty.
         """
