@@ -5,16 +5,17 @@
 
     step = jax.jit(lambda w, x: w - 0.1 * ngd.jax.all_reduce(jax.grad(loss)(w, x), op="mean"))
 
-Each rank is a process with one CPU device; jax.distributed is not needed. The operands are arrays
-as in ngd's collectives (docs/collectives.md), or trees of arrays. Every rank traces the same
-program. Each call of a collective is compiled to a custom call of XLA's foreign function interface.
-The custom call copies no array and runs no Python.
+Each rank is a process with one CPU device. The program does not need to initialize jax.distributed.
+The operands are arrays as in ngd's collectives (docs/collectives.md), or trees of arrays. Every
+rank traces the same program. Each call of a collective is compiled to a custom call of XLA's
+foreign function interface. The custom call copies no array and runs no Python.
 
-In one compiled function, the calls run in the order of the program, because each call takes a token
-from the call before it. The token is not part of this API. Calls in separately compiled functions,
-or in the bodies of loops, are ordered only by their data: a call runs after the computations of its
-operands. If the order differs between ranks, all ranks raise an error. JAX drops a call whose
-result is not used, so all ranks must use the result, or none.
+The calls in the body of one compiled function, or of one loop, run in the order of the program,
+because each call takes a token from the call before it. The token is not part of this API. Calls in
+different bodies (a loop and the function around it, or two compiled functions) are ordered only by
+their data: a call runs after the computations of its operands. If the ranks make their calls in
+different orders, all ranks raise an error. JAX drops a call whose result is not used, so either all
+ranks or no ranks must use the result.
 
 With `async_op=True`, another thread of the process makes the call. XLA continues with computations
 that do not need the result, while the call waits for the other ranks.
@@ -72,20 +73,21 @@ collective_p: Final = Primitive("ngd_collective")
 """The primitive of a collective on one array.
 
 Params: kind (the name of the collective), op (the reduction), root (a rank), group (the number from
-`register_group`), asynchronous (True if another thread makes the call), site (the user's line)."""
+`register_group`), asynchronous (True if another thread makes the call), site (the user's source
+line that made the call, for error messages)."""
 send_p: Final = Primitive("ngd_send")
 """The primitive of a send. It takes an array and returns a scalar.
 
 The first operand is the array. The second operand, `before`, is the result of an earlier call,
 or 0. Its value is ignored, but JAX computes it first, so the send runs after that call.
-Params: root (the receiving rank), tag, group, asynchronous, site (the user's line)."""
+Params: root (the receiving rank), tag, group, asynchronous, site (the user's source line)."""
 recv_p: Final = Primitive("ngd_recv")
 """The primitive of a receive. It returns the received array.
 
 The first operand is the scalar argument `after` of `recv`. The second operand, `before`, is the
 result of an earlier call, or 0. Both values are ignored, but JAX computes them before the receive.
-Params: root (the sending rank), tag, group, asynchronous, site (the user's line), shape and dtype.
-"""
+Params: root (the sending rank), tag, group, asynchronous, site (the user's source line), shape and
+dtype."""
 
 
 def operand(x: Any, where: str) -> Any:
@@ -130,14 +132,20 @@ def point_to_point_params(
 
 
 def result_aval(x: Any, *, kind: str, group: int, **_: Any) -> Any:
-    """Return the shape and dtype of the result of a collective."""
+    """Return the shape and dtype of the result of a collective, as a ShapedArray of JAX.
+
+    `x` has the shape and dtype of the operand.
+    """
     rows = [KINDS[kind].rows(n, _groups[group].size) for n in x.shape[:1]]
     return jax.core.ShapedArray((*rows, *x.shape[1:]), x.dtype)
 
 
 @functools.cache
 def compiled_call(primitive: Primitive, **params: Any) -> Any:
-    """Return a jitted function that only binds this primitive with these params. It is cached."""
+    """Return a jitted function that calls `primitive` with `params`, and nothing else.
+
+    It runs a primitive that is called outside of jax.jit. It is compiled once and then cached.
+    """
     return jax.jit(functools.partial(primitive.bind, **params))
 
 
@@ -167,7 +175,11 @@ def lower(ctx: Any, x: Any, *, kind: str, site: str, op: str = "none", **numbers
 
 
 def last_token() -> Any:
-    """Return the token of the last custom call in the MLIR block that is being built, or 0."""
+    """Return the token of the last custom call of ngd in the MLIR block that is being built.
+
+    If the block has no such call yet, return the constant 0. The next call takes this token as an
+    operand, so that XLA keeps the order of the calls.
+    """
     block = mlir.ir.InsertionPoint.current.block
     for operation in reversed(list(block.operations)):
         if operation.operation.name == "stablehlo.custom_call":
@@ -205,8 +217,9 @@ def jvp_collective(primals: Any, tangents: Any, **params: Any) -> Any:
 def transpose_collective(upstream: Any, x: Any, *, kind: str, op: str, **params: Any) -> Any:
     """Return the adjoint of a collective: the gradient with respect to this rank's operand.
 
-    `upstream` is the gradient with respect to this rank's result. Both are gradients of the sum of
-    all ranks' losses. docs/adr/0003-gradient-of-all-reduce.md has the table of adjoints.
+    `upstream` is the gradient with respect to this rank's result. For `upstream` and for the
+    returned gradient, the differentiated function is the sum of the losses of all ranks.
+    docs/adr/0003-gradient-of-all-reduce.md has the table of adjoints.
     """
     if type(upstream) is ad.Zero:
         return [ad.Zero(x.aval)]
@@ -238,10 +251,12 @@ def batch_collective(operands: Any, axes: Any, **params: Any) -> Any:
 
 
 def jvp_exchange(primitive: Primitive, primals: Any, tangents: Any, **params: Any) -> Any:
-    """Run a send or a receive, and the same call on the tangent.
+    """Run a send or a receive, and return the result and its tangent.
 
-    The second call takes the result of the first call as an operand. Otherwise JAX could drop the
-    first call, if nothing else uses its result.
+    A second call of the same kind, with the tangent of the first operand, returns the tangent of
+    the result. If that operand has no tangent, there is no second call, and the result has no
+    tangent either. The second call takes the result of the first call as an operand. Otherwise JAX
+    could drop the first call, if nothing else uses its result.
     """
     result = primitive.bind(*primals, **params)
     if type(tangents[0]) is ad.Zero:
@@ -292,8 +307,9 @@ def batch_recv(operands: Any, axes: Any, *, shape: Any, **params: Any) -> Any:
 def lower_send(ctx: Any, x: Any, before: Any, **params: Any) -> Any:
     """Lower send_p without its operand `before`.
 
-    The tokens of the custom calls keep the order of calls, so the compiled program does not need
-    `before`.
+    `before` is the result of an earlier call, after which the send must run. The compiled program
+    does not need it: each custom call of ngd takes a token that the previous one returned, so XLA
+    keeps the order of the calls.
     """
     return lower(ctx, x, kind="send", **params)
 
@@ -441,12 +457,12 @@ def send(
 ) -> Any:
     """Send an array to rank `to`, which receives it by `recv`. Return a token.
 
-    The token is a scalar 0 of the dtype of `x`. It is computed when the array has been received.
-    JAX drops the send unless the token is used: return the token from the compiled function, or add
-    it to the loss. If the token is part of the loss, this rank receives the gradient of the array
-    from the other rank; the notes of `recv` have an example. A rank receives arrays in the order in
-    which the other rank sends them. If the two calls differ in the tag, the dtype or the number of
-    elements, both ranks raise an error.
+    The token is a scalar 0 of the dtype of `x`. It is available when rank `to` has received the
+    array. JAX drops the send unless the token is used: return the token from the compiled function,
+    or add it to the loss. If the token is part of the loss, the backward pass of this rank receives
+    the gradient with respect to `x` from rank `to`; the notes of `recv` have an example. A rank
+    receives arrays in the order in which the other rank sends them. If the send and the matching
+    receive differ in the tag, the dtype or the number of elements, both ranks raise an error.
 
     Parameters
     ----------
@@ -499,10 +515,11 @@ def recv(
 
     Notes
     -----
-    In the backward pass, this rank sends the gradient of the received array back to `source`. JAX
-    returns the token of this send as the gradient with respect to `after`. So a rank whose loss
-    depends on a received array must also differentiate with respect to `after`, and must use the
-    result, for example return it from the compiled function. Otherwise JAX drops the send:
+    In the backward pass, this rank sends the gradient with respect to the received array back to
+    `source`. This send returns a token, a scalar 0, which JAX treats as the gradient with respect
+    to `after`. JAX drops the send of the gradient unless the token is used. So a rank whose loss
+    depends on a received array must pass a scalar as `after`, differentiate with respect to it, and
+    use the result, for example return it from the compiled function. Any value of the scalar works:
 
         # rank 0
         loss = lambda w: send(tanh(x @ w), 1)

@@ -2,7 +2,7 @@
 """DiLoCo between the hosts of a Ray cluster, whose workers may be lost and replaced.
 
     class Worker:
-        def __init__(self, number): ...  # sets self.parameters, and optionally self.carried
+        def __init__(self, number): ...  # sets self.parameters (and self.carried, see below)
         def train(self, round): ...      # makes the inner steps of a round and returns a report
 
     ray.init(address="auto")
@@ -13,6 +13,9 @@
 Ray manages the membership, placement and transport. Each worker is an actor, or several actors of
 one host that form a world of ngd over shared memory. Weights and outer gradients are sent through
 Ray's object store. The driver has the outer weights and makes the outer steps.
+
+The optional attribute `carried` has other state of a worker, such as the state of its inner
+optimizer. A replacement for a lost worker copies the values of `carried` from another worker.
 """
 
 from __future__ import annotations
@@ -82,7 +85,10 @@ class Rank:
         return [widen_to_float32(value_of(leaf)) for leaf in self.leaves] if self.is_first else None
 
     def get_carried(self) -> list[Any]:
-        """Return the values of `carried`, which a new worker copies in addition to the weights."""
+        """Return the values of the variables and arrays in the attribute `carried` of the worker.
+
+        A replacement for a lost worker sets these values, and receives the outer weights as well.
+        """
         return [
             state_values(leaf) if isinstance(leaf, LiveState) else value_of(leaf)
             for leaf in self.carried()
@@ -106,10 +112,10 @@ class Rank:
         return trees.flatten(getattr(self.worker, "carried", ()), is_state)[0]
 
     def train(self, number: int, weights: list[Any]) -> tuple[Any, Any]:
-        """Make round `number`, which starts from these weights.
+        """Run round `number` on this rank: set these weights and make the worker's inner steps.
 
-        Return the worker's report and the encoded change of its weights on the first rank, and
-        (None, None) on the other ranks.
+        The first rank returns the worker's report and the change of its weights, encoded by
+        `encoder`. The other ranks return (None, None).
         """
         for leaf, value in zip(self.leaves, weights, strict=True):
             set_value(leaf, value)
@@ -156,7 +162,8 @@ def wire_dtype_of(dtype: Any, wire: Any) -> Any:
 def decode(parts: list[Any], shape: tuple[int, ...], dtype: Any) -> Any:
     """Return the array that `parts` encodes, with this shape and dtype.
 
-    `parts` has one array of values, or an array of integers and their scale.
+    If changes are sent as int8, `parts` has an array of integers and the scale by which they are
+    multiplied. Otherwise `parts` has only the array of values, as float32 or bfloat16.
     """
     values = parts[0].astype(dtype)
     return (values if len(parts) == 1 else values * parts[1].astype(dtype)).reshape(shape)
@@ -177,9 +184,10 @@ class Worker:
 class DiLoCo:
     """The driver of DiLoCo over workers that Ray places and may lose. It makes the outer steps.
 
-    In a round, each worker gets the outer weights, makes its inner steps, and returns the change of
-    its weights. The outer optimizer applies the mean change of all workers (see
-    `ngd.train.DiLoCo`).
+    A worker is one replica of the model: one rank, or several ranks on one host. In a round, each
+    worker gets the outer weights, makes its inner steps, and returns the change of its weights.
+    Then the driver makes an outer step: the outer optimizer applies the mean change of all workers
+    to the outer weights (see `ngd.train.DiLoCo`).
 
     A worker is lost if its process or host dies, or if it does not answer within `deadline`. It is
     dropped from the round. If `max_restarts` allows it, another worker is started immediately, on
@@ -190,9 +198,10 @@ class DiLoCo:
     Parameters
     ----------
     make : callable
-        A function or class that is called with the number of the worker, from 0, on each of its
-        ranks. The result has `parameters` (as `ngd.train.DiLoCo` takes them), `train(round)`, and
-        optionally `carried`. An exception in `make` or `train` ends the training.
+        A function or class that each rank of a worker calls with the number of the worker, from 0.
+        It returns an object with the attribute `parameters` (as `ngd.train.DiLoCo` takes them), the
+        method `train(round)`, and optionally the attribute `carried`. An exception in `make` or
+        `train` ends the training.
     workers : int
         The number of workers.
     min_workers : int
@@ -307,8 +316,8 @@ class DiLoCo:
     def _compile(self, initial_weights: list[Any]) -> None:
         """Create the outer weights, and compile the step that applies the mean change to them."""
         self.state = LiveState(f"{self._outer.name}.diloco", self._outer.state)
-        """The outer weights, the state of the outer optimizer and the round, for
-        `ngd.checkpoint`."""
+        """The state to save by `ngd.checkpoint`: a mapping with the variables of the outer weights,
+        of the outer optimizer and of the number of the round."""
         self._weights = [
             self.state.variable(f"weights[{i}]", partial(np.asarray, value))
             for i, value in enumerate(initial_weights)
@@ -344,10 +353,10 @@ class DiLoCo:
         logger.info("ngd.ray.DiLoCo: worker %d starts", number)
 
     def _admit(self, num_workers: int) -> None:
-        """Mark workers that have started as ready, until `num_workers` workers are ready.
+        """Wait until `num_workers` workers are ready, and mark workers that have started as ready.
 
-        Raise WorkerError if the deadline is over, or if fewer than `num_workers` workers are left
-        (ready or starting), because lost workers have used up the restarts.
+        Raise WorkerError if the deadline is over, or if fewer than `num_workers` workers are ready
+        or starting. In the second case, workers were lost, and no restart is left to replace them.
         """
         limit = time.monotonic() + self._deadline
         while True:

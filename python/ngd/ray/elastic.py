@@ -51,8 +51,9 @@ them, because they would describe another job to mpirun."""
 RESERVED: Final = ("NGD_ELASTIC_DIR", "NGD_ELASTIC_HOSTS", "NGD_EXPECT_SIZE", "NGD_RESTART_COUNT")
 """The environment variables of the ranks that ngd sets and the user must not set."""
 WORLD: Final = "world"
-"""The name of the folder, within a host's folder, for the temporary files of a world. The ranks
-also create empty files there when they start and when they end without an error (see RANK)."""
+"""The name of the folder, within a host's folder, for the temporary files of a world. Each world
+uses the same name. The script RANK, which runs a rank, also creates an empty file there when the
+rank starts, and another one when the rank ends without an error."""
 RANK: Final = f"""
 : "${{OMPI_MCA_btl_sm_backing_directory:=$NGD_ELASTIC_DIR/{WORLD}}}"
 export OMPI_MCA_btl_sm_backing_directory
@@ -63,19 +64,22 @@ export OMPI_MCA_btl_sm_backing_directory
 """The shell script that runs each rank. It creates an empty file as a mark when the rank starts,
 and another one when the rank ends without an error.
 
-The script also sets the directory of Open MPI's shared memory, which differs between hosts. The
-environment of mpirun cannot set it, because mpirun sends its OMPI_... variables to all hosts."""
+The script also sets the directory for Open MPI's shared memory, whose path is different on each
+host. If the environment of mpirun set the directory, all hosts would get the path of one host,
+because mpirun sends its OMPI_... variables to all hosts."""
 
 
 class Host:
     """The actor of a host, which runs commands there.
 
     The actor of the first host of a world runs mpirun. The actors of the other hosts run the
-    commands by which mpirun starts ranks there (daemon.py). NGD_ELASTIC_DIR is the folder of the
-    host, in which the ranks store their commits: copies of the training state. The actor creates
-    the file HOSTS_WAIT there to notify the ranks that new hosts wait. If the ranks end for that
-    reason, they create the file AGAIN there. If the process of the actor is killed, a guard
-    (guard.py) cleans up.
+    commands by which mpirun starts ranks there (`ngd.ray.daemon`).
+
+    NGD_ELASTIC_DIR is the folder of the host, in which the ranks store their commits: copies of the
+    training state. The actor creates the file HOSTS_WAIT there to notify the ranks that new hosts
+    wait to join the next world. If the ranks end to let these hosts join, they create the file
+    AGAIN there. If the process of the actor is killed, another process on the host, the guard
+    (`ngd.ray.guard`), ends the ranks and removes the folder.
     """
 
     def __init__(
@@ -181,7 +185,10 @@ class Host:
         return len(list(self.world.glob("begun-*"))) == self.ranks
 
     def announce(self) -> bool:
-        """Notify the ranks that new hosts wait."""
+        """Notify the ranks that new hosts wait to join the next world.
+
+        The ranks find the file HOSTS_WAIT in the folder of the host.
+        """
         Path(self.folder, HOSTS_WAIT).touch()
         return True
 
@@ -192,7 +199,7 @@ class Host:
         -------
         tuple of bool
             Two booleans. The first is True if all ranks on this host ended without an error. The
-            second is True if the ranks ended because new hosts wait.
+            second is True if the ranks ended to let new hosts join the next world.
         """
         with self.lock:
             self.last_ended_world = world
@@ -242,7 +249,8 @@ class HostRecord:
     begin_ref: Any
     """The reference to the result of `Host.begin`."""
     identity: tuple[str, str] | None = None
-    """The result of `Host.begin`, (host name, mpirun); None until the host is ready."""
+    """The result of `Host.begin`: the name of the host, and a text with the path and version of its
+    mpirun. None until the host is ready."""
 
     @property
     def is_ready(self) -> bool:
@@ -365,8 +373,8 @@ class _Job:
     def run(self, restarts_left: int) -> None:
         """Run one world after the other, until all ranks of a world have ended without an error.
 
-        If the ranks ended because new hosts wait, start another world. Each failure uses one of the
-        restarts. If no restart is left, raise WorkerError.
+        If the ranks ended to let new hosts join, start another world with these hosts. After a
+        failure, start another world if a restart is left, and otherwise raise WorkerError.
         """
         while True:
             world = self._gather()
@@ -404,9 +412,10 @@ class _Job:
     def _gather(self) -> list[HostRecord]:
         """Return the hosts of the next world: ready hosts, at most `host_limit`.
 
+        `least` and `host_limit` are the arguments `min_hosts` and `max_hosts` of `run_elastic`.
         Wait until `least` hosts are ready. Before the first world, continue to wait until all known
         hosts are ready, or until the deadline. Raise WorkerError if fewer than `least` hosts are
-        ready at the deadline. `run_elastic` calls these limits `min_hosts` and `max_hosts`.
+        ready at the deadline.
         """
         limit = time.monotonic() + self.deadline
         while True:
@@ -482,7 +491,8 @@ class _Job:
     def _difference_to_others(self, identity: tuple[str, str]) -> str | None:
         """Return the reason why a host cannot join the ready hosts, or None if it can.
 
-        `identity` is the result of `Host.begin`.
+        A host cannot join if a ready host has the same name, or another path or version of mpirun.
+        `identity` is the result of `Host.begin`: the name and the mpirun of the host.
         """
         name, mpirun = identity
         for other in self.hosts.values():

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Final
 
 KILL_SECONDS: Final = 5.0
-"""The longest time in seconds that `end_session` waits until killed processes have ended.
-Afterwards it returns, even if a process has not ended, for example because it waits for a disk."""
+"""The longest time in seconds that `end_session` waits for killed processes to end. After this time
+it returns even if a process has not ended, for example because the kernel ends the process only
+after a pending disk operation."""
 
 
 def end_session(leader: int) -> None:

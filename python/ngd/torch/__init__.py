@@ -5,7 +5,7 @@
     step = ngd.torch.compile_step(model, loss, optimizer)    # forward, backward and update
     torch.distributed.init_process_group("ngd")              # collectives of CPU tensors
 
-docs/torch_models.md and docs/torch.md describe them.
+docs/torch_models.md describes the compiled steps, and docs/torch.md the backend.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -52,8 +52,9 @@ class Trainer(transformers.Trainer):
     ) -> Any:
         """Create the scheduler, and replace the optimizer's `step` by a method that does nothing.
 
-        The compiled step updates the parameters. The method still exists, because schedulers need
-        it.
+        The compiled step updates the parameters, so the Trainer's call of `optimizer.step()` must
+        not. The method is replaced and not removed, because a scheduler needs it. It is replaced
+        here, before the scheduler is created.
         """
         self.optimizer.step = MethodType(_no_step, self.optimizer)  # schedulers need a method
         return super().create_scheduler(num_training_steps, optimizer)
@@ -73,7 +74,8 @@ class Trainer(transformers.Trainer):
         inputs : dict
             The arguments of the model.
         num_items_in_batch : Tensor or int, optional
-            The number of labels in all micro-batches of an update. The loss is divided by it.
+            The number of labels in all micro-batches of an update. It is an argument of
+            `compute_loss`, which may divide the loss by it.
 
         Returns
         -------
@@ -110,10 +112,10 @@ class Trainer(transformers.Trainer):
         return self.compute_loss(model, dict(batch), num_items_in_batch=items) * scale
 
     def _is_part_of_a_sum(self, num_items_in_batch: Any) -> bool:
-        """Return True if each micro-batch's loss is a part of the update's loss, and not a mean.
+        """Return True if the loss of an update is the sum of the losses of its micro-batches.
 
-        Such a loss is usually divided by the number of labels in all micro-batches of the update,
-        and transformers.Trainer adds up the losses. Otherwise it takes the mean of the losses.
+        Each of these losses has usually been divided by the number of labels in all micro-batches
+        of the update. Return False if the loss of the update is the mean of the losses.
         """
         is_scaled = getattr(self, "loss_is_scaled_for_ga", None)
         if is_scaled is not None:

@@ -38,8 +38,9 @@ from .translate import translate
 WHERE: Final = 'torch.compile(backend="ngd")'
 
 MAX_PROGRAMS: Final = 64
-"""The largest number of programs per graph. When it is reached, PyTorch runs the calls that would
-need another program."""
+"""The largest number of programs per graph. A program is compiled for one combination of the shapes
+and numbers in the arguments. When the limit is reached, PyTorch runs each call with a combination
+that has no program."""
 
 
 def compile_graph(module: fx.GraphModule, examples: Sequence[Any]) -> CompiledGraph:
@@ -63,7 +64,15 @@ def compile_graph(module: fx.GraphModule, examples: Sequence[Any]) -> CompiledGr
 class Specialized(NamedTuple):
     """A graph of Dynamo, compiled for fixed shapes.
 
-    The class StaticGraph describes `attributes` and `outputs`.
+    Attributes
+    ----------
+    program : GraphProgram
+        The compiled forward and backward programs.
+    attributes : list of Tensor
+        The tensors that the graph of Dynamo holds. The program takes them after the arguments.
+    outputs : list of Output
+        The outputs of the graph of Dynamo: for each, a value that the program computes, a view of a
+        value or of an input, or an object that is not a tensor.
     """
 
     program: GraphProgram
@@ -150,9 +159,9 @@ def _signature(argument: Any) -> Any:
 
 
 _programs: Final[WeakValueDictionary[Any, GraphProgram]] = WeakValueDictionary()
-"""All programs that are in use. A key has the text that describes the graph's ops, the types of its
-tensors, and PyTorch's settings: gradients, autocast and default dtype. Graphs with equal keys share
-one program."""
+"""All programs of all compiled graphs. A program is removed when no compiled graph refers to it any
+more. A key has the text that describes the graph's ops, the types of its tensors, and PyTorch's
+settings: gradients, autocast and default dtype. Graphs with equal keys share one program."""
 
 
 @without_collector()
@@ -176,7 +185,8 @@ def specialize(module: fx.GraphModule, arguments: tuple[Any, ...]) -> Specialize
 def _nothing_saved() -> AbstractContextManager[None]:
     """Return a context in which the caller's saved-tensor hooks are not called.
 
-    A compilation runs the graph on fake tensors, which these hooks must not get.
+    A compilation runs the graph on fake tensors, which have no values. The caller's hooks expect
+    tensors with values.
     """
     hooks: AbstractContextManager[None] = torch.autograd.graph.saved_tensors_hooks(
         lambda tensor: tensor, lambda tensor: tensor
@@ -212,7 +222,11 @@ class LockedStep:
         self._lock = threading.Lock()
 
     def __call__(self, inputs: Sequence[Any]) -> list[Array]:
-        """Run the step on one tensor or array per placeholder, and return its outputs."""
+        """Run the step and return its outputs.
+
+        `inputs` has one tensor or array per placeholder, including those that the step does not
+        read. The values of the latter are ignored.
+        """
         chosen = [inputs[number] for number in self.read]
         arrays = [as_array(x) if isinstance(x, torch.Tensor) else x for x in chosen]
         with self._lock:
@@ -235,7 +249,7 @@ class GraphProgram:
         self._module = static.module  # keeps functions alive: their ids are in static.text
         captured = capture_graph(WHERE, static.module, _examples(static, tensors))
         self.written = captured.mutated
-        """The numbers of the inputs that the graph writes to."""
+        """The indices, in the list of inputs, of the inputs that the graph writes to."""
         self.inputs = [
             placeholder(f"input_{number}", tuple(each.shape), as_numpy_dtype(each.dtype))
             for number, each in enumerate(tensors)
@@ -349,9 +363,11 @@ class GraphProgram:
         saved : sequence of Tensor
             The inputs that the backward pass reads, then the residuals.
         draws : array or None
-            The seed and the offset of the forward pass; None if it draws no random numbers.
+            The seed and the offset of the random numbers that the forward pass has drawn; None if
+            it has drawn none.
         adjoints : sequence of Tensor or None
-            The gradient of the loss with respect to each result; None if it does not exist.
+            The gradient of the loss with respect to each result; None if the loss does not depend
+            on the result.
 
         Returns
         -------
@@ -386,9 +402,10 @@ class GraphProgram:
     def _in_order(self, number: int, adjoint: Any) -> torch.Tensor:
         """Permute the dimensions of the gradient of result `number` to the order of its node.
 
-        PyTorch gives the gradient in the order of the tensor's shape. The node of a value has the
-        dimensions in memory order, `Value.order` (see `_translated`). The new contents of an input
-        have no other order, so their gradient is returned unchanged.
+        PyTorch gives the gradient in the order of the tensor's shape. The node of a value has its
+        dimensions in another order, that of the memory: `Value.order` (see `_translated`). The node
+        with the new contents of an input has the order of the input's shape, so its gradient is
+        returned unchanged.
         """
         values = self.values
         return adjoint.permute(values[number].order) if number < len(values) else adjoint
@@ -398,8 +415,9 @@ def _examples(static: StaticGraph, tensors: Sequence[torch.Tensor]) -> list[torc
     """Return example inputs for torch.export, without values.
 
     An example requires a gradient if the tensor does, because PyTorch may run other ops for such
-    tensors. Exception: an input in `static.tracked`, which the graph writes to in a way that
-    autograd records, never requires a gradient.
+    tensors. An input in `static.tracked` is an exception: the graph writes to it, and autograd
+    records the write. Its example never requires a gradient, because an example is a leaf, and
+    PyTorch refuses a recorded write to a leaf that requires a gradient.
     """
     examples = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for t in tensors]
     for number, (example, tensor) in enumerate(zip(examples, tensors, strict=True)):
@@ -409,7 +427,11 @@ def _examples(static: StaticGraph, tensors: Sequence[torch.Tensor]) -> list[torc
 
 
 def _output(output: Output, inputs: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> Any:
-    """Return an output of a graph of Dynamo: an object that is not a tensor, a view or a value."""
+    """Return one output of a graph of Dynamo, from the inputs of a call and the computed values.
+
+    `output` is an object that is not a tensor (Fixed), a view of an input or value (View), or the
+    index of a value.
+    """
     if isinstance(output, Fixed):
         return output.value
     if isinstance(output, View):

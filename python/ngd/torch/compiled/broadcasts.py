@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The broadcast of rank 0's parameters and buffers to the models of all ranks.
 
-CompiledStep makes it once, when the step is created.
+CompiledStep does this broadcast once, when the step is created.
 """
 
 from __future__ import annotations

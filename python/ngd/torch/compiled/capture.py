@@ -66,7 +66,10 @@ class Capture(NamedTuple):
 
 
 class _Step(nn.Module):
-    """A module with flat arguments, for torch.export, that calls a function of the model."""
+    """A module for torch.export whose forward pass calls `function(model, arguments)`.
+
+    Its arguments are a flat list of values, in place of the nested structure of the user's batch.
+    """
 
     def __init__(self, model: nn.Module, function: Callable[..., tuple[Any, ...]]) -> None:
         super().__init__()
@@ -148,7 +151,10 @@ class GraphCapture(NamedTuple):
 
 
 class _Interpreter(fx.Interpreter):
-    """An interpreter of a graph of Dynamo that enters and exits the graph's autocast regions."""
+    """An interpreter of a graph of Dynamo that uses `torch.autocast` for its autocast regions.
+
+    In the graph, such a region is a pair of calls of private functions of PyTorch.
+    """
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a function of the graph.
@@ -166,7 +172,10 @@ class _Interpreter(fx.Interpreter):
 
 
 class _Interpreted(nn.Module):
-    """A graph of Dynamo as a module for torch.export. The ops keep their lines in the model."""
+    """A graph of Dynamo as a module for torch.export.
+
+    The exported ops keep the source lines of the model that called them, for error messages.
+    """
 
     def __init__(self, graph: fx.GraphModule) -> None:
         super().__init__()
@@ -209,12 +218,14 @@ def capture_graph(
 
 
 Changes = dict[tuple[str, str], Any]
-"""New values of Python attributes, by (path of the module, name of the attribute)."""
+"""The values that a forward pass has assigned to Python attributes of the model's modules, by (path
+of the module, name of the attribute)."""
 
 
 OWN_ASSIGNMENT: Final = r"The tensor attributes? (self\.\S*_flat_weights\[\d+\](, )?)+ w"
-"""A pattern of a warning of torch.export that is ignored. The warning reports assigned tensor
-attributes: nn.RNN, nn.GRU and nn.LSTM keep their parameters in a list too, `_flat_weights`."""
+"""The pattern of a warning of torch.export that is ignored. The warning lists tensor attributes
+that were assigned during the export. The pattern matches if these are only elements of the list
+`_flat_weights`, in which PyTorch's own nn.RNN, nn.GRU and nn.LSTM keep their parameters."""
 
 
 def _export(
@@ -222,8 +233,9 @@ def _export(
 ) -> ExportedProgram:
     """Export a module, and decompose ops that ngd has no rule for, or that write in place.
 
-    `changed` is None or an empty dict. While torch.export runs `module`, `module` adds to this dict
-    the new values of the Python attributes that the forward pass changes (see `capture`).
+    `changed` is an empty dict to which `module` adds, during the export, the new values of the
+    Python attributes that the forward pass changes (see `capture`). None means that `module` does
+    not report such changes.
     """
     with watched(where), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # PyTorch warns about its own modules
@@ -271,10 +283,11 @@ def _expect_same_graph(
     program: ExportedProgram,
     changed: Changes,
 ) -> None:
-    """Raise if the graph depends on Python values that the forward pass changes.
+    """Raise if the graph depends on Python attributes that the forward pass changes.
 
-    torch.export restores the values in `changed`. A second export starts with the changed values,
-    as a second step would, and must return the same graph.
+    `changed` has the values of these attributes after the forward pass of the first export, which
+    has restored the old values. Export again with the changed values, which a second step would
+    start from. The second graph must have the same code as the first one.
     """
     modules = {key: step.model.get_submodule(key[0]) for key in changed}
     before = {key: getattr(modules[key], key[1], None) for key in changed}

@@ -47,10 +47,10 @@ class RandomCounter:
         self.variable: Variable = variable(KEY, np.int64(self._value))
 
     def offset(self) -> Node:
-        """Return the offset for random ops: a node that is computed from the counter and the rank.
+        """Return the node of the offset: the integer that ngd's random ops take besides the seed.
 
-        The offset differs between steps and between ranks, so that each step and each rank draws
-        other random numbers. This method does not change the counter.
+        The offset is computed from the counter and the rank. Each step and each rank has another
+        offset, and thus draws other random numbers. This method does not change the counter.
         """
         rank = ops.cast(ops.own_rank(), "int64")
         return ops.add(self.variable * np.int64(2**32), rank)

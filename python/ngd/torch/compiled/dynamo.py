@@ -26,14 +26,16 @@ from .translate import site_of
 
 
 class Value(NamedTuple):
-    """A tensor that a program computes.
+    """The description of a tensor that a program computes.
 
     Attributes
     ----------
     has_gradient : bool
-        True if it requires a gradient.
+        True if the tensor requires a gradient.
     order : tuple of int
-        The dimensions from the largest stride to the smallest.
+        The dimensions of the tensor in memory order, from the largest stride to the smallest. It is
+        0, 1, 2, ... for a contiguous tensor, and for one whose elements do not fill a block of
+        memory.
     """
 
     has_gradient: bool
@@ -348,11 +350,12 @@ class _Outputs:
         )
 
     def _bases(self) -> dict[int, int]:
-        """Return, for each tensor storage, the number of an output that covers all of it.
+        """Return the base of each tensor storage: the index of an output that fills the storage.
 
-        The other outputs in the storage become views of that output. A storage that no output
-        covers is not in the result: each output in this storage becomes a value of its own. Raise
-        if these outputs overlap. Storages of inputs are left out, too.
+        The keys are the numbers of the storages (`memory_of`). The other outputs in the storage
+        become views of the base. Storages of inputs have no entry. A storage that no output fills
+        has no entry either: each output in it becomes a value of its own. Raise if two outputs in
+        such a storage have an element in common.
         """
         groups: dict[int, list[int]] = {}
         for number, result in enumerate(self._results):
@@ -389,7 +392,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def _is_whole(tensor: torch.Tensor) -> bool:
-    """Return True if a tensor has all elements of its memory."""
+    """Return True if the elements of a tensor fill its whole storage, without gaps."""
     size = tensor.untyped_storage().nbytes()
     return _is_dense(tensor) and tensor.numel() * tensor.element_size() == size
 
@@ -417,7 +420,10 @@ def _is_fixed(value: Any) -> bool:
 
 
 class _StaticCopy:
-    """A copy of a graph in which numbers are constants, and a text that describes the copy."""
+    """A copy of a graph of Dynamo for fixed sizes, and a text that describes the copy.
+
+    In the copy, a result that is a number, a dtype or a device, such as a size, is a constant.
+    """
 
     def __init__(
         self, module: fx.GraphModule, known: dict[fx.Node, Any], attributes: Sequence[str]
@@ -434,7 +440,8 @@ class _StaticCopy:
     def copied(self, values: Sequence[int]) -> tuple[fx.Graph, str]:
         """Return the copy, and the text that describes its ops.
 
-        `values` has the numbers of the outputs to keep.
+        `values` has the indices of the outputs that the copy computes. The other outputs are left
+        out, because they are views or are not tensors.
         """
         for node in self.nodes:
             if node.op == "placeholder":
@@ -476,7 +483,8 @@ class _StaticCopy:
     def _text(self, arguments: Any) -> str:
         """Return a text that describes arguments of a call.
 
-        If an argument has no comparable value, the text is different in each call, so that no other
+        Arguments that are nodes, numbers, strings or dtypes, for example, always have the same
+        text. The text of any other object contains a new number in each call, so that no other
         graph has the same text.
         """
         leaves, structure = pytree.tree_flatten(arguments)

@@ -58,14 +58,16 @@ class EagerStep:
         batch : tuple
             The arguments of the loss function.
         form : Form
-            The kind of call. `trains` means a step that updates the parameters, `accumulates` a
-            micro-batch without an update. If both are False, the call is an evaluation.
+            The kind of call. If `form.trains` is True, the call updates the parameters. If
+            `form.accumulates` is True, it adds up the gradients of a micro-batch without an update.
+            If both are False, the call is an evaluation.
         weight : float
             The factor of this rank's loss before the backward pass. If it is 0, there is no
             backward pass.
         total : float
-            The sum of this rank's weights since the last update. An update divides the summed
-            gradients by the sum of `total` over all ranks.
+            The sum of this rank's weights since the last update, including `weight`. An update
+            adds up the gradients of all ranks, and divides them by the sum of `total` over all
+            ranks.
         """
         if not form.trains and not form.accumulates:
             with torch.no_grad():

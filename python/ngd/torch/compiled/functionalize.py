@@ -39,8 +39,9 @@ IN_PLACE: Final = frozenset(
     | {"sigmoid_", "tanh_", "exp_", "sqrt_"}
 )
 """The names of in-place ops that a functional op can replace. The functional op has the same name
-without the final "_". A call is replaced only if `keeps_type` returns True for it: then the result
-of the functional op also has the dtype of the first argument."""
+without the final "_". An in-place op keeps the dtype of its first argument, but a functional op may
+return a wider dtype. So a call is replaced only if its functional op would keep the dtype, too
+(`keeps_type`)."""
 MAKE_NEW: Final = frozenset(
     {"linear", "matmul", "conv1d", "conv2d", "conv3d", "scaled_dot_product_attention"}
     | {"batch_norm", "layer_norm", "group_norm", "rms_norm", "softmax", "log_softmax"}
@@ -69,7 +70,10 @@ def make_functional(program: ExportedProgram) -> bool:
 
 
 class Plan:
-    """The values that in-place ops of a graph write to, and the replacement of these ops."""
+    """A plan to make a graph functional: to replace its in-place ops by functional ops.
+
+    `is_possible` finds the values that the in-place ops write to. `carry_out` replaces the ops.
+    """
 
     def __init__(self, program: ExportedProgram) -> None:
         self.program, self.graph = program, program.graph
@@ -83,8 +87,8 @@ class Plan:
         }
         self.variables = set(inputs) - constants
         self.written: dict[fx.Node, fx.Node] = {}
-        """The node whose memory each in-place op writes to, by the node of the op. This node is not
-        an in-place op itself."""
+        """For each in-place op (the key), the node whose memory the op writes to (the value). That
+        node is not an in-place op itself."""
         self.statistics: dict[fx.Node, tuple[fx.Node, ...]] = {}
         """The buffers that each batch normalization writes to, by the node of the op."""
 
@@ -134,9 +138,8 @@ class Plan:
     def _origin(self, node: fx.Node) -> fx.Node:
         """Return the node that owns the memory of a node's result.
 
-        An in-place op that the plan replaces returns the memory of its first argument, so return
-        the origin of that argument: the first node that is not such an op. Return any other node
-        itself.
+        An in-place op returns the memory of its first argument. If `node` is an in-place op that
+        the plan replaces, return the node whose memory it writes to. Otherwise return `node`.
         """
         while node in self.written:
             node = self.written[node]
@@ -164,7 +167,10 @@ class Plan:
         return origin in self.buffers or makes_new(origin)
 
     def _is_read_only(self, user: fx.Node) -> bool:
-        """Return True if `user`, which reads a value, does not create a view of the value."""
+        """Return True if node `user`, which takes a value as an argument, creates no view of it.
+
+        The output node of the graph, and an in-place op that the plan replaces, create no view.
+        """
         return user.op == "output" or user in self.written or makes_new(user)
 
     def _after(self, node: fx.Node, target: Any, args: Iterable[Any]) -> fx.Node:
@@ -194,9 +200,10 @@ class Plan:
 
 
 def fits_constants(node: fx.Node) -> bool:
-    """Return True if PyTorch can compute an op whose operands are all constants in advance.
+    """Return True if PyTorch can compute an op once, during the translation of the graph.
 
-    The op must not write to its operands, and it must not draw random numbers.
+    All operands of the op are constants. The op must not write to them, and it must not draw random
+    numbers.
     """
     target: Any = node.target
     if target is operator.getitem or target is aten.detach_.default:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """In-place writes that autograd does not see, in an exported graph before its decomposition.
 
-PyTorch ignores such a write in the backward pass. A graph without in-place ops would not ignore it,
-so the gradient would be different, without an error. So these writes are refused.
+PyTorch ignores such a write in the backward pass. ngd replaces in-place ops by functional ops, and
+its backward pass would include the effect of the write. The gradient would differ from PyTorch's
+without an error. So these writes are refused.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ SET_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
 
 
 class Value(NamedTuple):
-    """The memory of a tensor of the graph, and if autograd sees writes to the tensor.
+    """A record of a tensor of the graph: its memory, and if it is detached from autograd.
 
     Attributes
     ----------
     memory : Node
         The node that allocated the memory.
     is_detached : bool
-        True if autograd does not see writes to this tensor. Autograd may see a write to the same
-        memory through another tensor.
+        True if the tensor is the result of `detach`, or a view of such a result. Autograd sees no
+        write to such a tensor. Autograd may see a write to the same memory through another tensor.
     """
 
     memory: fx.Node
@@ -49,8 +50,9 @@ class _Walk:
     def run(self, module: fx.GraphModule, has_grad: bool, operands: Iterable[Any] = ()) -> Any:
         """Visit the nodes in order, and return the Value of each output (None if unknown).
 
-        `has_grad` is False inside a `torch.no_grad()` region. `operands` has the Value of each
-        input. Without it, each input has memory of its own.
+        `has_grad` is False if the graph is the body of a `torch.no_grad()` region, in which
+        autograd sees no writes. `operands` has the Value of each input of a region. It is empty for
+        the whole graph, in which each input has memory of its own.
         """
         values_of_inputs = iter(operands)
         for node in module.graph.nodes:
@@ -117,9 +119,10 @@ def _nodes(tree: Any) -> list[fx.Node]:
 
 
 def _aliases(node: fx.Node) -> tuple[list[fx.Node], fx.Node | None]:
-    """Return the arguments that an op writes to, and the argument that its result is a view of.
+    """Return the arguments that an op writes to, and the argument whose memory its result has.
 
-    The second value is None if the result has new memory.
+    The second value is None if the result has new memory. If the op has several results, the second
+    value is that of the first result.
     """
     assert isinstance(node.target, OpOverload)
     written, viewed = [], None

@@ -83,7 +83,7 @@ class SharedTensor:
 class ModelMemory:
     """The variables of a model's parameters and buffers, and of the state of its optimizer.
 
-    A tensor has one variable, however often the model uses it.
+    A tensor that the model uses in several places, such as a tied weight, has only one variable.
 
     Parameters
     ----------
@@ -108,7 +108,11 @@ class ModelMemory:
         }
 
     def variable_of(self, path: str, tensor: torch.Tensor) -> Variable:
-        """Return the variable of a parameter or buffer. The first call creates it."""
+        """Return the variable of a parameter or buffer.
+
+        The first call creates the variable with the values of the tensor. It does not change the
+        tensor: `show` makes it a view of the variable.
+        """
         if tensor not in self.variables:
             self.variables[tensor] = variable(path, as_array(tensor))
         return self.variables[tensor]
@@ -150,10 +154,11 @@ class ModelMemory:
             each.show()
 
     def show(self, computed: Collection[Node]) -> None:
-        """Make the model's tensors that a program uses views of their variables.
+        """Make the model's tensors that the next program uses views of their variables.
 
-        `computed` has the variables of this program, which runs next. Tensors of other variables do
-        not become views. If the memory of any variable has moved, renew all existing views.
+        `computed` has the variables of the program. A tensor becomes a view if its variable is one
+        of them. Other tensors stay as they are. If a variable has moved to other memory since the
+        last call, this method also points every existing view to the current memory.
         """
         for tensor, of in self.variables.items():
             if of in computed and tensor not in self._shared:
@@ -164,11 +169,15 @@ class ModelMemory:
             self._moves = _core.moves()
 
     def add(self, tensor: torch.Tensor, of: Variable) -> None:
-        """Make a tensor a view of a variable."""
+        """Make a tensor, of the model or of the optimizer's state, a view of a variable."""
         self._shared[tensor] = SharedTensor(tensor, of, self.group)
 
     def remove(self, tensor: torch.Tensor) -> None:
-        """Stop updating a tensor that is a view of a variable. It keeps its current memory."""
+        """End the connection of a tensor to the variable of which it is a view.
+
+        The tensor keeps its current memory. When the variable moves to other memory, the tensor no
+        longer follows.
+        """
         self._shared.pop(tensor, None)
 
     def constants(self) -> tuple[tuple[int, int], ...]:

@@ -104,12 +104,14 @@ class Cohort(NamedTuple):
     Attributes
     ----------
     group : int
-        The number of the group.
+        The index of the group in `param_groups` of PyTorch's optimizer.
     optimizer : ngd.optim.Optimizer
-        ngd's optimizer, with the count of these parameters.
+        A copy of ngd's optimizer of the group. Its attribute `step` is the variable with the number
+        of updates of these parameters.
     parameters : dict of Tensor to None
-        The parameters, in the order of the group. If a program trains only some of them, the cohort
-        is split. The values of the dict are None.
+        The parameters, in the order of the group. The dict serves as an ordered set: its keys are
+        the parameters, and its values are None. If a program trains only some of the parameters,
+        the cohort is split.
     """
 
     group: int
@@ -159,9 +161,10 @@ class TranslatedOptimizer:
     def read_rates(self) -> None:
         """Assign the learning rates that have changed, for example by a scheduler.
 
-        The compiler assumes that a variable is equal on all ranks, but that an argument of a
-        program may differ. Learning rates are therefore variables, so that the next values of
-        parameters count as equal on all ranks, too. All ranks must set equal learning rates.
+        The learning rates are variables of ngd and not arguments of a program. The compiler assumes
+        that an argument may differ between ranks, so parameters that are updated with it might
+        differ, too. It assumes that a variable is equal on all ranks. All ranks must therefore set
+        equal learning rates.
         """
         for number, group_optimizer in self._groups.items():
             rate = float(self.optimizer.param_groups[number]["lr"])
@@ -220,8 +223,9 @@ class TranslatedOptimizer:
     def _count_of(self, p: torch.Tensor) -> int:
         """Return the number of updates of a parameter, from PyTorch's state.
 
-        PyTorch's state for SGD has no count. Then return 1 for a parameter that has state, and 0
-        for one without, because only the first update differs from the later ones.
+        PyTorch's state for SGD has no such number. Then return 1 for a parameter that has state,
+        and 0 for a parameter without state. SGD needs no other numbers: only the first update,
+        which initializes the momentum, differs from the later ones.
         """
         state = self.optimizer.state.get(p, {})
         if self.translation.counts:
@@ -253,8 +257,8 @@ class TranslatedOptimizer:
     def _split(self, cohort: Cohort, others: Sequence[torch.Tensor], count: int = -1) -> None:
         """Move the parameters `others` of a cohort to a new cohort.
 
-        `count` is the number of updates of the new cohort; -1 means that of the old cohort.
-        Programs with the old cohort become invalid.
+        `count` is the number of updates of the new cohort; -1 means the number of the old cohort.
+        Programs that train the old cohort become invalid.
         """
         for p in others:
             del cohort.parameters[p]
@@ -262,9 +266,10 @@ class TranslatedOptimizer:
         self.generation += 1
 
     def _add_states(self, cohort: Cohort, parameters: Sequence[torch.Tensor]) -> None:
-        """Find the state variables of parameters, and assign PyTorch's state to them.
+        """Store the state variables of parameters in `_states`, and assign PyTorch's state to them.
 
-        Parameters that already have state variables are skipped.
+        ngd's optimizer of the cohort has created the variables. Parameters whose variables are
+        already in `_states` are skipped.
         """
         by_name = cohort.optimizer.state.variables
         for p in parameters:

@@ -140,8 +140,8 @@ class ProgramBuilder:
     def _inputs(self, captured: Capture) -> tuple[dict[str, Any], list[Node]]:
         """Return the inputs of a captured graph by name, and the list of placeholders.
 
-        Tensor arguments become placeholders, parameters and changed buffers become variables, and
-        other inputs are constants.
+        Tensor arguments become placeholders. Parameters, and buffers to which this or another
+        program of the step writes, become variables. Other inputs are constants.
         """
         tensors = self.memory.tensors()
         values: dict[str, Any] = {}
@@ -173,9 +173,11 @@ class ProgramBuilder:
         return self.memory.variable_of(path, tensor)
 
     def _statistics(self, captured: Capture, outputs: list[Any]) -> dict[Variable, Node]:
-        """Return the next values of buffers, such as running statistics, equal on all ranks.
+        """Return the next values of the buffers that the forward pass writes to.
 
-        Floats become the mean over the ranks. Other buffers become those of rank 0.
+        An example are running statistics. If a next value may differ between ranks, it becomes
+        equal on all ranks: the mean over the ranks for a buffer of a float dtype, and the value of
+        rank 0 for any other buffer.
         """
         tensors = self.memory.tensors()
         updates = {}
@@ -200,9 +202,14 @@ class ProgramBuilder:
     ) -> dict[Variable, Node]:
         """Return the gradients of trained parameters, reduced over the ranks and clipped.
 
-        `updates` is a dict of the next values of variables. If `form.accumulates`, return this
-        rank's gradients, not reduced, and add to `updates` the next sums of gradients over
-        micro-batches. If `form.has_sums`, add these sums to the gradients, and reset them to 0.
+        `updates` is the dict of the next values of variables, and this method may add to it:
+
+        - If `form.accumulates`, add this rank's gradients to its sums over micro-batches. Return
+          the gradients without a reduction.
+        - If `form.has_sums`, add the sums of earlier micro-batches to the gradients before the
+          reduction, and set the sums to 0.
+
+        If the loss has a weight, this method adds placeholders to `inputs`.
         """
         weight = total = None
         if form.has_weight or form.accumulates:
@@ -260,10 +267,12 @@ def _reduced(gradients: Mapping[Variable, Node], total: Node | None) -> dict[Var
 
 
 def _differentiated(loss: Node) -> set[Node]:
-    """Return the nodes that a loss depends on, except through detached values.
+    """Return the nodes from which a gradient of the loss is computed.
 
-    The training step updates only the parameters among these nodes. PyTorch's optimizers also leave
-    the other parameters unchanged, even with a weight decay.
+    These are the nodes that the loss depends on, without those that it depends on only through
+    detached values. The training step updates only the parameters among these nodes. Any other
+    parameter has no gradient, and PyTorch's optimizers leave such a parameter unchanged, too, even
+    with a weight decay.
     """
     detached = [node for node in topological([loss]) if node.op.name == "stop_gradient"]
     return set(topological([loss], detached))

@@ -68,7 +68,11 @@ State = dict[tuple[str, str], Any]
 
 
 def python_state(model: nn.Module) -> State:
-    """Return the attributes of all modules that are plain Python values, by module and name."""
+    """Return the public attributes of all modules, by (path of the module, name of the attribute).
+
+    The values are comparable forms of the attributes (see `_plain`). The attribute `training`,
+    parameters, buffers and submodules are left out.
+    """
     return {
         (path, name): _plain(value)
         for path, module in model.named_modules()
@@ -80,8 +84,8 @@ def python_state(model: nn.Module) -> State:
 def _plain(value: Any) -> Any:
     """Return an immutable form of a Python value that can be compared.
 
-    The form of a number, a text, a list, a tuple or a dict compares its contents. Any other object
-    is compared only by its class.
+    The form of a number, a string, None, a list, a tuple or a dict has its contents. The form of
+    any other object is only its class, so a change within such an object is not found.
     """
     if isinstance(value, (bool, int, float, str, type(None))):
         return value
@@ -101,7 +105,8 @@ def changed_state(before: State, model: nn.Module) -> list[tuple[str, str]]:
 def refuse_state(where: str, path: str, name: str) -> NoReturn:
     """Raise a CompileError for attribute `name` of the module at `path`.
 
-    Each forward pass changes the attribute and uses its value, as for a Python counter of calls.
+    Each forward pass changes the attribute and uses its value. An example is a counter of calls
+    that is a Python int.
     """
     raise CompileError(
         f"{where}: expected a model that computes the same in each step; got one whose forward "
@@ -128,11 +133,12 @@ def watched(where: str) -> Iterator[None]:
 
 @contextmanager
 def _replaced_methods(where: str, thread: int) -> Iterator[None]:
-    """Return a context manager in which Python code of a thread cannot define a gradient.
+    """Return a context manager that replaces the methods by which Python code defines a gradient.
 
     Until the exit, `torch.autograd.Function.apply` and `torch.Tensor.register_hook` raise an error
-    if the thread with the ident `thread` calls them. Calls in other threads, and calls of PyTorch's
-    own classes of functions, work as usual.
+    if one thread calls them: the thread whose `threading.get_ident()` is `thread`. Calls in other
+    threads, and calls of PyTorch's own subclasses of Function, work as usual. The caller `watched`
+    holds a lock, so that only one thread at a time replaces the methods.
     """
     function, hook = vars(torch.autograd.Function)["apply"], torch.Tensor.register_hook
 

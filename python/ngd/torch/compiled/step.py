@@ -139,8 +139,9 @@ class CompiledStep:
     def coverage(self) -> Coverage:
         """Return the ops of the model: those that ngd runs, constants, and those without a rule.
 
-        The result describes the last batch shape that ngd has captured, even if ngd could not
-        compile it. Before the first capture, the result is empty.
+        ngd captures the model for each new batch shape: torch.export records its ops as a graph.
+        The result describes the last captured graph, even if ngd could not compile it. Before the
+        first capture, the result is empty.
         """
         return self._coverage
 
@@ -192,9 +193,10 @@ class CompiledStep:
             raise
 
     def _repair(self) -> None:
-        """Make a model valid after a failed update, when the user has loaded a checkpoint.
+        """Make the step usable again, after a failed update and the loading of a checkpoint.
 
-        The loaded values of the tensors are assigned to ngd's variables.
+        After the failed update, the model's variables are poisoned: reading them raises an error.
+        Assign the loaded values of the model's tensors to the variables.
         """
         self._poison = None
         self._memory.assign_all()
@@ -273,7 +275,8 @@ def _weight(weight: Any) -> float:
 def _structure(model: nn.Module) -> tuple[Any, ...]:
     """Return the properties of a model that a program depends on.
 
-    These are the mode of each module, the identity of its tensors, and which parameters are frozen.
+    For each module, these are its mode (training or evaluation), the ids of its parameters and
+    buffers, and `requires_grad` of each parameter.
     """
     return tuple(
         (

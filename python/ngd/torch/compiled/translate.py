@@ -28,7 +28,8 @@ ADVICE: Final = (
     'Replace the op by others, or use the backend "ngd" of torch.distributed, which runs any model.'
 )
 IGNORED: Final = frozenset({"device", "layout", "pin_memory", "memory_format"})
-"""Arguments of aten ops that do not change the values. The translation leaves them out."""
+"""The names of arguments of aten ops that do not change the values of the result, such as its
+layout in memory. The translation leaves these arguments out."""
 
 
 def translate(
@@ -134,10 +135,11 @@ def _named(where: str, node: fx.Node) -> Iterator[None]:
 
 
 def _expect_type(node: fx.Node, value: Any) -> None:
-    """Raise if an output has another shape or dtype than in the export.
+    """Raise if an output has another shape or dtype than torch.export has recorded.
 
-    If an op has several outputs, only those that the graph reads are checked, because each of these
-    has its own node. PyTorch 2.9 gives the last states of LSTM layers a wrong shape.
+    If an op has several outputs, each output that the graph reads has its own node and is checked.
+    An output that the graph does not read is not checked. This matters for LSTM layers: PyTorch 2.9
+    records a wrong shape for their last states.
     """
     expected = node.meta.get("val")
     if not isinstance(value, Node) or not isinstance(expected, torch.Tensor):

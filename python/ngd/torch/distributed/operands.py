@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensors as ngd's collectives take them: address, name of the dtype, number of elements.
 
-A tensor that is not contiguous is sent as a contiguous copy. A list of tensors that are not next to
-each other in memory is copied, too. After a receive into a copy, the class Work copies the data to
-the tensor or the list.
+The core reads and writes contiguous memory. So a tensor that is not contiguous is replaced by a
+contiguous copy. A list of tensors that do not directly follow each other in memory is replaced by
+one copy of all of them. After the core has received into such memory, the class Work copies the
+data to the user's tensors.
 """
 
 from __future__ import annotations
@@ -71,7 +72,11 @@ def reduction(op: ReduceOp, dtype: torch.dtype, where: str) -> str:
 
 
 def scale_operand(op: ReduceOp, tensor: Tensor) -> Tensor:
-    """Return the operand of a reduction: for PREMUL_SUM, the tensor times the factor of the op."""
+    """Return the operand of a reduction.
+
+    For PREMUL_SUM, this is a new tensor: `tensor` times the factor of the op. For any other op, it
+    is `tensor` itself.
+    """
     if op != ReduceOp.PREMUL_SUM:
         return tensor
     return tensor.detach() * op.__getstate__()[1]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ProcessGroup of torch.distributed, whose collectives are those of an ngd.Group."""
+"""A ProcessGroup of torch.distributed that runs its collectives on an ngd.Group."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         True if the group was created for torch.distributed, so `shutdown` closes it. False if it is
         ngd's own world, which stays open.
     counts : bool
-        The numbering of ranks in ngd's errors about this group: True if the errors give ranks
-        within the group, False if they give global ranks.
+        True if ngd's errors about this group number the ranks within the group, from 0. False if
+        they give global ranks.
     """
 
     def __init__(
@@ -142,11 +142,12 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         return False
 
     def add_ranks(self, error: Exception) -> Exception:
-        """Return the error to raise for `error`, and mark this group as failed.
+        """Mark this group as failed, and return the error to raise in place of `error`.
 
-        A failed group makes `shutdown` close ngd's own world. Outside the default group, the
-        message of a CollectiveError also lists the global ranks of the group, and the error's
-        `ranks` become global ranks.
+        If this group is not the default group and `error` is a CollectiveError, return a new error
+        of the same class. Its message also lists the global ranks of the group, and its attribute
+        `ranks` has global ranks. Otherwise return `error`. If a group that uses ngd's own world is
+        marked as failed, `shutdown` closes this world.
         """
         self._has_failed = True
         if self.ranks is None or not isinstance(error, CollectiveError):
@@ -162,9 +163,10 @@ class ProcessGroup(torch.distributed.ProcessGroup):
     def abort_interrupted(self, error: BaseException) -> None:
         """Close the group after `error`, an exception that interrupted a call (such as Ctrl-C).
 
-        Without this, the other ranks could match the next call of this rank with the interrupted
-        call. The core may still use the tensors of works that are not complete. A later poll of
-        these works finds that the group is closed, and releases the tensors.
+        If the group stayed open, the other ranks could pair their calls of the interrupted
+        collective with the next collective of this rank. The core may still use the tensors of
+        pending collectives, so the tensors are not released here. They are released when a later
+        poll (a call that advances collectives without waiting) finds that the group is closed.
         """
         self._has_failed = True
         text = "".join(traceback.format_exception_only(type(error), error)).strip()
@@ -245,8 +247,8 @@ class ProcessGroup(torch.distributed.ProcessGroup):
     ) -> Work:
         """Gather several tensors, as `allgather` does.
 
-        `output_lists` has one list per rank, with one tensor per input. In `allgather` it is the
-        opposite: one list per input, with one tensor per rank.
+        `output_lists[r][i]` receives input i of rank r. `allgather` takes the two indices in the
+        other order, `[i][r]`.
         """
         list_sizes = [len(of_rank) for of_rank in output_lists]
         if list_sizes != [len(inputs)] * self._size:
@@ -516,8 +518,9 @@ class Call:
     ) -> None:
         """Raise unless there is one block per rank, of one dtype.
 
-        If the tensor `own` is given, the block of rank `rank` must have as many elements as `own`.
-        If `is_even` is True, every block must.
+        If `own`, a tensor of this rank, is given, the numbers of elements are checked, too. Every
+        block must have as many elements as `own` if `is_even` is True, and only the block of rank
+        `rank` if it is False.
         """
         size = self.group.size()
         if len(blocks) != size:
@@ -585,6 +588,6 @@ def as_lists(tensors: Any) -> list[list[Tensor]]:
 
 
 def counts_if_uneven(blocks: Sequence[Tensor]) -> list[int] | None:
-    """Return the sizes of the blocks if they differ, or None."""
+    """Return the number of elements of each block, or None if all blocks have the same number."""
     counts = [block.numel() for block in blocks]
     return counts if len(set(counts)) > 1 else None

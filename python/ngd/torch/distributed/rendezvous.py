@@ -3,10 +3,10 @@
 
 - The default group is ngd's world, if the environment variables of the launcher give ngd the same
   rank and number of ranks as torch.distributed.
-- Any other group is created by its members, because only they call `new_group` of torch. They
-  exchange what they must agree on through the store of torch.distributed. If ngd's world uses MPI,
-  the new group is a group of that world. Otherwise the members share memory, so they must be on one
-  host.
+- Any other group is created by its members alone, because torch.distributed calls this backend only
+  on the members of the new group. Through the store of torch.distributed, the members exchange a
+  key, a number for the group, and the names of their hosts. If ngd's world uses MPI, the new group
+  is a group of that world. Otherwise the members share memory, so they must be on one host.
 """
 
 from __future__ import annotations

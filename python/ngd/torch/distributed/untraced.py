@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """A decorator that keeps torch.compile out of the methods of this package.
 
-While a compiled function runs code that is not part of its graphs, torch.compile tries to compile
-every Python function that is called. These include the methods that PyTorch's C++ code calls in
-this package. They hold addresses and handles of the C++ core, so they cannot be part of a graph.
-torch.compiler.disable would exclude them, but it imports the compiler, which takes seconds, and it
-makes each call slower. This decorator marks the methods and their bytecode as skipped (`eval_frame`
-of PyTorch), which does not import the compiler.
+torch.compile divides a function into graphs and the Python code between them. While this Python
+code runs, torch.compile tries to compile every Python function that is called. One of these can be
+a method of this package that PyTorch's C++ code calls. The methods hold addresses and handles of
+the C++ core, so they cannot be part of a graph.
+
+torch.compiler.disable would exclude the methods, but it imports the compiler, which takes seconds,
+and it makes each call slower. This decorator instead sets the two marks that torch.compile reads
+before it compiles a function: an attribute of the function, and a strategy for its bytecode
+("skip"). To set them does not import the compiler.
 """
 
 from __future__ import annotations
@@ -22,8 +25,9 @@ Class = TypeVar("Class", bound=type)
 def exclude_from_tracing(cls: Class) -> Class:
     """Exclude the methods of a class, and all functions that they call, from torch.compile.
 
-    An older PyTorch lacks `set_code_exec_strategy`. Then the methods are not part of graphs, but
-    torch.compile may still compile functions that they call.
+    An older PyTorch lacks `set_code_exec_strategy`, by which functions are excluded together with
+    the functions that they call. There, only the methods themselves are excluded, and torch.compile
+    may still compile functions that the methods call.
     """
     methods = [method for method in vars(cls).values() if isinstance(method, FunctionType)]
     for method in methods:

@@ -2,19 +2,20 @@
 """Pending collectives of torch.distributed, and the threads that make them progress.
 
 A *work* (class Work) is the handle of collectives that were submitted together. On one host, ngd
-has no thread of its own. A collective progresses only while a thread is in a call of the C++ core;
-this thread *drives* the core. The rules for threads are:
+has no thread of its own. A collective progresses only while a thread of the user is in a call of
+the C++ core; this thread *drives* the core. The rules for threads are:
 
-- One thread at a time drives the core. This thread holds the lock `turns`. A waiting thread drives
-  in short slices and releases the lock in between, because its collective may complete only after
-  another thread has submitted a collective.
+- One thread at a time drives the core, and holds the lock `turns`. A thread that waits for its
+  collective drives for a few milliseconds (a *slice*), releases the lock, and takes it again. In
+  between, another thread can submit a collective, without which the first one may never complete.
 - A wait for one collective also advances the pending collectives of all other groups, because ranks
   may wait for the collectives of several groups in different orders.
-- A thread that calls ngd's own functions does not take the lock. While such a thread is in the
-  core, a submission raises BusyError. The work then stays in a Queue until a later wait for a work
-  in this Queue, or a poll of such a work, submits it.
-- `get_future()` waits for the result and returns a complete Future, because a thread that waited
-  for an incomplete Future would not drive the core.
+- A thread that calls ngd's own functions, and not torch.distributed, does not take the lock. While
+  such a thread is in the core, the core refuses a submission by another thread: it raises
+  BusyError. The work then stays in the Queue of its group. A later wait for a work in this Queue,
+  or a poll of such a work, submits it.
+- `get_future()` waits for the result and returns a complete Future. It never returns an incomplete
+  Future: a thread that waits for a Future does not drive the core, so the wait might never end.
 
 Ctrl-C, or an exception in a signal handler, can occur between any two bytecodes. The rules for such
 interrupts are:
@@ -60,22 +61,26 @@ that thread has probably returned after this pause."""
 LAST_SLICE_SECONDS: Final = 1e-3
 """The length in seconds of the last wait for a work that has not completed within its timeout. If
 the work does not complete during this wait either, the core raises an error that names the missing
-ranks."""
+ranks: those that have not called the collective, or do not answer."""
 MAX_OUTSTANDING: Final = 64
 """The number of outstanding works above which a submission polls all of them."""
 
 
 class WorkGroup(Protocol):
-    """The interface of a process group for its works. ProcessGroup (process_group.py) has it."""
+    """The attributes and methods of a process group that its works use.
+
+    The class ProcessGroup implements this interface.
+    """
 
     queue: Queue
     seconds: float
     """The timeout of a wait, in seconds."""
 
     def add_ranks(self, error: Exception) -> Exception:
-        """Return the error to raise for `error`, and mark the group as failed.
+        """Mark the group as failed, and return the error to raise in place of `error`.
 
-        Outside the default group, the message of a CollectiveError gets the group's global ranks.
+        If the group is not the default group and `error` is a CollectiveError, return a new error
+        whose message also lists the global ranks of the group. Otherwise return `error`.
         """
         ...
 
@@ -101,10 +106,10 @@ os.register_at_fork(after_in_child=reset_after_fork)
 
 
 class Queue:
-    """The works of a group that wait for their submission.
+    """A queue of the works of a group that have not been submitted yet.
 
-    A work waits if another thread was in a call of the C++ core when the work was started. A caller
-    of the methods holds `turns`, the lock of the thread that drives the core.
+    A work stays here if another thread was in a call of the C++ core when the work was started. The
+    caller of a method must hold `turns`, the lock of the thread that drives the core.
     """
 
     def __init__(self) -> None:
@@ -125,8 +130,9 @@ class Queue:
     def flush(self) -> None:
         """Submit the works in the queue.
 
-        If the submission of a work fails, the work keeps the error, which its `wait` raises. If
-        another thread is in the core, raise BusyError; the other works stay in the queue.
+        If the submission of a work fails, store the error in the work, whose `wait` then raises it,
+        and continue with the next work. If another thread is in the core, raise BusyError. Then the
+        works that are not completely submitted stay in the queue.
         """
         while self._waiting:
             work = self._waiting[0]
@@ -199,7 +205,10 @@ class Work(torch.distributed.Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        """Return True if the outputs hold the result, or the work has failed."""
+        """Return True if the work has ended: its outputs hold the result, or it has failed.
+
+        Return False if the work is still pending.
+        """
         if not self._is_over:
             with turns:
                 self._poll()
@@ -296,8 +305,9 @@ class Work(torch.distributed.Work):
     def _give_up(self, seconds: float) -> None:
         """Wait once more, and raise a CollectiveTimeoutError if the work is still not complete.
 
-        The wait takes up to LAST_SLICE_SECONDS per collective. The error names the missing ranks,
-        and gives `seconds` as the timeout. If the work is complete now, return.
+        The wait takes up to LAST_SLICE_SECONDS per collective. The message of the error names the
+        ranks that have not called the collective, or do not answer. It gives `seconds`, the timeout
+        of the user, as the time of the wait. If the work is complete now, return.
         """
         try:
             for call in self._calls:

@@ -58,10 +58,10 @@ def attention(
 
 
 def _simplified(mask: Any, is_causal: bool) -> tuple[Node | None, bool]:
-    """Return (mask, is_causal) without a constant mask that is not needed.
+    """Return (mask, is_causal), with None for a constant mask that attention does not need.
 
-    If the mask is all true, return None for it. If it is the causal mask, return None for it and
-    True for the flag `is_causal`.
+    A boolean mask that is all true has no effect: return None for it. The causal mask is square and
+    lower triangular: return None for it, and True for `is_causal`. Return any other mask as a node.
     """
     if not isinstance(mask, torch.Tensor):
         return (None if mask is None else as_node(mask)), is_causal

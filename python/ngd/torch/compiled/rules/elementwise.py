@@ -65,7 +65,8 @@ UNARY: Final[dict[Any, tuple[Callable[[Node], Node], T]]] = {
     aten.tanh.default: (ops.tanh, X),
     aten.trunc.default: (ops.trunc, X),
 }
-"""The ops of one operand, with the ngd function and an operand for the tests of the rule."""
+"""The ops of one operand. Each has the ngd function that computes it, and a sample operand with
+which the tests call the op."""
 
 
 def _register_unary(target: Any, function: Callable[[Node], Node], operand: T) -> None:
@@ -82,7 +83,8 @@ TESTS: Final[dict[Any, Callable[[Node], Node]]] = {
     aten.isinf.default: ops.isinf,
     aten.isnan.default: ops.isnan,
 }
-"""The ops that return booleans for the elements of a tensor of any dtype."""
+"""The predicates, such as isnan, with the ngd functions that compute them. A predicate returns a
+boolean for each element of a tensor, which may have any dtype."""
 
 
 def _register_test(target: Any, function: Callable[[Node], Node]) -> None:

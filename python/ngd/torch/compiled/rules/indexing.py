@@ -46,9 +46,10 @@ def _is_computed_mask(index: Any) -> bool:
 
 
 def _index(indices: Sequence[Any]) -> tuple[Any, ...]:
-    """Return PyTorch's list of index tensors as an index tuple for a node: `node[index]`.
+    """Return the index tuple for a node of ngd (`node[index]`) from PyTorch's list of indices.
 
-    None becomes a full slice, and a constant tensor becomes an array.
+    In the list, None means all elements of a dimension and becomes a full slice. A constant tensor
+    becomes an array, and a node stays a node.
     """
     for index in indices:
         use = "an index by a computed mask, whose result has no fixed shape"
@@ -90,7 +91,10 @@ def index_put(
 
 
 def _put_where(x: Node, mask: Node, value: Node) -> Node:
-    """Write one value where a mask is true. The mask may have fewer axes than the tensor."""
+    """Write one value where a mask is true.
+
+    If the mask has fewer axes than the tensor, its axes are the first axes of the tensor.
+    """
     expect(value.size == 1, "an assignment of several values by a computed mask")
     mask = ops.reshape(mask, mask.shape + (1,) * (x.ndim - mask.ndim))
     return ops.where(mask, ops.reshape(value, ()), x)
@@ -111,7 +115,8 @@ def gather(call: Call, x: Any, dim: int, indices: Any, sparse_grad: bool = False
 def _corner(x: Node, dim: int, indices: Node) -> tuple[slice, ...]:
     """Return the index of the part of `x` that gather can read.
 
-    The index is `:` in dimension `dim`, and `:indices.shape[d]` in any other dimension d.
+    In a dimension d other than `dim`, gather reads only the first `indices.shape[d]` positions, and
+    `x` may be longer than that. In dimension `dim`, gather can read any position.
     """
     return tuple(
         slice(None) if axis == dim else slice(0, indices.shape[axis]) for axis in range(x.ndim)
@@ -130,8 +135,8 @@ def index_select(call: Call, x: Any, dim: int, indices: Any) -> Node:
 def _full_index(indices: Node, dim: int) -> tuple[Any, ...]:
     """Return the index tuple of the elements that scatter writes to.
 
-    Element e of the source is written to position `indices[e]` in dimension `dim`, and to the
-    position of e in the other dimensions.
+    For example, scatter with `dim` 0 writes `source[i, j]` to the element `[indices[i, j], j]`:
+    the position in dimension `dim` is taken from `indices`, and the other positions are kept.
     """
     return tuple(
         indices

@@ -53,7 +53,7 @@ def cross_entropy(
 
 
 def _reduced(loss: Node, reduction: int) -> Node:
-    """Return the losses of all elements, their mean or their sum."""
+    """Return the losses of all elements if `reduction` is 0, their mean if 1, their sum if 2."""
     if reduction == 0:
         return loss
     return ops.mean(loss) if reduction == 1 else ops.sum(loss)

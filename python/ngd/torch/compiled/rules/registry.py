@@ -21,7 +21,8 @@ from ....graph.node import Node
 from ....graph.variable import constant
 
 NodeOrNodes = Any
-"""The result of a rule: a node, or a tuple with None for outputs that nothing reads."""
+"""The result of a rule: a node, or a tuple for an op with several outputs. In a tuple, None stands
+for an output that the rule does not compute, because no exported graph reads it."""
 
 
 class T(NamedTuple):
@@ -60,14 +61,18 @@ class Sample:
 
 
 class Draws:
-    """The random numbers of one program. Each call that draws has its own seed.
+    """The seeds and the offset for the random ops of one program.
+
+    A random op of ngd computes its numbers from a seed and an offset. The first op of the program
+    has the seed 1, the next one the seed 2, and so on. All ops have the same offset.
 
     Parameters
     ----------
     offset : Node
-        The node that differs between steps and ranks.
+        A node whose value differs between steps.
     seed : Node, optional
-        A node that is added to each seed.
+        A node that is added to each seed. By default nothing is added. Either `seed` or `offset`
+        must differ between ranks.
     """
 
     def __init__(self, offset: Node, seed: Node | None = None) -> None:
@@ -171,7 +176,7 @@ def as_flags(x: Any) -> Node:
 
 
 def as_optional_node(value: Any) -> Node | None:
-    """Return an operand that may be None as a node."""
+    """Return an operand as a node, or None if the operand is None."""
     return None if value is None else as_node(value)
 
 
@@ -184,9 +189,10 @@ def axes_of(dim: int | Sequence[int] | None, rank: int) -> tuple[int, ...] | Non
 
 
 class UnsupportedOpError(Exception):
-    """An op that has no rule, or arguments of an op that its rule cannot translate.
+    """An error: an op has no rule, or its rule cannot translate the arguments.
 
-    `translate` adds the line of the model to the message.
+    The function `translate` raises an UntranslatableError in its place, whose message adds the
+    user's source line that called the op.
     """
 
 
