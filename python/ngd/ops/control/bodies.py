@@ -7,7 +7,8 @@ carried value nor on a slice is computed once, outside the loop.
 
 A body may contain collectives. Then a loop must have the same number of iterations on all ranks,
 and the predicate of a branch must be known to be equal on all ranks: its node has the mark
-`uniform`. `Control.expect_agreement` raises a CompileError for a predicate without this mark.
+`uniform`. Without this mark, `Control.expect_agreement` raises a CompileError if a branch contains
+a collective.
 """
 
 from __future__ import annotations
