@@ -295,7 +295,7 @@ def tile(x: Value, reps: int | Sequence[int]) -> Node:
 
 @public
 def tri(rows: int, columns: int | None = None, k: int = 0) -> Node:
-    """Return a matrix of bools that is True on and below the k-th diagonal.
+    """Return a matrix of bools, True on and below the k-th diagonal, as numpy.tri with dtype bool.
 
     Parameters
     ----------

@@ -99,7 +99,8 @@ def _cell(where: str, gates: int, step: Step, *arguments: Value | None) -> State
 def _layer(where: str, gates: int, step: Step, reverse: bool, *arguments: Value | None) -> States:
     """Return the outputs at all positions of a sequence, followed by the last states.
 
-    One matrix product before the loop multiplies the inputs x of all positions by their weight.
+    One matrix product before the loop multiplies the inputs x of all positions by `weight_ih`, the
+    weight of the input. The loop itself multiplies only the hidden states, by `weight_hh`.
     """
     x, states, of_input, of_state, input_bias, state_bias = _operands(where, gates, True, arguments)
 

@@ -73,9 +73,9 @@ def restore(reduced: Node, x: Node, axes: Shape) -> Node:
 
 
 def broadcast_back(dy: Node, x: Node, axes: Shape) -> Node:
-    """Repeat dy along the reduced axes, so that it gets the shape of x.
+    """Repeat dy along the reduced axes, so that the returned node has the shape of x.
 
-    dy has the shape of the result of a reduction of x over these axes.
+    dy is the adjoint of the result of a reduction of x over these axes, and has its shape.
     """
     return broadcast_to(restore(dy, x, axes), x.shape)
 
@@ -562,10 +562,10 @@ argmin: Final[ArgMin] = register(ArgMin())
 
 
 def _shift(x: Node, axes: Shape) -> Node:
-    """Return the largest element along the axes, or 0 if it is infinite.
+    """Return the shift of x before the exponential: the largest element along the axes, or 0.
 
-    It is subtracted before the exponential, so that exp(x - shift) does not overflow. It is not
-    infinite, because inf - inf is NaN.
+    With the largest element as the shift, exp(x - shift) does not overflow. The shift is 0 if the
+    largest element is infinite or NaN, because inf - inf is NaN.
     """
     largest = max(x, axes, keepdims=True)
     return stop_gradient(where(abs(largest) < math.inf, largest, 0))

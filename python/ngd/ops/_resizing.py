@@ -41,14 +41,22 @@ SMOOTH: Final = -0.5
 DENSE: Final = 256
 """The largest size, before the resize, of an axis that is resized by a matrix product.
 
-A larger axis is resized by sums of elements that `take` reads. On one core of a server CPU, a
-bilinear resize of float32 [4, 16, n, n] to twice the size takes 4.4 ms with products and 15 ms with
-takes for n = 64, 35 and 43 ms for n = 128, and 199 and 283 ms for n = 256.
+A larger axis is resized by weighted sums of elements that the op `take` reads. Times of a bilinear
+resize of float32 [4, 16, n, n] to twice the size, on one core of a server CPU:
+
+    n     matrix product   take
+    64    4.4 ms           15 ms
+    128   35 ms            43 ms
+    256   199 ms           283 ms
 """
 
 
 def _cubic(x: Array, a: float) -> Array:
-    """Return Keys's cubic kernel with the coefficient a, at the distances x."""
+    """Return the weights of elements at the distances x, by Keys's cubic kernel.
+
+    A distance is that of an input element from the position that is interpolated, in elements. `a`
+    is the coefficient of the kernel.
+    """
     x = np.abs(x)
     near = ((a + 2) * x - (a + 3)) * x * x + 1
     far = ((x - 5) * x + 8) * x * a - 4 * a
@@ -57,7 +65,9 @@ def _cubic(x: Array, a: float) -> Array:
 
 
 def _triangle(x: Array, a: float) -> Array:
-    """Return the linear kernel at the distances x.
+    """Return the weights of elements at the distances x, by the linear kernel.
+
+    A distance is that of an input element from the position that is interpolated, in elements.
 
     The parameter `a` is unused. It gives `_triangle` the signature of `_cubic`.
     """
@@ -66,9 +76,11 @@ def _triangle(x: Array, a: float) -> Array:
 
 
 def _coordinates(n: int, size: int, scale: float, align_corners: bool) -> Array:
-    """Return the coordinate in the input that corresponds to each element of the output.
+    """Return, for each output element along one axis, its coordinate in the input.
 
-    n and size are the numbers of elements of the input and of the output.
+    Coordinates are in elements: 0.0 is the center of input element 0. n and size are the numbers of
+    elements of the input and of the output along the axis. `scale` is the number of input elements
+    per output element; it is unused if `align_corners` is True.
     """
     if align_corners:
         return np.arange(size) * ((n - 1) / (size - 1) if size > 1 else 0.0)
@@ -158,7 +170,10 @@ def _resized(
     align_corners: bool,
     antialias: bool,
 ) -> Node:
-    """Check the options of a resize, and resize all spatial axes of [N, C, spatial...]."""
+    """Check the options of a resize, and resize all spatial axes of x.
+
+    x is a batch of images [N, C, spatial...]: the spatial axes follow the axes N and C.
+    """
     axes = x.ndim - 2
     if mode not in MODES:
         raise ValueError(f"{where_}: expected a mode among {', '.join(MODES)}; got {mode!r}")
@@ -300,8 +315,10 @@ def interpolate(
     size : int or sequence of int, optional
         The sizes of the result: one number for all spatial axes, or one per axis.
     scale_factor : float or sequence of float, optional
-        The factors, instead of a size. An axis of n elements gets floor(n * factor) elements. One
-        element of the result then covers 1 / factor elements of x, not n / floor(n * factor).
+        The factors, instead of a size. An axis of n elements gets floor(n * factor) elements.
+        Unless align_corners is True or the mode is "area", coordinates are computed from the
+        factor, not from the two sizes: the step from one element of the result to the next is
+        1 / factor elements of x. With `size`, the step is n / size.
     align_corners : bool, optional
         The same as for ops.resize. None means False.
 

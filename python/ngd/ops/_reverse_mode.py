@@ -79,9 +79,9 @@ def without_gradient(loss: Node, target: Node, adjoints: Mapping[Node, Node], pa
     """Return the error message for a target that gets no gradient from a loss.
 
     The message names the op at which the gradient stops on its way from the loss to the target.
-    If an optimizer computes the gradients of its argument `parameters`, `path` names the target in
-    this argument, such as a list element. If the user called ngd.grad, `path` is empty, and the
-    message names only the target.
+    `path` is text for the message. If an optimizer computes the gradients of its argument
+    `parameters`, `path` is the place of the target in this argument, such as a list element. If the
+    user called ngd.grad, `path` is empty, and the message names only the target.
     """
     call, argument = GRADIENT_CALL.get()
     end = end_of_path(loss, target, adjoints)
@@ -98,9 +98,10 @@ def without_gradient(loss: Node, target: Node, adjoints: Mapping[Node, Node], pa
 def end_of_path(loss: Node, target: Node, adjoints: Mapping[Node, Node]) -> Node | None:
     """Return the node that ends the path of gradients from a target to the loss, or None.
 
-    The target's gradient flows through nodes with float results. The returned node is the first one
-    that stops it: none of its results is a float, or its gradient rule returns no gradient. If
-    there is no such node, the loss does not depend on the target.
+    A gradient flows through nodes with float results. The nodes between the target and the loss are
+    visited in the order in which they are computed. The first one that stops the gradient is
+    returned: none of its results is a float, or its gradient rule returns no gradient. None means
+    that no node stops the gradient: the loss does not depend on the target.
     """
     dependent, active = {target}, {target}
     for node in topological((loss,)):
@@ -189,8 +190,9 @@ def add_adjoint(adjoints: dict[Node, Node], operand: Node, part: Node, op: str) 
 def _input_adjoints(node: Node, dy: Any, wanted: Sequence[bool]) -> Sequence[Node | None]:
     """Return the adjoints of the inputs of a node, None for inputs without a gradient.
 
-    They come from the gradient rule of the op. If the op has no rule but an expansion, the
-    expansion is differentiated. `wanted` is True for inputs whose adjoint is used.
+    The gradient rule of the op computes them. An op without a rule may have an expansion: a graph
+    of other ops that computes the same result. This graph is then differentiated. `wanted` has a
+    bool per input: True if the adjoint of the input is used.
     """
     op = node.op
     if op.numerics.needs_float32_gradient and is_narrow(node):
@@ -209,7 +211,10 @@ def _input_adjoints(node: Node, dy: Any, wanted: Sequence[bool]) -> Sequence[Nod
 
 
 def _widened_adjoints(dy: Any) -> Any:
-    """Cast an adjoint, or each adjoint in a tuple, to float32. None stays None."""
+    """Cast an adjoint of 16-bit floats, or each adjoint in a tuple, to float32.
+
+    A None in the tuple stays None.
+    """
     if isinstance(dy, tuple):
         return tuple(None if part is None else cast(part, float32) for part in dy)
     return cast(dy, float32)

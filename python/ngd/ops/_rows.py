@@ -17,11 +17,12 @@ from ._operands import INDICES, check_indices, describe_types, expect_dtype
 
 
 class RowNumber(Op):
-    """The row-major number of an element, from one index per axis, as numpy.ravel_multi_index.
+    """The op that combines one index per axis into one row number, as numpy.ravel_multi_index.
 
-    Negative indices count from the end. `x[...]` and `x.at[...]` use this op to combine several
-    index arrays. An error about an index out of range then names the user's index and its axis, and
-    not the computed row number.
+    The row number is the row-major position of an element in an array whose sizes are the attribute
+    `extents`. Negative indices count from the end. `x[...]` and `x.at[...]` use this op to combine
+    several index arrays. An error about an index out of range names the user's index and its axis,
+    and not the computed row number.
     """
 
     # Attributes of a node: extents, the sizes of the axes; axes and caller, for error messages.

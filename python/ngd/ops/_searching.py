@@ -212,10 +212,12 @@ def bincount(x: Value, length: int, weights: Value | None = None) -> Node:
 
 
 def _edges(line: Node, bins: Any, span: tuple[float, float] | None) -> tuple[Node, Node]:
-    """Return the elements and the edges of the bins of a histogram.
+    """Return (elements, edges of the bins) of a histogram of `line`.
 
-    `bins` is the number of bins of equal width, or the edges. `span` is the range of the bins, or
-    None for the range of the elements.
+    `bins` is the number of bins of equal width, or the edges. If it is a number, the returned
+    elements are `line`, cast to the float dtype in which the edges are computed. If it has the
+    edges, `line` is returned unchanged. `span` is the range of the bins, or None for the range of
+    the elements; it is unused if `bins` has the edges.
     """
     if not isinstance(bins, (int, np.integer)):
         return line, expect_line("histogram", "edges", as_node(bins, where="histogram"))

@@ -3,9 +3,11 @@
 
 An index with arrays is split into two parts: the basic part, and the arrays. The basic part has the
 slices and None of the index, and a full slice instead of each array. For example, the basic
-part of x[1:3, rows] is [1:3, :]. An int beside an array counts as an array. The axes that arrays
-index are then joined into one axis in front, whose elements are called rows, and the arrays are
-joined into one array of row numbers.
+part of x[1:3, rows] is [1:3, :]. If an index has an array, each int in it counts as an array too.
+
+The basic part is applied to x first. Then the axes that the arrays index are joined into one axis,
+axis 0. The parts along this axis are called rows. The arrays are combined into one array of row
+numbers, which selects rows.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from ._sorting import argsort
 __all__ = ["at", "getitem"]
 
 CAST: Final = 'Cast: x.astype("int64").'
-"""The advice in error messages for indices that are not integers, such as floats."""
+"""The end of the error message for an index that is not an integer: cast it to int64."""
 WHOLE: Final = builtins.slice(None)
 MASK: Final = (
     "expected an index of static size; got a mask, and how many elements it chooses is known only "
@@ -60,11 +62,18 @@ class Selection:
     basic: tuple[Any, ...]
     """The basic part of the index: slices and None, and a slice of the whole axis per array."""
     axes: tuple[int, ...]
-    """For each array, the axis that it indexes, in the result of the basic part."""
+    """For each array, the axis that it indexes, as numbered in the result of the basic part."""
     arrays: tuple[Node | Array, ...]
-    """The arrays of integers. Elements known at build time are in [0, size of the axis)."""
+    """The arrays of integers.
+
+    A NumPy array is already checked, and its elements are in [0, size of the axis). The elements of
+    a node may be negative, and are checked when the compiled step runs.
+    """
     indexed: tuple[int, ...]
-    """For each array, the axis of x that it indexes, for error messages."""
+    """For each array, the axis that it indexes, as numbered in x, for error messages.
+
+    It differs from the entry of `axes` if the index has a None, which inserts an axis.
+    """
     shape: Shape
     """The shape to which the arrays are broadcast."""
     is_adjacent: bool
@@ -229,7 +238,10 @@ class Rows:
 
     @property
     def before(self) -> int:
-        """The number of axes of the result x[index] in front of the axes of the index arrays."""
+        """The number of axes of x[index] that precede the axes of the index arrays.
+
+        It is 0 if the arrays are not neighbours in the index: their axes then come first.
+        """
         return self.selection.axes[0] if self.selection.is_adjacent else 0
 
     def row_numbers(self) -> Node | Array:
@@ -250,7 +262,10 @@ class Rows:
         )
 
     def restore(self, rows: Node) -> Node:
-        """Reshape `rows`, which x.at has changed, to the result of the basic part of the index."""
+        """Reshape rows back to the shape of the result of the basic part of the index.
+
+        `rows` is a changed copy of `self.rows`. This undoes the transpose and reshape to rows.
+        """
         full = reshape(rows, (*self.extents, *self.row))
         return transpose(full, np.argsort(self.order).tolist())
 
@@ -375,7 +390,7 @@ class Part:
     def _changed(self, name: str, values: Value, combine: Combine | None) -> Node:
         """Return x with the part set to values, or to combine(part, values) if combine is given.
 
-        `name` is the name of the public method, for messages.
+        `name` is the name of the method that the user called, such as "set", for error messages.
         """
         where_, x = f"at[...].{name}", self.x
         operand = as_node(values, x, where_)
@@ -420,9 +435,9 @@ class Part:
         return None if is_known and values.ndim > self.x.ndim - node.ndim else node
 
     def _placed(self, where_: str, values: Node, combine: Combine | None) -> Node:
-        """Return x with a basic part set to values; with `combine`, to combine(part, values).
+        """Return x with the part set to values; with `combine`, to combine(part, values).
 
-        The index of a basic part has only slices and ints, so it selects no element twice.
+        `self.index` must not contain arrays. An index without arrays selects no element twice.
         """
         ranges, shape = basic_index(
             self.x.type, self.index if isinstance(self.index, tuple) else (self.index,)
@@ -488,10 +503,10 @@ def at(x: Value) -> At:
 def changed_rows(rows: Rows, values: Node, combine: Combine | None) -> Node:
     """Return a copy of `rows.rows`, the array of all rows, in which the selected rows are changed.
 
-    `values` has one entry per row number. If `combine` is None, the value replaces the row, and the
-    last of several values with the same row number is used. Otherwise a selected row becomes
-    combine(row, value), where `value` combines all values that have its row number. To find values
-    with the same row number, the values are sorted by row number.
+    `values` has one entry per row number in `rows.row_numbers()`. Several entries may have the same
+    row number. If `combine` is None, the last of these entries replaces the row. Otherwise the row
+    becomes combine(row, value), where `value` combines all these entries. To find entries with the
+    same row number, `values` is sorted by row number.
     """
     row_numbers, count, num_values = rows.row_numbers(), rows.count, values.shape[0]
     if num_values == 0:
@@ -521,8 +536,9 @@ def changed_rows(rows: Rows, values: Node, combine: Combine | None) -> Node:
 def combined_runs(values: Node, sorted_rows: Node, combine: Combine) -> Node:
     """Return each value combined with all earlier values of the same row number.
 
-    The row numbers are sorted, so these values are adjacent. It is a prefix computation: in each of
-    log2(n) rounds, an element is combined with the one at a distance that doubles.
+    The row numbers are sorted, so these values are adjacent. It is a prefix computation in about
+    log2(n) rounds for n values. In each round, a value is combined with the value at a distance in
+    front of it. The distance is 1 in the first round, and doubles from round to round.
     """
     num_values, distance = values.shape[0], 1
     while distance < num_values:

@@ -21,11 +21,12 @@ __all__ = ["broadcast_to", "expand_dims", "reshape", "squeeze", "stop_gradient",
 
 
 def regroup_axes(old: Shape, new: Shape) -> list[tuple[range, range]]:
-    """Return pairs (old axes, new axes) of ranges with equal numbers of elements.
+    """Return pairs (range of old axes, range of new axes) of a reshape from `old` to `new`.
 
-    The ranges are as short as possible. For example, (6, 4) to (2, 3, 4) gives axis 0 with axes 0
-    and 1, and axis 1 with axis 2. If an axis has size 0 or 1, the ranges are ambiguous. The list
-    is then empty, and `Reshape.move_transpose` does nothing.
+    The sizes of the two ranges of axes have the same product, and the ranges are as short as
+    possible. For example, (6, 4) to (2, 3, 4) gives axis 0 with axes 0 and 1, and axis 1 with axis
+    2. If an axis has size 0 or 1, the ranges are ambiguous. The list is then empty, and
+    `Reshape.move_transpose` does nothing.
     """
     groups: list[tuple[range, range]] = []
     if math.prod(old) == 0 or 1 in old or 1 in new:
@@ -46,7 +47,7 @@ def regroup_axes(old: Shape, new: Shape) -> list[tuple[range, range]]:
 
 
 class Reshape(Op):
-    """Return the elements in row-major order with another shape.
+    """Return x with another shape. The row-major order of the elements does not change.
 
     Parameters
     ----------

@@ -165,7 +165,10 @@ def _one_index(x: Type, axis: int, item: Any) -> range:
 
 
 def as_slices(starts: Shape, sizes: Shape, steps: Shape) -> tuple[builtins.slice, ...]:
-    """Return the attributes of a slice node as a tuple of slices, for NumPy."""
+    """Return the tuple of slices that NumPy needs, from the attributes of a node of the op slice.
+
+    The attributes `starts`, `sizes` and `steps` have one number per axis.
+    """
     index = []
     for start, size, step in zip(starts, sizes, steps, strict=True):
         stop = start + size * step

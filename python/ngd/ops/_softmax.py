@@ -54,7 +54,7 @@ __all__ = [
 ]
 
 LOSS_REDUCTIONS: Final = ("mean", "sum", "none")
-"""The allowed values of the argument `reduction` of the losses."""
+"""The values of the argument `reduction` that all losses allow. kl_div also allows "batchmean"."""
 
 
 def _log_softmax(x: Array, axis: int) -> Array:
@@ -312,11 +312,11 @@ def expect_labels(where_: str, name: str, x: Node, labels: Node) -> Node:
 
 
 def class_weights(where_: str, weight: Value | None, wide: Node, labels: Node) -> Node:
-    """Return, for each label, the element of `weight` of its class, or 1 if `weight` is None.
+    """Return the weight of the class of each label, an element of `weight`, or 1 if it is None.
 
-    `wide` gives the number C of classes, which is the size of its last axis, and the dtype of the
-    result. It is the array of the logits or of the log-probabilities. A label outside of [0, C)
-    raises an error when the compiled step runs.
+    `wide` is the node of the logits or log-probabilities, [..., C], in the dtype of the
+    computation. C is the number of classes. The result has the dtype of `wide`. A label outside of
+    [0, C) raises an error when the compiled step runs.
     """
     count = wide.shape[-1]
     if weight is None:
@@ -399,8 +399,8 @@ def cross_entropy(
 def reduce_weighted_loss(loss: Node, factors: Node, reduction: str, dtype: DType) -> Node:
     """Return a weighted loss reduced by "mean", "sum" or "none", cast to a dtype.
 
-    `factors` has the weight of each element, which is already part of `loss`. The mean divides by
-    their sum.
+    `factors` has the weight of each element of `loss`. `loss` is already multiplied by the weights.
+    The mean is the sum of `loss` divided by the sum of `factors`.
     """
     if reduction == "mean":
         loss = sum(loss) / sum(factors)
@@ -450,7 +450,10 @@ def _weights_of(weight: Value, logits: Node) -> Node:
 
 
 def loss_operands(where: str, prediction: Value, target: Value) -> tuple[DType, Node, Node]:
-    """Return (dtype of the loss, prediction, target), both cast to the dtype of the computation.
+    """Return (dtype of the loss, prediction, target).
+
+    Prediction and target are nodes, cast to the dtype of the computation: float32 if the loss has a
+    dtype of 16-bit floats, else the dtype of the loss.
 
     Raise a ShapeError if prediction and target have different shapes.
     """

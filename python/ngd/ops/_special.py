@@ -63,7 +63,10 @@ B(2k) are the Bernoulli numbers (NIST's DLMF, 5.11.1).
 STIRLING_SLOPE: Final = tuple(c * (2 * k + 1) for k, c in enumerate(STIRLING))
 """The coefficients B(2k) / 2k of the series of digamma, the derivative of lgamma (DLMF, 5.11.2)."""
 SHIFTS: Final = 8
-"""The maximum number of steps of the recurrence gamma(x + 1) = x gamma(x) in `Lgamma.near`."""
+"""The maximum number of steps w -> w - 1 in `Lgamma.near`, which computes lgamma(w) for small w.
+
+Each step uses the recurrence gamma(w) = (w - 1) gamma(w - 1).
+"""
 LARGE: Final = SHIFTS + 2.5
 """The smallest x for which Stirling's series is used.
 
@@ -139,10 +142,11 @@ lgamma: Final[Lgamma] = register(Lgamma())
 
 
 def _shifted(x: Node) -> tuple[Node, list[Node]]:
-    """Add 1 to x until x is at least LARGE. Return it, and a list of x before each addition.
+    """Add 1 to x until x is at least LARGE. Return x, and a list of x before each addition.
 
-    The list has a fixed length. It contains inf for each addition that was not needed, so that
-    1 / inf adds 0 to a sum.
+    The recurrences of digamma and trigamma need the sum of 1 / t or 1 / t**2 over the entries t of
+    the list. The list has a fixed length. An addition that was not needed has the entry inf, which
+    adds 0 to these sums.
     """
     terms = []
     for _ in range(SHIFTS + 3):
@@ -171,8 +175,8 @@ def _trigamma_series(z: Node) -> Node:
 def _digamma(x: float) -> float:
     """Return digamma(x) for the NumPy reference, with which tests compare the op `digamma`.
 
-    The series is that of the op, but with fewer terms, after more steps of the recurrence
-    digamma(x) = digamma(x + 1) - 1 / x.
+    The recurrence digamma(x) = digamma(x + 1) - 1 / x is applied until x >= 30; the op stops at
+    LARGE. The reference and the op then use the same series, but the reference needs fewer terms.
     """
     if x <= 0 and x == math.floor(x):
         return -math.inf if x == 0 else math.nan

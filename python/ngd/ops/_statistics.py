@@ -39,7 +39,10 @@ __all__ = [
 ]
 
 Quantiles: TypeAlias = float | Sequence[float] | Array
-"""The argument q: one or several numbers in [0, 1], or percentages in [0, 100]."""
+"""The type of the argument q of ops.quantile and ops.percentile: one or several numbers.
+
+They are in [0, 1] for quantiles, and in [0, 100] for percentiles.
+"""
 METHODS: Final = ("linear", "lower", "higher", "nearest", "midpoint")
 """The ways to choose a quantile that is between two elements, as in NumPy."""
 
@@ -233,7 +236,9 @@ def sorted_lines(where_: str, x: Node, axis: Axis) -> tuple[Node, Shape]:
 def quantiles_first(values: Node, num_kept: int, shape: Shape) -> Node:
     """Move the axes of the quantiles to the front, and reshape the result to `shape`.
 
-    `values` has `num_kept` axes of x, followed by the axes of the quantiles.
+    `values` has `num_kept` axes of x that are not reduced, followed by the axes of the argument q.
+    `shape` is the shape of q, followed by the shape of x after the reduction. With keepdims=True,
+    this shape has axes of size 1, which `values` does not have.
     """
     return reshape(transpose(values, [*range(num_kept, values.ndim), *range(num_kept)]), shape)
 

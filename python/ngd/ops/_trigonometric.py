@@ -55,7 +55,8 @@ ATAN: Final = (
 )
 """The coefficients of p(z) = (atan(t) / t - 1) / z, with z = t * t and abs(t) <= tan(pi / 8).
 
-It interpolates at 12 Chebyshev nodes; the relative error of atan is below 2e-19.
+The polynomial p interpolates the right side at 12 Chebyshev nodes. The relative error of atan is
+below 2e-19.
 """
 EIGHTH: Final = math.tan(math.pi / 8)
 """tan(pi / 8)."""
@@ -252,9 +253,10 @@ atan2: Final[Atan2] = register(Atan2())
 
 
 HALF_RANGE: Final = 1.0
-"""The largest magnitude of x for which sinh uses expm1.
+"""The largest magnitude of x for which sinh(x) is computed with expm1.
 
-For small x, exp(x) - exp(-x) would lose digits by cancellation.
+For small x, exp(x) - exp(-x) would lose digits by cancellation. For larger x, sinh uses exp of half
+of x, because exp(x) may overflow when sinh(x) does not.
 """
 
 
@@ -407,7 +409,7 @@ acosh: Final[Acosh] = register(Acosh())
 class Atanh(CompositeUnary):
     """Return the number whose hyperbolic tangent is x, as numpy.arctanh.
 
-    The result is NaN outside of [-1, 1].
+    The result is inf for 1, -inf for -1, and NaN outside of [-1, 1].
 
     Parameters
     ----------
@@ -458,9 +460,10 @@ class Sinc(CompositeUnary):
     compute = np.sinc
     further = ((-0.05, 0.05), (4, 5))
     SERIES = (-1 / 3, 1 / 30, -1 / 840, 1 / 45360, -1 / 3991680)
-    """The coefficients of a polynomial p in t ** 2.
+    """The coefficients of a polynomial p, for the gradient of sinc near 0.
 
-    The derivative of sin(t) / t is t * p(t ** 2) if abs(t) < 0.25, where t is pi * x.
+    With t = pi * x, sinc(x) is sin(t) / t. If abs(t) < 0.25, the gradient computes the derivative
+    of sin(t) / t with respect to t as t * p(t ** 2).
     """
 
     def expand(self, x: Node) -> Node:

@@ -22,10 +22,11 @@ PerAxis: TypeAlias = int | Sequence[int]
 """An argument per spatial axis: one number for all of them, or a number each."""
 
 Padding: TypeAlias = int | str | Sequence[int] | Sequence[Sequence[int]]
-"""The zeros before and after each spatial axis, as a user gives them.
+"""The type of the argument `padding`: the zeros before and after each spatial axis.
 
-A PerAxis for both sides, pairs (before, after), "valid" for no zeros, or "same" for ceil(n /
-stride) windows.
+The argument is one of these: an int for both sides of all axes; one int per axis for both sides;
+one pair (before, after) per axis; "valid" for no zeros; "same" for as many zeros as an axis of n
+elements needs for ceil(n / stride) windows.
 """
 
 SPATIAL: Final = (1, 2, 3)

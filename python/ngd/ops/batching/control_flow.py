@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batching rules of loops, branches and `after`, and a rule that loops over the examples.
+"""Batching rules of loops, branches, the op `after`, and ops on groups of rows.
 
-The op after(x, *others) returns x, but only after `others` have been computed.
+The examples are the entries along the batch axis. The op after(x, *others) returns x, but only
+after `others` have been computed. An op on groups of rows is applied to one example after the
+other, in a loop (`one_by_one`).
 """
 
 from __future__ import annotations
@@ -49,9 +51,10 @@ def batch_after(batching: Batching, node: Node, operands: Sequence[Batched]) -> 
 def batch_scan(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
     """Batch the body of a loop.
 
-    A carried value is mapped (has the batch axis) if it is mapped in any iteration. Its mapping can
-    make other carried values mapped in the next iteration. So the body is batched again, until no
-    further carried value becomes mapped.
+    A value is mapped if it has the batch axis. A carried value that becomes mapped in one iteration
+    must be mapped in all iterations, and can make other carried values mapped in the next one. So
+    the body is rewritten repeatedly, each time with more mapped carried values, until no further
+    carried value becomes mapped.
     """
     graph, n, m = node.attrs["body"].graph, node.attrs["carries"], node.attrs["slices"]
     mapped = [x.is_mapped for x in operands]

@@ -37,10 +37,12 @@ def rows_of_examples(batching: Batching, node: Node, indices: Node, extent: int)
 
 @batches(Take)
 def batch_take(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Take elements along axis + 1, because the batch axis is in front of the axis of `take`.
+    """Take elements of each example along the attribute `axis` of a node of the op `take`.
 
-    If the array and the indices are both mapped, the rows of all examples are joined, and each
-    example takes its own rows.
+    An operand is mapped if it has the batch axis, as axis 0. If only the array is mapped, the
+    elements are taken along axis + 1. If only the indices are mapped, one `take` reads for all
+    examples. If both are mapped, the rows of all examples are joined, and each example takes its
+    own rows.
     """
     (x, indices), axis = operands, node.attrs["axis"]
     if not indices.is_mapped:
@@ -62,10 +64,11 @@ def batch_take(batching: Batching, node: Node, operands: Sequence[Batched]) -> R
 
 @batches(ScatterAdd)
 def batch_scatter_add(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Add updates along axis + 1, because the batch axis is in front of the axis of `scatter_add`.
+    """Add the updates of each example along the attribute `axis` of a node of `scatter_add`.
 
-    If the indices are mapped, the rows of all examples are joined, and each example adds to its own
-    rows.
+    An operand is mapped if it has the batch axis, as axis 0. If the indices are not mapped, the
+    updates are added along axis + 1. If they are mapped, the rows of all examples are joined, and
+    each example adds to its own rows.
     """
     (updates, indices), axis, size = operands, node.attrs["axis"], node.attrs["size"]
     if not indices.is_mapped:

@@ -34,7 +34,7 @@ def batch_matmul(batching: Batching, node: Node, operands: Sequence[Batched]) ->
 def batch_attention(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
     """Apply the op with the batch axis as one more leading axis of all operands.
 
-    Masks that are not mapped broadcast.
+    A mask without the batch axis is not repeated: it broadcasts along the batch axis.
     """
     ndim = node.inputs[0].ndim
     num_masks = len(operands) - (3 if isinstance(node.op, Attend) else 7)
@@ -72,8 +72,9 @@ def batch_pool(batching: Batching, node: Node, operands: Sequence[Batched]) -> R
 def batch_convolution(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
     """Convolve all examples at once.
 
-    If only the data is mapped, the batch axis is joined with the axis N of the data. If the weights
-    are mapped, each example becomes a group of channels with its own weights.
+    If the weights do not have the batch axis, the batch axis of the data is joined with the axis N
+    of the data. If the weights have the batch axis, it is joined with the channels. Each example
+    is then one or more groups of channels with their own weights.
     """
     data, weight = operands
     if not weight.is_mapped:
@@ -95,5 +96,8 @@ def batch_weight_grad(batching: Batching, node: Node, operands: Sequence[Batched
 
 
 def in_groups(batching: Batching, node: Node) -> dict[str, Any]:
-    """Return the attributes of a convolution, with `groups` multiplied by the batch size."""
+    """Return the attributes of a convolution, with `groups` multiplied by the batch size.
+
+    The channels of the examples are joined, and each example keeps its own groups.
+    """
     return {**node.attrs, "groups": node.attrs["groups"] * batching.size}

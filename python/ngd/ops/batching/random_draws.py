@@ -15,8 +15,9 @@ from .rewrite import Batched, Batching, Results, batches, expand
 def batch_draw(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
     """Draw numbers for all examples.
 
-    If the seed has the batch axis, each example draws with its own seed. Otherwise one larger draw
-    gives different numbers to each example.
+    If the seed depends on a mapped input, it has the batch axis: each example draws with its own
+    seed. Otherwise the mapped function, which the user passed to ngd.vmap, creates the seed. One
+    larger draw then gives different numbers to each example.
     """
     (seed,) = operands
     if seed.is_mapped:
@@ -29,8 +30,9 @@ def batch_draw(batching: Batching, node: Node, operands: Sequence[Batched]) -> R
 def batch_dropout(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
     """Drop elements of all examples.
 
-    If the mapped function creates the seed, each example drops its own elements. If the seed comes
-    from outside of the function, all examples drop the same ones, as without vmap.
+    The mapped function is the function that the user passed to ngd.vmap. If it creates the seed, or
+    if the seed has the batch axis, each example drops its own elements. If the seed comes from
+    outside of the function, all examples drop the same elements, as without vmap.
     """
     x, seed = operands
     if seed.is_mapped:

@@ -44,8 +44,9 @@ class Batched:
 Results: TypeAlias = Node | Sequence[Node | Batched]
 """The return value of a batching rule, for the results of one op.
 
-A sequence has one entry per result of the op. A single node stands for all results of the op that
-made this node. A node that is not in a `Batched` has the batch axis.
+A rule may return a sequence with one entry per result of the op. It may also return a single node
+instead. If the op has several results, this node means the sequence of all results of the op that
+made the node. A node that is not in a `Batched` has the batch axis.
 """
 BatchingRule: TypeAlias = Callable[["Batching", Node, Sequence[Batched]], Results]
 """A function that returns the new results of a traced node; see `Results`.
@@ -73,18 +74,20 @@ def batches(*kinds: type[Op]) -> Callable[[AnyRule], AnyRule]:
 class Batching:
     """A rewrite of a traced graph to operands with a leading batch axis of `size` examples.
 
-    Nodes with the number `since` or a greater one belong to the mapped function; older nodes do
-    not. The body of a loop or a branch has a Batching of its own, whose `outer` is the Batching of
-    the graph around the body.
+    Each node has a number (`Node.id`), which grows with each new node. `since` is a number from
+    before the call of the mapped function. Nodes with a number of at least `since` belong to the
+    function; older nodes do not. The body of a loop or a branch has a Batching of its own, whose
+    `outer` is the Batching of the graph around the body.
     """
 
     def __init__(self, size: int, since: int, outer: Batching | None = None) -> None:
         self.size, self.since, self.outer = size, since, outer
         self.new: dict[Node, Batched] = {}
         self.fresh: dict[Node, bool] | None = None
-        """For each input of a body, True if it is a seed that the mapped function creates.
+        """For each input of a body, True if the mapped function creates the seed that it passes in.
 
-        It is None in the Batching of the outermost graph.
+        A body reads a seed as an input, so its nodes do not show where the seed was created. The
+        dict is None in the Batching of the outermost graph, which has no body inputs.
         """
 
     def find(self, node: Node) -> Batched:
@@ -98,7 +101,10 @@ class Batching:
         return self.outer.find(node) if self.outer is not None else Batched(node, False)
 
     def rewrite(self, roots: Sequence[Node]) -> list[Batched]:
-        """Rewrite `roots`, some traced nodes, and all that they depend on. Return the new roots."""
+        """Rewrite the traced nodes `roots`, and the traced nodes that they depend on.
+
+        Return one `Batched` per root, the new node that replaces it.
+        """
         with at_site("") as move_to, keep_float32(False):
             for node in topological(roots):
                 if node.id < self.since or self.find(node).node is not node:
@@ -155,7 +161,8 @@ class Batching:
     def body(self, graph: Graph, node: Node) -> Batching:
         """Return a Batching for `graph`, a body of the loop or branch `node`.
 
-        The caller sets the new nodes of the inputs of the body.
+        `new`, the dict from traced nodes to new nodes, is empty. The caller enters the new node of
+        each input of the body.
         """
         batching = Batching(self.size, -1, self)
         operands = node.inputs[len(node.inputs) - len(graph.inputs) :]
@@ -165,7 +172,8 @@ class Batching:
     def body_on_inputs(self, graph: Graph, node: Node, mapped: Sequence[bool]) -> Batching:
         """Return a Batching for a body of a traced node, with the new nodes of the body's inputs.
 
-        `mapped` is True for the inputs that get the batch axis. The other ones are kept.
+        `mapped` has a bool per input of the body. If it is True, a new body input with the batch
+        axis replaces the input. If it is False, the traced input is also the new one.
         """
         batching = self.body(graph, node)
         for traced, is_mapped in zip(graph.inputs, mapped, strict=True):
@@ -202,10 +210,11 @@ def rule_of(node: Node) -> BatchingRule:
 
 
 def apply_declaration(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Apply an op to operands that all have the batch axis, as its attribute `batching` declares.
+    """Apply an op to operands that all have the batch axis, as `Op.batching` declares.
 
-    If `batching` is "axis" or "axes", 1 is added to the axes in this attribute of the node, because
-    the batch axis is in front. Otherwise the attributes are unchanged.
+    If `Op.batching` is "axis" or "axes", the node has an attribute of this name, with one axis or
+    several. 1 is added to each of them, because the batch axis is in front. For other values of
+    `Op.batching`, the attributes of the node are unchanged.
     """
     attrs = dict(node.attrs)
     if node.op.batching == "axis":
@@ -221,7 +230,10 @@ def after_batch_axis(axes: Sequence[int]) -> Shape:
 
 
 def expand(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Rewrite the expansion of an op instead of the op, which has no batching rule."""
+    """Rewrite an op without a batching rule: replace it by its expansion, and rewrite this.
+
+    The expansion is a graph of other ops that computes the same results.
+    """
     return batching.rewrite(expansion(node))
 
 

@@ -22,9 +22,10 @@ from .rewrite import Batched, Batching, Results, batches
 def batch_with_gradient(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
     """Keep the user's gradient rule, and apply it to each example.
 
-    A rule with the attribute `follows_graph` reads only its arguments. So this rule is called with
-    the nodes that have the batch axis. Any other rule may read other nodes of the traced function;
-    the class BatchedRule calls it and adds the batch axis to its results.
+    A rule whose attribute `follows_graph` is True reads only its arguments and the nodes from which
+    they are computed. So this rule is called with the nodes that have the batch axis. Any other
+    rule may read other nodes of the traced function. A BatchedRule calls it with the traced nodes,
+    and rewrites the adjoints that it returns, so that they have the batch axis.
     """
     count, rule = node.attrs["count"], node.attrs["rule"]
     if getattr(rule, "follows_graph", False):
@@ -52,10 +53,10 @@ class BatchedRule:
     ) -> Sequence[Node | None]:
         """Return the adjoints of the operands of a with_gradient node, for all examples.
 
-        A with_gradient node takes as its operands the `results` that the ops of the user's function
-        compute, then the `operands` of the user's function. Return one adjoint per entry of
-        `results`, then one per entry of `operands`. `dy` has the adjoints of the node's results,
-        with the batch axis.
+        A with_gradient node has two lists of operands. `results` are the results of the user's
+        function, computed by its ops. `operands` are the operands of the user's function. Return
+        one adjoint per entry of `results`, followed by one per entry of `operands`. `dy` has the
+        adjoints of the results of the with_gradient node, with the batch axis.
         """
         node, batching = self.node, Batching(self.batching.size, self.batching.since, self.batching)
         seeds: list[Node | None] = []
@@ -74,10 +75,11 @@ class BatchedRule:
         ]
 
     def adjoint(self, part: Batched | None, operand: Node) -> Node | None:
-        """Return the adjoint of an operand, or None if the rule returned none.
+        """Return the adjoint of an operand of the user's function, for all examples.
 
-        If the operand is not mapped, all examples share it, and its adjoint is the sum over the
-        examples.
+        `part` is the adjoint that the user's rule returned, rewritten for the batch, or None. If it
+        is None, return None. If the operand has no batch axis, all examples share it, and its
+        adjoint is the sum over the examples.
         """
         if part is None or self.batching.find(operand).is_mapped:
             return None if part is None else self.batching.with_batch_axis(part)

@@ -27,8 +27,8 @@ def expect_reduction(where: str, op: str, x: Type) -> None:
 def expect_root(where: str, root: int, group: Ranks | None, x: Type) -> Type:
     """Return x, the type of the operand and of the result.
 
-    Raise a ValueError if the root is not a rank of the group. If the group is None, only a negative
-    root raises.
+    Raise a ValueError if the root is not a rank of the group. If the group is None, the number of
+    ranks is not known before the step is compiled, so only a negative root raises.
     """
     if root < 0 or (group is not None and root >= group.size):
         wanted = ">= 0" if group is None else f"in [0, {group.size})"
@@ -62,8 +62,9 @@ def expect_rows(where: str, x: Type) -> None:
 def of_equal_blocks(kind: Kind, x: Type, size: int) -> Type:
     """Return the result type of a collective in which each rank has a block of equal size.
 
-    `kind` is the entry of the collective in comm/kinds.py, x the type of the operand, and `size`
-    the number of ranks.
+    `kind` is the row of the collective in the table of comm/kinds.py. For example, it has the
+    field `operand`, which is "blocks" if the operand has one block per rank. x is the type of the
+    operand, and `size` the number of ranks.
     """
     expect_rows(kind.name, x)
     if kind.operand == "blocks" and x.shape[0] % size:
@@ -74,8 +75,9 @@ def of_equal_blocks(kind: Kind, x: Type, size: int) -> Type:
 def expect_counts(where: str, counts: Sequence[int], size: int, rows: int, what: str) -> None:
     """Raise ShapeError unless `counts` has a number of rows per rank, and `rows` fits them.
 
-    `rows` is the number of rows of the operand. If `what` is "all", it must be the sum of the
-    counts. Otherwise `what` is a rank, and `rows` must be the count of this rank.
+    `rows` is the number of rows of an array. If `what` is "all", the array has the rows of all
+    ranks, and `rows` must be the sum of the counts. Otherwise `what` is the number of a rank, as a
+    string, and `rows` must be the count of this rank.
     """
     row_counts = tuple(counts)
     if len(row_counts) != size or any(n < 0 for n in row_counts) or rows < 0:

@@ -184,9 +184,10 @@ class ReduceScatter(Collective):
 
 
 def block_counts(x: Type, attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sizes of the blocks of an operand, for the communicator, in elements.
+    """Return a dict with the number of elements of each rank's block, for the communicator.
 
-    The dict has the key "count" for equal blocks, or "counts" with one size per rank.
+    If the blocks are equal, the key is "count", and the value is one number. Otherwise the key is
+    "counts", and the value is a tuple with one number per rank.
     """
     if attrs.get("counts") is None:
         return {"count": x.count // attrs["group"].size}
@@ -490,7 +491,7 @@ all_to_all_v: Final[AllToAllV] = register(AllToAllV())
 class Gather(Collective):
     """Concatenate the arrays of all ranks along an axis, on the root only.
 
-    ops.take, not ops.gather, reads elements by index.
+    This is a collective. To read the elements of an array by index, use ops.take.
 
     Parameters
     ----------

@@ -43,9 +43,10 @@ ONE_RANK: Final = LaunchedWorld(0, 1)
 
 
 def joined_world() -> Group | None:
-    """Return the world that the last graph with collectives used or joined.
+    """Return the world that a collective of a graph has used last, or None.
 
-    Return None if no graph has done so, or if this world no longer exists.
+    The world is recorded when a collective is built for it, and when ngd.compile joins it. The
+    result is None if no world is recorded, or if the recorded world no longer exists.
     """
     return _last_joined() if _last_joined is not None else None
 
@@ -61,10 +62,10 @@ def world_ranks() -> Ranks:
 
 
 def settle_world(graph: Graph) -> None:
-    """Replace each LaunchedWorld in the collectives of a graph by the world.
+    """Replace each LaunchedWorld in the collectives of a graph by the world, which is joined first.
 
-    If there is one, this joins the world. CompileError if the world has another size than the
-    launcher has given, or this process has another rank.
+    If the graph has no LaunchedWorld, do nothing. Raise CompileError if the world has another size,
+    or this process another rank, than the launcher gave when the graph was built.
     """
     global _last_joined
     nodes = [node for node in all_nodes(graph) if is_launched(node.attrs.get("group"))]
@@ -120,8 +121,9 @@ def with_group(call: str, attrs: Mapping[str, Any], group: Ranks | None) -> dict
 def is_equal_on_all_ranks(inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
     """Return True if the result of a collective is equal on all ranks of the world.
 
-    The caller has checked that the result is equal on all ranks of its group. This function then
-    returns True if the group is the world, or if all inputs are equal on all ranks of the world.
+    The caller has checked that all ranks of one group get the same result. If the group is the
+    world, this is enough. Otherwise ranks in different groups may get different results, so the
+    result counts as equal only if all inputs are equal on all ranks of the world.
     """
     group = attrs.get("group")
     of_world = group is None or is_launched(group) or group is joined_world()

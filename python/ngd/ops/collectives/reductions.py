@@ -8,8 +8,9 @@ it is not joined when the graph is built, they take the launcher's rank and size
 joins the world.
 
 A rank that gets no result has zeros instead, as all ranks except the root of `reduce`. So each
-collective is a linear map of all ranks' operands to all ranks' results. Its gradient is the
-transpose, which is a collective too (docs/adr/0003-gradient-of-all-reduce.md).
+collective, except reductions such as max, is a linear map from the operands of all ranks to the
+results of all ranks. Its gradient is the transpose of this map, which is a collective too
+(docs/adr/0003-gradient-of-all-reduce.md).
 
 The NumPy references compute the result in a world of one rank. If a graph is evaluated in NumPy
 with a group, the evaluator calls the collective of the group instead.
@@ -58,10 +59,10 @@ __all__ = ["all_reduce", "broadcast", "own_rank", "reduce"]
 SUM: Final = "sum"
 MEAN: Final = "mean"
 COMBINED: Final = ("sum", "min", "max", "prod")
-"""The reductions that are associative, so that they may be computed in parts.
+"""The reductions that may be computed in parts, because they are associative.
 
-For them, the reduction of the results of the parts is the reduction of all elements. This does not
-hold for the mean.
+The elements are split into parts, and each part is reduced. The reduction of these results is then
+the reduction of all elements. The mean is not in the list: parts may have different sizes.
 """
 
 
@@ -92,18 +93,18 @@ class Collective(Op):
         return {k: v for k, v in attrs.items() if k != "group"}
 
     def offset_in_result(self, x: Type, **attrs: Any) -> int | None:
-        """Return the position in the result where the operand may be stored, in elements, or None.
+        """Return the offset in the result at which the operand can be stored, in elements, or None.
 
-        Memory of this rank's operand and of the result can then be shared. None means that it
-        cannot.
+        The operand of this rank is then a part of the memory of the result, as in an all_gather in
+        place. None means that operand and result cannot share memory in this way.
         """
         return None
 
     def offset_in_operand(self, x: Type, **attrs: Any) -> int | None:
-        """Return the position in the operand where the result may be stored, in elements, or None.
+        """Return the offset in the operand at which the result can be stored, in elements, or None.
 
-        Memory of the operand and of this rank's result can then be shared. None means that it
-        cannot.
+        The result of this rank is then a part of the memory of the operand, as in a reduce_scatter
+        in place. None means that operand and result cannot share memory in this way.
         """
         return None
 
@@ -118,10 +119,11 @@ def no_gradient(node: Node) -> GradientError:
 
 
 _TOTALS: Final[weakref.WeakValueDictionary[Any, Node]] = weakref.WeakValueDictionary()
-"""The nodes with the sum over the ranks of a weight, for `AllReduce._weighted_mean`.
+"""The node with the sum of a weight over all ranks, for each weight of `AllReduce._weighted_mean`.
 
-The keys are the number of the weight's node, the algorithm and the group. Several means with the
-same weight then share one collective.
+Several means with the same weight share this node, so that its collective runs once. The key is
+the tuple (number of the node of the weight, algorithm, group). An entry is removed when its node no
+longer exists.
 """
 
 
@@ -228,9 +230,9 @@ class AllReduce(Collective):
         """Return the mean of x over all ranks, with one weight per rank.
 
         The mean depends only on the ratios of the weights. So each rank divides its weight by the
-        same power of two, which is computed from the weights of all ranks. The sum of the scaled
-        weights is then in [1/4, 1/2), so that no scaled weight and no sum of weighted x
-        overflows. The division is exact.
+        same power of two, which is computed from the weights of all ranks. For weights >= 0, the
+        sum of the scaled weights is then below 1. So the sum of x times the scaled weight is at
+        most the largest abs(x) of all ranks, and does not overflow.
         """
         if weight.shape or not is_float(x.dtype):
             error = ShapeError if weight.shape else DTypeError
@@ -282,18 +284,20 @@ class AllReduce(Collective):
 
 
 def power_of_two(x: Node) -> Node:
-    """Return the largest power of two that is at most x, a float64 >= 0. For x = 0 return 1.
+    """Return 2 ** floor(log2(x)) for a float64 x >= 0, and 1 for x = 0.
 
-    The logarithm is rounded, so the result may also be the next smaller or larger power of two.
+    The computed logarithm is rounded. So if x is close to a power of two, the result may be half or
+    twice the exact value.
     """
     exponent = floor(log(where(equal(x, 0), 1, x)) / math.log(2))
     return power(scalar(2.0, float64, "power_of_two"), minimum(exponent, 1023.0))
 
 
 def reductions_to_test() -> list[tuple[dict[str, Any], DType | None]]:
-    """Return pairs ({"reduce_op": name}, dtype) for test samples.
+    """Return pairs ({"reduce_op": name}, dtype), one per reduction that the tests try.
 
-    The dtype is None for a reduction that accepts all dtypes of numbers.
+    The `samples` methods of ops that reduce read these pairs. The dtype is that of the operand. It
+    is None for a reduction that accepts all dtypes of numbers.
     """
     any_dtype: list[tuple[str, DType | None]] = [(op, None) for op in ("sum", "min", "max", "prod")]
     one_dtype: list[tuple[str, DType | None]] = [

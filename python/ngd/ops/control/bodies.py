@@ -6,7 +6,9 @@ that a body reads from outside become operands (`close_over`). A node that depen
 carried value nor on a slice is computed once, outside the loop.
 
 A body may contain collectives. Then a loop must have the same number of iterations on all ranks,
-and a predicate must be known to be equal on all ranks (`expect_agreement`).
+and the predicate of a branch must be known to be equal on all ranks: its node has the mark
+`uniform`. Without this mark, `Control.expect_agreement` raises a CompileError if a branch contains
+a collective.
 """
 
 from __future__ import annotations
@@ -31,9 +33,9 @@ SMALL: Final = 64
 
 
 Evaluate: TypeAlias = Callable[[Graph, Sequence[Array]], list[Array]]
-"""A function that computes the outputs of a graph without variables, in NumPy.
+"""A function (graph, values of its inputs) that computes the outputs of the graph in NumPy.
 
-Its arguments are the graph and the values of the graph's inputs.
+The graph is the body of a loop or a branch. It contains no variables: it reads them as inputs.
 """
 
 
@@ -52,26 +54,29 @@ class Control(Op):
     def with_order(self, order: Order) -> Control:
         """Return a copy of the op with the attribute `order` set.
 
-        It is the op's position in the order of the collectives of a step, which the compiler
-        computes.
+        `order` is a sort key that the compiler computes. The collectives of a step, and the loops
+        and branches whose bodies contain collectives, start in the order of their keys on all
+        ranks.
         """
         op = type(self)()
         op.order = order
         return op
 
     def first_shared_positions(self, node: Node) -> tuple[int, int]:
-        """Return positions (i, j): operand i + n is body input j + n, for n = 0, 1, 2, ...
+        """Return (i, j), the positions of the first operand and body input that are shared.
 
-        The op passes these operands unchanged to the body in each iteration. Earlier operands and
-        body inputs do not correspond in this way.
+        From these positions on, operands and body inputs correspond: operand i + n is body input
+        j + n, for n = 0, 1, 2, ... The op passes these operands unchanged to the body. Operands
+        before position i have other uses, such as the predicate of a branch.
         """
         raise NotImplementedError(self.name)
 
     def simplify(self, node: Node) -> Node | None:
         """Move small constants from the operands into the bodies, so that kernels use their values.
 
-        When a loop or branch is built, constants are operands, because a gradient may be taken with
-        respect to them.
+        A loop or a branch is built with all constants as operands, because a gradient may be taken
+        with respect to them. The compiler calls this method later, when the graph already contains
+        all gradients. Return None if no operand is a small constant.
         """
         outside, inside = self.first_shared_positions(node)
         constants = {
@@ -102,7 +107,11 @@ class Control(Op):
         raise NotImplementedError(self.name)
 
     def expect(self, operands: Sequence[Type], wanted: Sequence[Type]) -> None:
-        """Raise ShapeError unless operands have the types with which the body was traced."""
+        """Raise ShapeError unless operands have the types with which the body was traced.
+
+        A type is a dtype with a shape. `wanted` has the types of the traced body. A wrong dtype
+        raises a ShapeError too.
+        """
         if list(operands) != list(wanted):
             expected, got = (", ".join(map(str, types)) for types in (wanted, operands))
             raise ShapeError(
@@ -118,9 +127,10 @@ def body_input(type: Type, uniform: bool = True) -> Node:
 def with_constants(body: Graph, constants: Mapping[int, Node]) -> Body:
     """Return a body in which some inputs are replaced by constants.
 
-    `constants` has the constant for the position of an input. Each input gets its own constant
-    node. Two constants may be equal on one rank only. If equal constants shared a node, equal
-    collectives that read them would be merged, but only on this rank.
+    The keys of `constants` are the positions of these inputs, and the values are nodes of
+    constants. Each input gets a new constant node of its own, even if two constants are equal:
+    they may be equal on one rank only. With one shared node, the compiler of this rank would merge
+    equal collectives that read the constants. The other ranks would not merge them.
     """
     constant_nodes = {
         body.inputs[i]: Node(CONSTANT, (), constant.attrs, constant.type)
@@ -134,9 +144,10 @@ def with_constants(body: Graph, constants: Mapping[int, Node]) -> Body:
 
 
 def with_uniform_inputs(body: Graph, uniform: Sequence[bool]) -> Graph:
-    """Return a copy of a body with new marks on its inputs.
+    """Return a copy of a body whose inputs have new values of the mark `uniform`.
 
-    `uniform` has one bool per input: True marks it as equal on all ranks, False as different.
+    The argument `uniform` has one bool per input. True means that the value of the input is equal
+    on all ranks. False means that it may differ between ranks.
     """
     inputs = {p: body_input(p.type, equal) for p, equal in zip(body.inputs, uniform, strict=True)}
     return body.rewrite(lambda node, operands: inputs.get(node, node).with_inputs(operands))
@@ -156,14 +167,17 @@ def expect_agreement(graph: Graph) -> None:
 def close_over(
     outputs: Sequence[Node], inputs: Sequence[Node], since: int | None = None
 ) -> tuple[tuple[Node, ...], list[tuple[Node, Node]]]:
-    """Return the outputs of a body, rewritten to depend only on body inputs, and new input pairs.
+    """Rewrite the outputs of a body of a loop or a branch, so that they depend only on body inputs.
 
-    `outputs` may also depend on nodes outside of the body of the loop or branch. The body computes
-    the nodes that depend on `inputs`, and, if `since` is not None, nodes with a number above
-    `since`, which the function of the body has created. Nodes that are known before the compiled
-    step runs, such as placeholders, are not computed in the body. A node that the body reads or
-    returns, but does not compute, is captured: a new body input replaces the node. The pairs are
-    (captured node, new body input).
+    Return (new outputs, pairs). `inputs` are the body inputs that exist already. `outputs` may also
+    depend on nodes outside of the body. A node that the body reads or returns, but does not
+    compute, is captured: a new body input replaces it. Each pair is (captured node, new body
+    input).
+
+    The body computes all nodes that depend on `inputs`. If `since` is None, it computes no other
+    nodes. Otherwise `since` is a node number from before the call of the function of the body. The
+    body then also computes the nodes with a number above `since`, which the function created,
+    except nodes that are known before the compiled step runs, such as placeholders.
     """
     order = topological(outputs)
     computed = nodes_computed_inside(order, inputs, since)
@@ -187,8 +201,8 @@ def nodes_computed_inside(
 def is_known_before_run(node: Node) -> bool:
     """Return True if the value of a node is known before the compiled step runs.
 
-    The node is a placeholder or a variable, or its value depends only on the group, as the number
-    of ranks does.
+    The node is a placeholder or a variable, or its value depends only on the group. An example is
+    the number of ranks of the group.
     """
     is_operand = isinstance(node.op, Leaf) and node.op is not CONSTANT
     return is_operand or node.op.comm.has_group_value
@@ -222,7 +236,11 @@ def read_captured(
     computed: set[Node],
     captured: Mapping[Node, Node],
 ) -> tuple[Node, ...]:
-    """Return outputs in which the values of `captured` (body inputs) replace its keys."""
+    """Return the outputs of a body, rewritten to read body inputs instead of captured nodes.
+
+    The keys of `captured` are the captured nodes, which the body reads but does not compute. The
+    values are the body inputs that replace them.
+    """
 
     def change(node: Node, operands: tuple[Node, ...]) -> Node | tuple[Node, ...]:
         if node in computed:
@@ -253,6 +271,6 @@ def add_to(sums: dict[Node, Node], key: Node, part: Node) -> None:
 
 
 def sample_of(node: Node) -> Sample:
-    """Return a test sample that has the attributes of a node and the types of its operands."""
+    """Return a Sample, a case that tests run, with a node's attributes and types of operands."""
     operands = (Operand(x.shape, dtype=x.dtype) for x in node.inputs)
     return Sample(tuple(operands), node.attrs)

@@ -21,9 +21,11 @@ from .._shape import reshape
 def inputs_with_adjoints(body: Graph, carries: int, wanted: Sequence[bool]) -> dict[Node, None]:
     """Return the inputs of a loop's body that need adjoints, as the keys of a dict.
 
-    These are the inputs that are wanted, and the carried values whose next value depends on an
-    input that needs an adjoint: the adjoint of a carried value flows from iteration to iteration.
-    `carries` is the number of carried values, which are the first inputs.
+    The dict is an ordered set: its values are None. `wanted` has a bool per input: True if the
+    caller uses the adjoint of the operand of the loop. The keys are the wanted inputs with a float
+    dtype. They are also the carried values whose next value depends on a key, because the adjoint
+    of a carried value flows from iteration to iteration. `carries` is the number of carried values,
+    which are the first inputs.
     """
     inputs = body.inputs
     with_adjoint: dict[Node, None] = {
@@ -44,8 +46,8 @@ def inputs_with_adjoints(body: Graph, carries: int, wanted: Sequence[bool]) -> d
 def worth_keeping(outputs: Sequence[Node], inputs: Sequence[Node]) -> list[Node]:
     """Return the results of heavy ops, such as matmul, that the loop stores for its gradient.
 
-    They are the results of `heavy_ends` except those that are outputs of the body, which the loop
-    stores anyway.
+    `heavy_ends` finds them. Those that are outputs of the body are left out, because the loop
+    stores its outputs anyway.
     """
     stored_anyway = set(outputs)
     return [node for node in heavy_ends(outputs, inputs) if node not in stored_anyway]
@@ -57,9 +59,10 @@ def heavy_ends(outputs: Sequence[Node], inputs: Sequence[Node]) -> list[Node]:
     If an addition of a bias or a residual is the only reader of such a result, the kernel of the
     heavy op can do the addition. In this case the list has the sum instead of the result.
 
-    The gradient of a loop computes values that are not stored again, including their collectives,
-    and all ranks must make the same collectives. So the choice depends on the ops, but not on
-    shapes, which may differ between ranks.
+    The loop stores these results for its gradient. The gradient computes all other values again,
+    and runs the collectives among them again. All ranks must run the same collectives, but shapes
+    may differ between ranks. So only the ops decide whether a result is in the list, not the
+    shapes.
 
     The list is empty if an op of the body has a user-defined gradient. The rule of this gradient
     may read any node of the body, and a gradient of the gradient differentiates these nodes. For
@@ -90,7 +93,10 @@ def heavy_ends(outputs: Sequence[Node], inputs: Sequence[Node]) -> list[Node]:
 
 
 def has_rule(nodes: Iterable[Node]) -> bool:
-    """Return True if a node, or a node in its bodies, has a user-defined gradient."""
+    """Return True if one of the nodes has a user-defined gradient.
+
+    The nodes in the bodies of loops and branches among `nodes` count as well.
+    """
     return any(
         isinstance(node.op, WithGradient) or any(has_rule(body.nodes) for body in bodies_of(node))
         for node in nodes
@@ -105,11 +111,11 @@ def has_rule(nodes: Iterable[Node]) -> bool:
 
 
 def products_of(adjoint: Node) -> list[Node]:
-    """Return the matrix products AᵀB whose sum is an adjoint.
+    """Return the matrix products AᵀB whose sum is the adjoint of a weight in one iteration.
 
     The list is empty if the adjoint is not such a sum. It is also empty if A or B is the stacked
-    result of an inner loop: this product has many rows already, and stacking it again would store
-    all iterations of both loops. A user nests loops to avoid this.
+    result of an inner loop. Such a product has many rows already, and the outer loop would store
+    them for all iterations of both loops. Users nest loops to save this memory.
     """
     if adjoint.op is add:
         parts = [products_of(x) if x.type == adjoint.type else [] for x in adjoint.inputs]
@@ -135,7 +141,10 @@ def before_reshapes(node: Node) -> Node:
 
 
 def replace_nodes(outputs: Sequence[Node], replacements: Mapping[Node, Node]) -> list[Node]:
-    """Return new outputs, in which values of `replacements` replace its keys."""
+    """Return the outputs of a graph, rewritten with other nodes.
+
+    A node that is a key of `replacements` is replaced by the value of this key.
+    """
 
     def change(node: Node, operands: tuple[Node, ...]) -> Node | tuple[Node, ...]:
         rebuilt = node.with_inputs(operands)

@@ -59,7 +59,11 @@ class Cond(Control):
         return self.name, {}
 
     def cost(self, operands: Sequence[Type], results: Sequence[Type], **attrs: Any) -> Cost:
-        """Return the cost of the more expensive branch: the one with more operations."""
+        """Return the cost of the more expensive branch.
+
+        This is the branch with more floating-point operations, or, if both have the same number,
+        the one that reads and writes more bytes.
+        """
         branches: Sequence[Cost] = attrs["bodies"]
         return max(branches, key=lambda cost: (cost.flops, cost.bytes))
 
@@ -67,10 +71,10 @@ class Cond(Control):
         return 1, 0
 
     def scratch_bytes(self, **attrs: Any) -> int:
-        """Return the total size in bytes of spare buffers, one per result of a branch.
+        """Return the total size in bytes of the spare buffers, one per result of a branch.
 
-        A branch writes a result to its spare buffer if the compiled step does not use
-        the result.
+        A branch computes all its results. If the compiled step does not use a result, the result
+        has no other memory, and the branch writes it to the spare buffer.
         """
         return sum(align_up(node.type.bytes) for node in attrs["on_true"].graph.outputs)
 
@@ -139,9 +143,10 @@ def choose(
 ) -> tuple[Node, ...]:
     """Return the results of a new `cond` between two branches.
 
-    Each of `pairs` is an operand and its body input. `branches` has the outputs of the branch for
-    True, then those for False. Nodes with a number above `since` are computed in the branches.
-    Other nodes that the branches read become further operands (`close_over`).
+    Each of `pairs` is (operand, body input for this operand). `branches` has the outputs of the
+    branch for True, then those for False. `since` is None, or a node number from before the calls
+    of the branch functions: nodes with a number above it are computed in the branches. Other nodes
+    that the branches read become further operands. `close_over` has the exact rules.
     """
     outputs, captured = close_over([*branches[0], *branches[1]], [p for _, p in pairs], since)
     pairs = [*pairs, *captured]

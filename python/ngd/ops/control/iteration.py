@@ -78,9 +78,8 @@ def while_loop(
 ) -> Any:
     """Repeat a function while a condition is true, as jax.lax.while_loop.
 
-    The number of iterations has a bound, so that the loop has a gradient. All max_iterations
-    iterations run. Once the condition is false, the remaining iterations compute only the
-    condition.
+    The loop is a scan over max_iterations iterations, so that it has a gradient. Once the condition
+    is false, the remaining iterations compute only the condition, and keep the carry.
 
     Parameters
     ----------
@@ -205,9 +204,11 @@ def switch(index: Value, branches: Sequence[Callable[..., Any]], *operands: Any)
 def _choose_function(
     index: Node, functions: Sequence[Callable[..., Any]], operands: Sequence[Any], first: int = 0
 ) -> Any:
-    """Return the result of functions[index - first].
+    """Return the result of the function with the number `index`, functions[index - first].
 
-    A `cond` chooses between the halves of the list, and further conds choose in each half.
+    `functions` is a part of the list of all functions, and `first` is the number of the first
+    function in this part. A `cond` chooses between the halves of the part. Further conds choose in
+    each half.
     """
     if len(functions) == 1:
         return functions[0](*operands)

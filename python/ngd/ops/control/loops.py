@@ -126,8 +126,9 @@ class Scan(Control):
         """Raise CompileError if ranks may run different collectives in the body.
 
         A carried value is equal on all ranks if its first value is, and if every iteration keeps it
-        equal. The loop below first assumes that all carried values are equal. It drops those whose
-        next value may differ, until nothing changes.
+        equal. This method first assumes that each carried value with an equal first value stays
+        equal. It then marks a carried value as different if its next value may differ between
+        ranks, and repeats this until no mark changes.
         """
         (body,), n = bodies_of(node), node.attrs["carries"]
         equal = [x.uniform for x in node.inputs]
@@ -186,7 +187,7 @@ SCAN: Final[Scan] = register(Scan())
 class ScanBuilder:
     """A scan that is being built, with the outputs of its body.
 
-    `carries`, `slices` and `fixed` are pairs of an operand of the scan and its input of the body.
+    `carries`, `slices` and `fixed` are lists of pairs (operand of the scan, body input for it).
     """
 
     def __init__(self, length: int, reverse: bool) -> None:
@@ -254,13 +255,16 @@ class ScanGradient:
         self.body_inputs = Parts.of(body.inputs, count, attrs["slices"])
         self.operands = Parts.of(node.inputs, count, attrs["slices"])
         self.active_inputs = inputs_with_adjoints(body, count, wanted)
-        """The inputs of the scan's body whose adjoints are computed, as the keys of a dict."""
+        """The active inputs of the scan's body: the ones whose adjoints are computed.
+
+        They are the keys of a dict that is used as an ordered set: its values are None.
+        """
         self.loop = ScanBuilder(attrs["length"], not attrs["reverse"])
         self.carry_adjoints = self.carry(adjoints[:count])
         """The adjoint of each carried value at the end of an iteration of the scan, or None.
 
-        Each adjoint is a carried input of the gradient's body. It is None for a value that is not
-        active.
+        Each adjoint is a carried input of the gradient's body. It is None for a carried value
+        whose adjoint is not computed, because the value is not in `active_inputs`.
         """
         self.output_adjoints = self.read_output_adjoints(
             body.outputs, adjoints[count : len(body.outputs)]
@@ -284,9 +288,11 @@ class ScanGradient:
         """
 
     def carry(self, adjoints: Sequence[Node | None]) -> list[Node | None]:
-        """Add a carried adjoint for each active carried value, and return its body input.
+        """Add to the gradient's loop one carried adjoint per active carried value of the scan.
 
-        It starts as the adjoint of the last carried value. Values that are not active get None.
+        Return, for each carried value of the scan, the body input for its adjoint, or None if the
+        value is not active: its adjoint is not computed. A carried adjoint starts as the adjoint of
+        the last carried value, or as zeros if this does not exist.
         """
         return [
             self.loop.carry(zeros(value.shape, value.dtype) if adjoint is None else adjoint)
@@ -311,10 +317,11 @@ class ScanGradient:
         return sums
 
     def read_operands(self, histories: Sequence[Node]) -> None:
-        """Make the inputs of the scan's body inputs of the gradient's body.
+        """Let the gradient's body read all values that the scan's body reads.
 
-        Carried values become slices of the carry histories. Slices stay
-        slices, and fixed values stay fixed.
+        The gradient's body reads a carried value as a slice of its carry history, which is the
+        stack of the value at the start of each iteration. Slices stay slices, and fixed values,
+        which are the same in all iterations, stay fixed.
         """
         operands, inputs = self.operands, self.body_inputs
         self.loop.slices += zip(histories, inputs.carries, strict=True)
@@ -375,8 +382,9 @@ class ScanGradient:
     ) -> list[Node]:
         """Sum the adjoints of fixed values over all iterations, in the loop.
 
-        Return the fixed values for which the loop has such a sum. Fixed values in `products` are
-        left out: `over_iterations` computes their adjoints after the loop.
+        Return the fixed values for which the loop has such a sum. The keys of `products` are fixed
+        values whose adjoint is a sum of matrix products. They are left out: `over_iterations`
+        computes their adjoints after the loop.
         """
         summed = [x for x in self.body_inputs.fixed if x in adjoints and x not in products]
         for value in summed:
@@ -400,7 +408,11 @@ class ScanGradient:
         return results[:count], stacks | dict(zip(stacked, results[count:], strict=False))
 
     def over_iterations(self, product: Node, stacks: Mapping[Node, Node]) -> Node:
-        """Return the sum of AᵀB over all iterations: one product of the rows of all A and B."""
+        """Return the sum over all iterations of a matrix product AᵀB of the gradient's body.
+
+        `stacks` has the stacks of A and of B over all iterations. The sum is one matrix product of
+        these stacks, with the rows of all iterations joined.
+        """
         with at_site(product.site), keep_float32(product.keeps_float32):
             rows = [
                 reshape(stacks[before_reshapes(x)], (self.loop.length * x.shape[0], x.shape[1]))
@@ -484,7 +496,10 @@ def _traced(
     length: int | None,
     reverse: bool,
 ) -> tuple[Any, Any]:
-    """Trace the body of a scan, build the loop, and return the last carry and the stacks."""
+    """Trace the body of a scan and build the loop. Return (last carry, stacked results).
+
+    The stacked results are the results that the body returns in all iterations, or None.
+    """
     if not callable(body):
         raise TypeError(
             f"scan: body: expected a function; got {body!r}. Give a function of a carry and a "

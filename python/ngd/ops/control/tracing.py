@@ -59,7 +59,10 @@ def loops() -> tuple[Loop, ...]:
 
 @contextmanager
 def tracing(loops: tuple[Loop, ...]) -> Iterator[None]:
-    """Set the result of `loops()` for the code in the `with` block."""
+    """Set the loops whose bodies are being traced, for the code in the `with` block.
+
+    The function `loops` returns the argument `loops` in this block.
+    """
     token = _loops.set(loops)
     try:
         yield
