@@ -347,7 +347,11 @@ class Job:
         self.selector.register(descriptor, selectors.EVENT_READ, functools.partial(function, *args))
 
     def wait_for_events(self) -> None:
-        """Wait for events or the next deadline. Then handle the events, or send the next signal."""
+        """Wait for events of the ranks or the next deadline, and handle them.
+
+        At a deadline, a job that is being ended sends its ranks the next signal, such as SIGKILL
+        after SIGTERM.
+        """
         deadline = min(self.deadlines(), default=None)
         timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
         for key, _ in self.selector.select(timeout):

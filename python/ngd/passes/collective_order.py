@@ -83,9 +83,9 @@ def order_collectives(graph: Graph, target: Target, options: CompileOptions) -> 
 
     Collectives with the same op, attributes and operands are merged here, and in no later pass.
     All ranks must merge the same collectives. So operands are compared as nodes of the given graph,
-    which is built in the same way on all ranks. In the new graph, two operands may be one node on
-    one rank and two nodes on another rank. For example, all_reduce(x, group=g) is replaced by x on
-    a rank whose group g has only this rank, and not on a rank whose group is larger.
+    which is built in the same way on all ranks. The new graph may differ between ranks: on a rank
+    whose group g has only this rank, all_reduce(x, group=g) is replaced by x, so that x and
+    all_reduce(x, group=g) are one node there, and two nodes on a rank whose group is larger.
     """
     if not depends_on_group(graph):
         return graph
