@@ -245,8 +245,8 @@ def own_private_values(
 ) -> dict[str, Any]:
     """Return this rank's values of the variables whose saved values differ between ranks, by name.
 
-    `private` is the structure of these variables that the user passes to `load`. Return an empty
-    dict if the checkpoint was saved by another number of ranks.
+    `private` is the nested dict or list of these variables that the user passes to `load`. Return
+    an empty dict if the checkpoint was saved by another number of ranks.
     """
     if ranks.size != index["ranks"]:
         return {}

@@ -189,12 +189,12 @@ class State:
         return self._optimizer.state_variable(key, self._variable.shape, self.dtype, initial)
 
     def keep(self, name: str, value: Node) -> Node:
-        """Set the next value of a variable of the state, and return this next value.
+        """Set the next value of one variable of the optimizer state, and return this value.
 
         Parameters
         ----------
         name : str
-            The name of the state, as in `now`.
+            The name of the variable, as given to `State.now`, such as "momentum".
         value : Node
             The next value, of the shape of the parameter.
         """

@@ -349,7 +349,11 @@ def _check_words(command: Sequence[str], environment: Mapping[str, str]) -> None
 
 
 class _Job:
-    """The driver: the available hosts, and a sequence of worlds."""
+    """The driver of an elastic job: the hosts that it may use, and the worlds that it starts.
+
+    A world is one start of ranks on hosts. The driver starts another one when hosts join or are
+    lost.
+    """
 
     def __init__(
         self,

@@ -48,7 +48,8 @@ auto LocalGroup::locked(const char* name, Call&& call) {
 }
 
 // Called with the lock held while an error is thrown. If the error has closed the group over shared
-// memory (the inner group), also fail the family, which notifies the ranks of other hosts.
+// memory (the inner group), also report it to the family over MPI (all groups of this rank over
+// MPI), which notifies the ranks of other hosts.
 void LocalGroup::report(const FailureView& failure, const char* call) {
   if (in_child()) return;
   const bool is_closed = failure.kind == ErrorKind::GroupClosed;

@@ -46,9 +46,9 @@ class Member {
   // Called after a failure: end all works (collectives, sends and receives). If MPI still holds the
   // memory of one of their messages, left_to_mpi() is true afterwards.
   virtual void drop_works() noexcept = 0;
-  // If a running compiled step watches this group, throw the failure that a rank of this group has
-  // reported. `mine` is the call, in another group, in which this rank waits; the error message
-  // shows it.
+  // If the compiled step that runs on this rank uses this group too, and a rank of this group has
+  // reported a failure, throw it. This rank waits in another group, in the call `mine`, which the
+  // error message shows.
   virtual void expect_no_failure(const CallRecord& mine) { static_cast<void>(mine); }
 };
 

@@ -31,8 +31,8 @@ class MessageBuffer {
   MessageBuffer(const MessageBuffer&) = delete;
   MessageBuffer& operator=(const MessageBuffer&) = delete;
 
-  // Hold at least `bytes` of private memory. The contents are lost if the buffer has to grow. No
-  // request may use the buffer.
+  // Make the buffer at least `bytes` long, in memory of its own. The contents are lost if it has to
+  // grow, so no request may be using it then.
   void reserve(std::size_t bytes) {
     if (bytes <= capacity_) return;
     own_ = std::make_unique_for_overwrite<std::byte[]>(bytes);

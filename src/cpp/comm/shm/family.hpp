@@ -43,7 +43,8 @@ class Member {
   virtual void check_peers() const = 0;
 };
 
-// The rank of this process among the ranks of the host, and the settings of its family.
+// The rank of this process among the ranks of the host, and settings that hold for all groups of
+// the host.
 struct Place {
   int rank = 0;
   int size = 1;

@@ -248,7 +248,8 @@ inline std::string_view error_text_of(const RankRecord& record) noexcept {
 // Return the ranks that the failure in a record blames.
 std::vector<int> error_ranks_of(const RankRecord& record);
 
-// Return the segments of ranks that are processes. `mappings` and memfds are given by rank.
+// Return the shared memory of ranks that are processes (tests also have ranks that are threads).
+// `mappings` and `descriptors` (of memfds) have one entry per rank.
 std::unique_ptr<Memory> make_process_memory(std::vector<Mapping> mappings, int rank,
                                             std::vector<KeptDescriptor> descriptors);
 
