@@ -61,8 +61,9 @@ class LossScale:
     -----
     Micikevicius et al., 2018 (arXiv:1710.03740), section 3.2.
 
-    If two optimizers must skip the same updates, compute the gradients of `scale.scaled(loss)`
-    and reduce them over the ranks. `gradients` is a dict by variable:
+    Two optimizers skip the same updates if both get the same `finite`. In these lines, `gradients`
+    is a dict from each variable of both optimizers to its gradient of `scale.scaled(loss)`, already
+    reduced over the ranks. Each optimizer applies the part of `unscaled` with its own variables:
 
         unscaled, finite = scale.unscaled(gradients)
         updates = optimizer.apply(unscaled, where=finite) | scale.updates(finite)
