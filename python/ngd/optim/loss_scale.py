@@ -61,9 +61,10 @@ class LossScale:
     -----
     Micikevicius et al., 2018 (arXiv:1710.03740), section 3.2.
 
-    Two optimizers skip the same updates if both get the same `finite`. In these lines, `gradients`
-    is a dict from each variable of both optimizers to its gradient of `scale.scaled(loss)`, already
-    reduced over the ranks. Each optimizer applies the part of `unscaled` with its own variables:
+    Two optimizers skip the same updates if both get the same `finite`. So pass the gradients of all
+    their variables to one call of `unscaled`, and give each optimizer the part of its result for
+    its own variables. The lines below show this for one optimizer. `gradients` is a dict from each
+    variable to its gradient of `scale.scaled(loss)`, already reduced over the ranks.
 
         unscaled, finite = scale.unscaled(gradients)
         updates = optimizer.apply(unscaled, where=finite) | scale.updates(finite)

@@ -62,7 +62,7 @@ def options_of(kind: type) -> tuple[str, ...]:
 
 
 def public_name(kind: type) -> str:
-    """Return the name of an optimizer class for messages, such as "optim.Adam"."""
+    """Return the name of an optimizer class for messages: "optim.Adam" if it is one of ngd."""
     inside = kind.__module__.startswith(f"{__package__}.")
     return f"optim.{kind.__name__}" if inside else kind.__qualname__
 

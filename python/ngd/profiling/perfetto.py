@@ -312,7 +312,7 @@ def details_of(labels: dict[int, list[Label]]) -> dict[int, list[dict[str, str]]
 
 
 def collectives_of(plan: Plan) -> list[dict[str, str]]:
-    """Return a dict per instruction of a plan, empty if it is not part of a collective.
+    """Return one dict per instruction of a plan: empty if it is not part of a collective.
 
     "type" is the dtype and shape of the result of the collective. "variables" has the names of the
     variables that are updated from this result.

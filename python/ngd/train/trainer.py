@@ -186,7 +186,8 @@ class Trainer:
     TypeError
         An unknown argument, or a callback without `on_step` and `on_epoch`.
     ValueError
-        A number is out of range, `save` is missing, or the checkpoint does not fit.
+        A number is out of range, or `save` is missing although another argument needs it. Or the
+        checkpoint does not match `variables`; see ngd.checkpoint.load.
 
     Notes
     -----
@@ -469,7 +470,8 @@ class Trainer:
     def _saved(self) -> dict[str, Any]:
         """Return the arguments `variables` and `private` of checkpoint.save, in a dict.
 
-        `private` has the buffers of the model, which may differ between ranks.
+        `variables` is the argument of the constructor. `private` has the buffers of the model,
+        which may differ between ranks. A buffer may be in both.
         """
         private = {} if self.model is None else self.model.buffers()
         return {"variables": self.variables, "private": private}
