@@ -42,7 +42,7 @@ from .options import (
 Rate: TypeAlias = float | Node | Callable[[Node], Node]
 """A learning rate: a number, a node, or a schedule.
 
-A schedule is a function that takes the number of updates (a node) and returns the rate (a node).
+A schedule is a function from the number of updates so far (a node) to the rate (a node).
 """
 
 
