@@ -149,7 +149,10 @@ class Structure:
         return all(part._take(value, leaves) for part, value in pairs)
 
     def _at_keys(self, tree: Any) -> dict[Any, Any] | None:
-        """Return the values of a tree by key; None if its container is of another kind."""
+        """Return the values of a tree by key, or None if the tree's container has another type.
+
+        A list and a tuple count as the same type.
+        """
         kind, values = split(tree)
         is_same_kind = kind is self.kind or (kind in (list, tuple) and self.kind in (list, tuple))
         return values if is_same_kind else None

@@ -270,7 +270,7 @@ class BatchNorm(Module):
     """
 
     axes: tuple[int, ...] | None = None
-    """The allowed values of `x.ndim` for an input x. None allows every x.ndim >= 2."""
+    """The allowed numbers of axes of an input, as a tuple. None allows every number >= 2."""
 
     weight: Any
     bias: Any

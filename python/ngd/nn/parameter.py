@@ -150,7 +150,7 @@ class Parameter:
         Parameters
         ----------
         value : array_like
-            An array of the shape of the variable. Its dtype is cast.
+            An array of the shape of the variable. It is cast to the dtype of the variable.
         """
         if self._variable is None:
             self._variable = self._make_variable(np.zeros(self.shape, self.dtype))

@@ -64,8 +64,9 @@ def weight_norm(
 
     Two parameters replace the weight: the magnitude `parametrizations.weight.original0`, of extent
     1 on all axes except dim, and the direction `parametrizations.weight.original1`, of the shape of
-    the weight. A weight that has a value keeps it. Load a state dict of the plain module before
-    this call, and a state dict of the normalized module after it.
+    the weight. If the weight has a value, the two parameters get values that give the same weight.
+    Load a state dict of the plain module before this call, and a state dict of the normalized
+    module after it.
 
     Weight decay of the magnitude changes the scale of the weight. A ParameterGroup with
     weight_decay=0.0 and the pattern "*.original0" excludes it.
@@ -237,8 +238,9 @@ class WeightNorm(Module):
     def weight(self) -> Parameter:
         """Return the declaration of the direction, `original1`.
 
-        It declared the weight before nn.weight_norm was called. So its shape, dtype and initializer
-        are those of the weight, and nn.remove_parametrizations uses them for the plain parameter.
+        This Parameter object was the declaration of the plain weight before the call of
+        nn.weight_norm. So it has the shape, dtype and initializer of the weight, and
+        nn.remove_parametrizations uses them for the plain parameter.
         """
         return self._parameters["original1"]
 
@@ -297,7 +299,7 @@ class SpectralNorm(Module):
         """Return the weight divided by the estimate of its largest singular value.
 
         In training, also store the next values of the singular vectors in `Training.updates`. A
-        step that has these updates assigns the values.
+        step that was compiled with these updates assigns the values.
         """
         weight = self.original
         if weight.ndim == 1:
@@ -404,7 +406,7 @@ class SingularVector(Buffer):
         return (u, v)[self.side]
 
     def draw(self, seed: int) -> Any:
-        """Return the estimate of the singular vector of the weight's first value for a seed."""
+        """Draw the weight's first value with a seed; return an estimate of its singular vector."""
         return self.estimate(self.weight.draw(seed), seed).astype(self.dtype)
 
 
@@ -456,7 +458,8 @@ def expect_axis(where: str, dim: int, weight: Parameter, least: int) -> None:
 def parametrize(module: AnyModule, name: str, parametrization: Module) -> AnyModule:
     """Let a parametrization compute an attribute of a module. Return the module.
 
-    The parametrization must already contain the declaration that the attribute had.
+    The declaration of the attribute is removed from the module. The parametrization must already
+    have it among its own parameters.
     """
     weight = module._parameters.pop(name)
     if weight._owner == (module, name):  # else it is shared, and keeps its name

@@ -17,8 +17,8 @@ CONTAINERS: Final = (list, tuple, dict, set, frozenset, deque)
 class ContainedValue(NamedTuple):
     """A module or variable found in a plain container.
 
-    `path` is its path from the attribute, such as "layers[0]". `container` is the type of the
-    container in the attribute.
+    `path` starts with the name of the attribute, for example "layers[0]". `container` is the type
+    of the attribute's value.
     """
 
     path: str
@@ -27,9 +27,10 @@ class ContainedValue(NamedTuple):
 
 
 def find_in(key: str, container: Any, kinds: tuple[type, ...]) -> Iterator[ContainedValue]:
-    """Yield the values of the given types in a container, and in the containers inside it.
+    """Yield a ContainedValue for each value of a type in `kinds` inside a container.
 
-    `key` is the name of the attribute that has the container.
+    Containers inside the container are searched too. `key` is the name of the attribute that has
+    the container.
     """
     stack, visited = [(key, container)], set[int]()
     while stack:

@@ -119,7 +119,8 @@ class MaxPool1d(MaxPool):
     Notes
     -----
     Input: [batch, channels, length]. Output: [batch, channels, length_out], with
-    length_out = floor((length + 2 * padding - dilation * (kernel_size - 1) - 1) / stride) + 1.
+    length_out = floor((length + 2 * padding - dilation * (kernel_size - 1) - 1) / stride) + 1
+    for ceil_mode=False.
 
     Examples
     --------
@@ -152,7 +153,7 @@ class MaxPool2d(MaxPool):
     -----
     Input: [batch, channels, height, width]. Output: [batch, channels, height_out, width_out]. If
     height or width is n, the corresponding size of the output is
-    floor((n + 2 * padding - dilation * (kernel_size - 1) - 1) / stride) + 1.
+    floor((n + 2 * padding - dilation * (kernel_size - 1) - 1) / stride) + 1 for ceil_mode=False.
 
     Examples
     --------
@@ -185,7 +186,7 @@ class MaxPool3d(MaxPool):
     -----
     Input: [batch, channels, depth, height, width]. Output: [batch, channels, depth_out, height_out,
     width_out]. If depth, height or width is n, the corresponding size of the output is
-    floor((n + 2 * padding - dilation * (kernel_size - 1) - 1) / stride) + 1.
+    floor((n + 2 * padding - dilation * (kernel_size - 1) - 1) / stride) + 1 for ceil_mode=False.
 
     Examples
     --------
@@ -216,7 +217,7 @@ class AvgPool1d(AvgPool):
     Notes
     -----
     Input: [batch, channels, length]. Output: [batch, channels, length_out], with
-    length_out = floor((length + 2 * padding - kernel_size) / stride) + 1.
+    length_out = floor((length + 2 * padding - kernel_size) / stride) + 1 for ceil_mode=False.
 
     Examples
     --------
@@ -248,7 +249,7 @@ class AvgPool2d(AvgPool):
     -----
     Input: [batch, channels, height, width]. Output: [batch, channels, height_out, width_out]. If
     height or width is n, the corresponding size of the output is
-    floor((n + 2 * padding - kernel_size) / stride) + 1.
+    floor((n + 2 * padding - kernel_size) / stride) + 1 for ceil_mode=False.
 
     Examples
     --------
@@ -280,7 +281,7 @@ class AvgPool3d(AvgPool):
     -----
     Input: [batch, channels, depth, height, width]. Output: [batch, channels, depth_out, height_out,
     width_out]. If depth, height or width is n, the corresponding size of the output is
-    floor((n + 2 * padding - kernel_size) / stride) + 1.
+    floor((n + 2 * padding - kernel_size) / stride) + 1 for ceil_mode=False.
 
     Examples
     --------

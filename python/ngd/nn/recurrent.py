@@ -25,9 +25,9 @@ class Recurrent(Module):
     """
 
     gates: ClassVar[int]
-    """The number of matrices that the weight of a layer joins along its rows.
+    """The number of blocks of hidden_size rows in each weight of a layer: 4 for LSTM, 3 for GRU.
 
-    There is one per gate and one for the candidate. An LSTM has 4, a GRU 3.
+    There is one block per gate, and one for the candidate, from which the new state is computed.
     """
     states: ClassVar[int]
     """The number of states that an element of the sequence passes to the next: 1 (h), or 2 (h,
@@ -66,8 +66,8 @@ class Recurrent(Module):
     def run(self, x: Node, first: list[Any] | None) -> tuple[Node, list[Node]]:
         """Return the outputs of the last layer, and the last states of all layers.
 
-        `first` has the initial value of each state, [layers * directions, batch, hidden_size]. None
-        means zeros.
+        `first` is a list with one array per state, h or (h, c): the initial value, of shape
+        [layers * directions, batch, hidden_size]. If `first` is None, the states start at zero.
         """
         expect_sequence(self, x, self.input_size, batch_first=self.batch_first)
         y = ops.transpose(x, (1, 0, 2)) if self.batch_first else x

@@ -115,7 +115,7 @@ class PixelUnshuffle(OpModule):
 def window_options(
     kernel_size: PerAxis, dilation: PerAxis, padding: PerAxis, stride: PerAxis
 ) -> dict[str, Any]:
-    """Return the keyword arguments that ops.unfold and ops.fold have in common, in a dict."""
+    """Return a dict of the arguments, as keywords for both ops.unfold and ops.fold."""
     return {
         "kernel_size": kernel_size,
         "dilation": dilation,

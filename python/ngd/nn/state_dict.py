@@ -32,7 +32,7 @@ class Keys(NamedTuple):
 
 
 def detached(value: Any) -> Any:
-    """Return a value of a state dict. A tensor of PyTorch is detached from its gradient."""
+    """Return a value of a state dict. A tensor of PyTorch is detached from its graph."""
     return value.detach() if hasattr(value, "detach") else value
 
 
@@ -82,7 +82,10 @@ def compare_keys(declared: Mapping[str, Parameter], state: Mapping[str, Any]) ->
 def different_shapes(
     present: Mapping[str, Parameter], state: Mapping[str, Any], where: str
 ) -> list[str]:
-    """Return a part of an error message for each value whose shape differs from its declaration."""
+    """Return a text for each value whose shape differs from the shape of its declaration.
+
+    A text is, for example, "weight: expected shape (2, 3); got (3, 2)".
+    """
     shapes = {key: shape_of(state[key], f"{where}: {key}") for key in present}
     return [
         f"{key}: expected shape {p.shape}; got {shapes[key]}"

@@ -105,7 +105,7 @@ class TransformerEncoderLayer(TransformerLayer):
     """
 
     def forward(self, x: Node, mask: Any = None, causal: bool = False) -> Node:
-        """Return the hidden states of the next layer.
+        """Apply the layer. Return the new hidden states.
 
         Parameters
         ----------
@@ -179,7 +179,7 @@ class TransformerDecoderLayer(TransformerLayer):
         memory_mask: Any = None,
         causal: bool = False,
     ) -> Node:
-        """Return the hidden states of the next layer.
+        """Apply the layer. Return the new hidden states.
 
         Parameters
         ----------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizers that divide each element's step by the size of its past gradients."""
+"""Optimizers that divide each element's step by a measure of its past gradients' magnitude."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .options import Check, at_least, flag, fraction, pair
 def moments(g: Node, state: State) -> tuple[Node, Node]:
     """Return Adam's moments: the moving averages of the gradient and of its square.
 
-    They are also set as the next values of the optimizer state.
+    `state.keep` also makes them the next values of "first_moment" and "second_moment".
     """
     first, second = state["betas"]
     m = first * state.now("first_moment") + (1 - first) * g

@@ -102,7 +102,8 @@ class ExponentialMovingAverage:
         Raises
         ------
         RuntimeError
-            Loaded averages are pending, because `updates` was not called.
+            Averages were loaded from a checkpoint, but their variables do not exist yet, because
+            `updates` was not called.
 
         Examples
         --------

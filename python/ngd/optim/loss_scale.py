@@ -61,8 +61,10 @@ class LossScale:
     -----
     Micikevicius et al., 2018 (arXiv:1710.03740), section 3.2.
 
-    If two optimizers must skip the same updates, compute the gradients of `scale.scaled(loss)`
-    and reduce them over the ranks. `gradients` is a dict by variable:
+    Two optimizers skip the same updates if both get the same `finite`. So pass the gradients of all
+    their variables to one call of `unscaled`, and give each optimizer the part of its result for
+    its own variables. The lines below show this for one optimizer. `gradients` is a dict from each
+    variable to its gradient of `scale.scaled(loss)`, already reduced over the ranks.
 
         unscaled, finite = scale.unscaled(gradients)
         updates = optimizer.apply(unscaled, where=finite) | scale.updates(finite)

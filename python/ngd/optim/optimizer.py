@@ -40,7 +40,10 @@ from .options import (
 )
 
 Rate: TypeAlias = float | Node | Callable[[Node], Node]
-"""A learning rate: a number, a node, or a schedule (a function of the number of updates)."""
+"""A learning rate: a number, a node, or a schedule.
+
+A schedule is a function from the number of updates so far (a node) to the rate (a node).
+"""
 
 
 def is_vector(of: Variable) -> bool:
@@ -100,7 +103,7 @@ class ParameterGroup:
 
 
 def update_where(old: Variable, value: Node, where: Node | None) -> Node:
-    """Return `value` as the next value of a variable, or its old value if `where` is false."""
+    """Return the node `value` if `where` is None or true, and otherwise the variable `old`."""
     return value if where is None else ops.where(where, value, old)
 
 
@@ -230,12 +233,12 @@ class Optimizer:
     """
 
     checks: ClassVar[Mapping[str, Check]] = {}
-    """A check for each option of a subclass, by the name of the option; see `Check`."""
+    """The checks of the options that a subclass adds, by the name of the option; see `Check`."""
 
     def __new__(cls, *args: Any, **options: Any) -> Any:
         """Check that the call has no unknown keyword, and no parameters of a model.
 
-        This is not done in __init__, because that of a subclass may pass any keyword on.
+        __init__ does not check this, because the __init__ of a subclass may accept any keyword.
         """
         check_call(public_name(cls), cls, args, options)
         return super().__new__(cls)
@@ -311,9 +314,10 @@ class Optimizer:
     def with_own_state(self, name: str) -> Optimizer:
         """Return an optimizer with the same rule, options and learning rate, and its own state.
 
-        The copy is for a part of the parameters, as in a key-value store, which has one optimizer
-        per key. The copy does not clip gradients, because it cannot compute the norm of the
-        gradients of all parameters. The copy does not scale the loss.
+        The state of the copy is new. The copy is for a part of the parameters: for example, the
+        tables of ngd.kvstore have one optimizer per key. The copy does not clip gradients, because
+        it cannot compute the norm of the gradients of all parameters. The copy does not scale the
+        loss.
 
         Parameters
         ----------
@@ -442,14 +446,15 @@ class Optimizer:
     def _gradients(
         self, where: str, loss: Node, parameters: Any, weight: Any, group: Any
     ) -> list[Node]:
-        """Return the gradients of this rank's loss, with weight and loss scale, per parameter.
+        """Return the gradient of this rank's weighted and scaled loss for each parameter.
 
         With a weight, they are the gradients of loss * loss_scale * weight / total, where total is
         the sum of the weights of all ranks. Their sum over the ranks is the gradient of the
-        weighted mean. Without a weight, they are the gradients of loss * loss_scale. The weight is
-        applied to the loss and not to the gradient: if the loss depends on a collective, as with
-        synchronized batch normalization, the gradient has contributions of the losses of other
-        ranks.
+        weighted mean. Without a weight, they are the gradients of loss * loss_scale.
+
+        The weight multiplies the loss and not the gradient. If the loss depends on a collective, as
+        with synchronized batch normalization, the gradient also has parts from the losses of other
+        ranks, and each part needs the weight of its own rank.
         """
         call = f"{self.name}: {where}"
 

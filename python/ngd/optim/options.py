@@ -21,7 +21,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 PARAMETERS: Final = ("params", "parameters", "variables", "model")
-"""The keywords by which optimizers of other libraries take the parameters of a model."""
+"""The keywords with which other libraries pass a model's parameters to an optimizer.
+
+ngd's optimizers do not have them. The error for such a keyword refers to `minimize`.
+"""
 
 
 def unknown_option(where: str, name: str, known: Sequence[str]) -> TypeError:
@@ -42,7 +45,10 @@ PARAMETERS_GO: Final = (
 
 @functools.cache
 def options_of(kind: type) -> tuple[str, ...]:
-    """Return the keywords of a constructor, and those that it passes on to its base class."""
+    """Return the names of the keywords that the constructor of a class accepts.
+
+    If the constructor has `**options`, the keywords of its base class are included.
+    """
     names: dict[str, None] = {}
     for base in kind.__mro__[:-1]:
         if "__init__" not in vars(base):
@@ -56,7 +62,7 @@ def options_of(kind: type) -> tuple[str, ...]:
 
 
 def public_name(kind: type) -> str:
-    """Return the name of an optimizer class as a user writes it."""
+    """Return the name of an optimizer class for messages: "optim.Adam" if it is one of ngd."""
     inside = kind.__module__.startswith(f"{__package__}.")
     return f"optim.{kind.__name__}" if inside else kind.__qualname__
 
@@ -77,7 +83,10 @@ def check_call(where: str, kind: type, args: tuple[Any, ...], options: Mapping[s
 
 
 def is_parameters(value: Any) -> bool:
-    """Return True if a value looks like the parameters of a model, and not like a learning rate."""
+    """Return True if a value is an iterable, or a variable with axes: not a learning rate.
+
+    Strings, bytes, nodes and NumPy arrays do not count as iterables.
+    """
     if isinstance(value, Variable):
         return value.shape != ()
     return isinstance(value, Iterable) and not isinstance(value, (str, bytes, Node, np.ndarray))
@@ -172,7 +181,7 @@ raises an error.
 def checked(where: str, checks: Mapping[str, Check], options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options with their values as the checks return them.
 
-    An option that `checks` does not have is returned as it is.
+    An option without a check in `checks` is returned unchanged.
     """
     return {
         name: checks[name](where, name, value) if name in checks else value

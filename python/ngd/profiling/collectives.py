@@ -9,7 +9,7 @@ from ..passes import Plan
 from ..passes.memory.plan import Storage
 
 NAMED = 2
-"""The largest number of variables that `shown_names` lists."""
+"""The number of variables that `shown_names` lists by name. It only counts the others."""
 
 
 def variables_of(plan: Plan) -> dict[int, tuple[str, ...]]:
@@ -35,11 +35,12 @@ def variables_of(plan: Plan) -> dict[int, tuple[str, ...]]:
 
 
 def updating_reads(plan: Plan) -> defaultdict[int, list[tuple[int, Storage, list[int]]]]:
-    """Return, for each storage, the reads of this storage by instructions that write variables.
+    """Return the inputs of all instructions that write variables, grouped by storage.
 
-    A storage is the memory of a value. The key is id() of the storage, or of the larger storage
-    that this one is a part of. Each read is a tuple: the number of the instruction, the storage,
-    and the positions in `plan.variables` of the variables that the instruction writes.
+    A storage is the memory of a value. A storage that is a part of a larger one is listed under the
+    larger one. The keys of the result are id() of the storages. Each item is a tuple: the number of
+    the instruction, the storage that it reads, and the indices in `plan.variables` of the variables
+    that it writes. `plan` is the list of instructions of a compiled step.
     """
     reads: defaultdict[int, list[tuple[int, Storage, list[int]]]] = defaultdict(list)
     for number, step in enumerate(plan.steps):
@@ -50,7 +51,7 @@ def updating_reads(plan: Plan) -> defaultdict[int, list[tuple[int, Storage, list
 
 
 def names_of(plan: Plan, positions: list[int]) -> tuple[str, ...]:
-    """Return the names of the variables at `positions` in the list `plan.variables`.
+    """Return the names of the variables at some indices of `plan.variables`, the plan's list.
 
     Optimizer state is left out, unless all of the variables are optimizer state.
     """

@@ -26,10 +26,10 @@ A nested program is the body of a loop or a branch.
 
 
 class FirstRun(_core.Hold):
-    """The hold of a step during its first run, which stores the times of that run.
+    """An object that runs a step for the first time and stores the times of that run.
 
-    A hold (_core.Hold) locks the variables of a step while it runs. After the first run, the step
-    gets its ordinary hold again.
+    It replaces the attribute `step.hold` until the first run has ended. The ordinary value of this
+    attribute is a _core.Hold, which locks the variables of a step while the step runs.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ class FirstRun(_core.Hold):
 
 
 def subtract_record(record: Record, first: Record) -> Record:
-    """Return a record without the times of the first run."""
+    """Return the times of a step without its first run: `record` (all runs) minus `first`."""
     bodies = [subtract_record(*pair) for pair in zip(record[2], first[2], strict=True)]
     instructions = [subtract_times(*pair) for pair in zip(record[1], first[1], strict=True)]
     return subtract_times(record[0], first[0]), instructions, bodies

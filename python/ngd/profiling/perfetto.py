@@ -35,9 +35,10 @@ the file."""
 PINGS: Final = 30
 """The number of round trips that measure the offset of a clock."""
 BRIDGES: Final = 1_000_000
-"""The number of the row with the collectives of a bridge, such as ngd.horovod.
+"""The thread id (tid) in the file of the row with the collectives of bridges.
 
-A row is a thread in the file, and the numbers of real threads are smaller.
+A bridge is a module with the interface of another library, such as ngd.horovod. The ids of real
+threads are smaller.
 """
 
 Event: TypeAlias = tuple[int, int, int, int, int]
@@ -177,7 +178,7 @@ def write_after_error(path: Path) -> None:
 
 
 def first(events: Iterable[Event]) -> int:
-    """Return the begin of the first event in ns, or the present time if there are no events."""
+    """Return the start time of the first event, in ns. Without events, return the present time."""
     begins = [event[3] for event in events] + [begin for _, _, begin, _ in bridge_calls()]
     return min(begins, default=_core.clock_ns())
 
@@ -283,12 +284,16 @@ class EventConverter:
 
 
 def details_of(labels: dict[int, list[Label]]) -> dict[int, list[dict[str, str]]]:
-    """Return the type and the variables of each collective, by program and instruction.
+    """Return the result type and the updated variables of each collective.
+
+    The keys of the result are the numbers of the programs. A value is a list with one dict per
+    instruction; the dict is empty if the instruction is not a collective.
 
     The recorded events do not refer to a plan (the list of instructions that a program was made
     from). So the plan of a program is found by comparing labels: the instructions of the plan have
-    the labels of the program. If several plans with these labels differ in a collective, for
-    example in its shape, this collective gets no details.
+    the labels of the program, which are tuples (action, op, call site, start). If several plans
+    with these labels differ in a collective, for example in its shape, this collective gets no
+    details.
     """
     details_of_labels: dict[tuple[Label, ...], list[dict[str, str]]] = {}
     remaining = list(plans())
@@ -307,7 +312,11 @@ def details_of(labels: dict[int, list[Label]]) -> dict[int, list[dict[str, str]]
 
 
 def collectives_of(plan: Plan) -> list[dict[str, str]]:
-    """Return the type and the variables of each instruction that is part of a collective."""
+    """Return one dict per instruction of a plan: empty if it is not part of a collective.
+
+    "type" is the dtype and shape of the result of the collective. "variables" has the names of the
+    variables that are updated from this result.
+    """
     variables = variables_of(plan)
     details: list[dict[str, str]] = [{} for _ in plan.steps]
     for number, names in variables.items():

@@ -15,7 +15,7 @@ from ..passes import Plan
 from .first_runs import FirstRun, Record
 
 Call: TypeAlias = tuple[str, str]
-"""A collective, such as "all_reduce(sum)", and its call site."""
+"""A tuple of a collective, such as "all_reduce(sum)", and its call site, as texts."""
 
 
 class Recording:
@@ -33,7 +33,7 @@ class Recording:
 
 
 class Latecomers:
-    """The number of times that each rank arrived last at a collective, during a recording."""
+    """Counts of how often each rank arrived last, per collective and call site, in a recording."""
 
     def __init__(self) -> None:
         self.before = count_last_arrivals()
@@ -129,7 +129,7 @@ def record_block(most_events: int) -> Iterator[Recording]:
 
 
 def register_step(step: Any) -> None:
-    """Register a step that was just compiled, for the present recording and for later ones."""
+    """Add a step that was just compiled to the steps that recordings report."""
     has_plan = getattr(step, "plan", None) is not None
     if has_plan:
         _steps.add(step)

@@ -17,7 +17,7 @@ from .first_runs import Record, subtract_record
 from .rows import NEVER, Peaks, Row, dtype_of, rows_of, steps_of
 
 NUM_SHARES: Final = 10
-"""The largest number of kinds of instructions that a summary lists."""
+"""The largest number of items of `Report.shares` that a summary lists."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,10 @@ class Report:
         return sum((row.cost for row in self.rows if row.depth == 0), Cost())
 
     def shares(self) -> dict[str, float]:
-        """Return the share of each kind of instruction in the step's time, from 0 to 1.
+        """Return the share of each op in the step's time, from 0 to 1, the largest share first.
 
-        The largest share comes first.
+        The start and the wait of a collective are separate items, such as "wait all_reduce".
+        Instructions inside of a loop or branch count as part of the loop or branch.
         """
         totals: dict[str, float] = {}
         for row in self.rows:

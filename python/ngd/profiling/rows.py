@@ -15,7 +15,7 @@ from .first_runs import Record, Times
 from .recording import last_arrival_counts
 
 NEVER: Final[Times] = (0, 0, 0, 0)
-"""The times of an instruction that has not run."""
+"""The times of an instruction that has not run: all are 0."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class Row:
     Attributes
     ----------
     number : str
-        The number in the program. "4.1.0" is instruction 0 of program 1 of instruction 4, which is
-        a loop or a branch.
+        The number in the program. "4.1.0" is instruction 0 of body 1 of instruction 4, which is a
+        loop or a branch.
     action : str
         "run", "start" or "wait" of a collective, "scan", or "cond".
     op : str
@@ -129,9 +129,9 @@ class Row:
     It may exceed 1, because caches are faster than memory.
     """
     flight: float = 0.0
-    """The time from the start of a collective to the end of its wait, in seconds, for a wait."""
+    """For a wait: the time from the collective's start to the end of the wait, in seconds."""
     last: Mapping[int, int] = field(default_factory=dict)
-    """The number of times that each rank arrived last, over all collectives of this op and line."""
+    """For a wait: how often each rank arrived last at collectives of this op and call site."""
     variables: tuple[str, ...] = ()
     """The names of the variables that are updated from the result, for a start or wait."""
 
@@ -163,7 +163,7 @@ class Row:
 
 
 def steps_of(plan: Plan) -> Iterator[Instruction]:
-    """Yield all instructions of a plan, including those of loops and branches."""
+    """Yield all instructions of a plan. The instructions inside of a loop or branch follow it."""
     for step in plan.steps:
         yield step
         for body in step.bodies:

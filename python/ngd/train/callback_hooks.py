@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 CALLBACKS: Final = "callbacks"
-"""The key of the callbacks' states in the position of a checkpoint.
+"""The key of the callbacks' states in the dict that the trainer saves with the variables.
 
-The position is the dict that the trainer saves with the variables. It also has the epoch and the
-step of the next batch.
+The code calls this dict `position`. It also has the epoch and the step of the next batch.
 """
 HOOKS: Final = ("on_step", "on_epoch")
 """The names of the methods of a callback that the trainer calls."""

@@ -212,7 +212,7 @@ class EarlyStopping(Callback):
         return {name: getattr(self, name) for name in names}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from a result of `state()`.
+        """Restore the best value and the number of epochs without improvement.
 
         Parameters
         ----------

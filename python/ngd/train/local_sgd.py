@@ -52,7 +52,7 @@ MAX_WORLDS: Final = 16
 If all of them fail, the cause is not the loss of a rank, and the error is raised.
 """
 NO_ROUND: Final = -1
-"""The value of the round counter until a rank has exchanged its state with the other ranks."""
+"""The value of DiLoCo's round counter on a rank until its first call of `_catch_up`."""
 
 
 class DiLoCo:
@@ -106,8 +106,9 @@ class DiLoCo:
     Elastic jobs. Under `ngd run --min-ranks` this class joins the world itself, unless `group` is
     given. A lost rank is missing from the next outer step, whose mean is that of the remaining
     ranks. A new rank first receives the weights, the outer optimizer's state, the round and
-    `carried` from a rank that has them. It takes part in the next outer step with weight 0. The
-    same holds for a rank that was disconnected while the other ranks finished a round.
+    `carried` from a rank that has them. It takes part in the next outer step, but its outer
+    gradient does not count in the mean. A rank that was disconnected while the other ranks made an
+    outer step is treated like a new rank.
 
     Wire. float32 sends float64 parameters as float64. bfloat16 rounds each outer gradient, sums in
     float32 and rounds the sum. For a mean M of the values x of n ranks, the error is at most
@@ -251,9 +252,9 @@ class DiLoCo:
     def _outer_step(self, weight: float) -> None:
         """Make an outer step with the ranks of the world at this time.
 
-        `weight` is the weight of this rank in the mean: 1 if it has made the inner steps of the
-        round, and 0 otherwise. In a new world, the ranks that missed rounds first receive the state
-        of a rank that has made all of them. If the step fails because a rank is lost, and the job
+        `weight` is the weight of this rank in the mean: 1 if it has made the inner steps, and 0
+        otherwise. In a new world, the ranks that missed outer steps first receive the state of a
+        rank that has made all of them. If the step fails because a rank is lost, and the job
         is elastic, this rank joins the next world and tries again.
         """
         for num_left in reversed(range(MAX_WORLDS)):
@@ -298,15 +299,15 @@ class DiLoCo:
         shutdown()
 
     def _catch_up(self, ranks: Group) -> tuple[bool, bool]:
-        """Copy the state of an up-to-date rank to the ranks that missed rounds. Collective.
+        """Copy the state of an up-to-date rank to the ranks that missed outer steps. Collective.
 
         Returns
         -------
         has_begun : bool
-            False if all ranks call this for the first time. Then all ranks receive the weights of
+            True if a rank has called this before. If False, all ranks have received the weights of
             rank 0, and no outer step follows.
         is_behind : bool
-            True if this rank missed a round and has received the state.
+            True if this rank missed an outer step and has received the state.
         """
         own_round = self.round
         rounds = all_gather(np.array([own_round]), group=ranks)
@@ -375,7 +376,7 @@ class DiLoCo:
 
 
 class LocalSGD(DiLoCo):
-    """Local SGD: the weights of all ranks are averaged after every `every` inner steps.
+    """Local SGD: the weights of all ranks are averaged each time after `every` inner steps.
 
     It is DiLoCo with the outer optimizer SGD(1.0). With every=1 and plain SGD as the inner
     optimizer it is data-parallel SGD.
@@ -447,7 +448,7 @@ def state_values(state: LiveState) -> tuple[dict[str, Any], bool]:
     """Return the values of a LiveState by name, and its attribute `is_complete`.
 
     The values include pending ones: values that were loaded for variables that do not exist yet.
-    `is_complete` is True if no variable that the state will have is missing from these values.
+    `is_complete` is True if these values include all variables that the state will have.
     """
     values = {name: v.numpy() for name, v in state.variables.items()}
     return values | state.pending, state.is_complete
@@ -475,7 +476,7 @@ def broadcast_state(state: LiveState, root: int, ranks: Group) -> tuple[dict[str
 
 
 def outer_weight_of(leaf: Any) -> Any:
-    """Return the value of a variable or array as the first outer weight.
+    """Return the value of a variable or array as the initial value of an outer weight.
 
     16-bit floats become float32.
     """
@@ -488,7 +489,7 @@ def widen_to_float32(value: Any) -> Any:
 
 
 def sum_over_ranks(term: Node, wire: Any, ranks: Group) -> Node:
-    """Return the sum of the ranks' terms of a mean.
+    """Return the sum over the ranks of `term`, a rank's weighted outer gradient.
 
     `wire` is the dtype in which the terms are sent. With bfloat16 and int8 they are rounded first;
     see the Notes of DiLoCo.

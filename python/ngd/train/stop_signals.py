@@ -30,7 +30,7 @@ class StopSignals:
     Attributes
     ----------
     noted : int
-        The signal that this rank received, or 0.
+        The number of the last signal that this rank received, or 0.
 
     Raises
     ------

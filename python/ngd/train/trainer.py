@@ -45,12 +45,12 @@ LOG: Final = "log.jsonl"
 def evaluate(metric: Callable[..., Any], loader: Any, *, group: Any = None) -> list[float]:
     """Return the means of metrics over all samples of a loader, on all ranks.
 
-    All ranks of the group must call it, including a rank without a sample.
+    All ranks of the group must call it, including ranks that have no sample.
 
     Parameters
     ----------
     metric : callable
-        A function of the columns of a batch. It returns a scalar or a sequence of scalars, each a
+        A function of the arrays of a batch. It returns a scalar or a sequence of scalars, each a
         mean over the samples of the batch. A compiled step with scalar outputs is such a
         function.
     loader : Loader
@@ -132,13 +132,14 @@ class Trainer:
     Parameters
     ----------
     step : callable
-        A function of the columns of a batch. It returns the mean loss over all ranks, or a sequence
+        A function of the arrays of a batch. It returns the mean loss over all ranks, or a sequence
         whose first item is the loss. A compiled step and an `@ngd.function` are such functions.
     loader : Loader
         The training batches. Its sampler holds the position in the training.
     variables : structure of variables
-        The contents of a checkpoint: the model's variables, `optimizer.state` and other live
-        states, in any nested structure. The first step may make the variables of a state.
+        The contents of a checkpoint: the model's variables, `optimizer.state` and other
+        LiveState objects, in any nested structure. The first step may make the variables of a
+        LiveState.
     epochs : int
         The number of epochs of the whole training.
     evaluate : callable, optional
@@ -185,7 +186,8 @@ class Trainer:
     TypeError
         An unknown argument, or a callback without `on_step` and `on_epoch`.
     ValueError
-        A number is out of range, `save` is missing, or the checkpoint does not fit.
+        A number is out of range, or `save` is missing although another argument needs it. Or the
+        checkpoint does not match `variables`; see ngd.checkpoint.load.
 
     Notes
     -----
@@ -308,7 +310,7 @@ class Trainer:
             With NGD_CHECK_FINITE=1 the step names the op with the first such value.
         ValueError
             A batch has fewer samples than there are ranks. Or after the first step, the values and
-            variables of a live state do not match: the loaded checkpoint has a value for which no
+            variables of a LiveState do not match: the loaded checkpoint has a value for which no
             variable was made, or it lacks the value of a variable.
         TypeError
             The step did not return a loss, or a callback did not return True, False or None.
@@ -387,6 +389,7 @@ class Trainer:
     def _call(self, hook: str, value: Any) -> None:
         """Call the method `hook` of all callbacks that have it, with this trainer and a value.
 
+        The value is the loss for "on_step" and the results of the evaluation for "on_epoch".
         If one returns True, this sets `_must_stop`. `_agree_on_stop` then ends the training on all
         ranks.
         """
@@ -425,7 +428,7 @@ class Trainer:
             A variable is NaN or infinite, but was not when the trainer was constructed.
         ValueError
             A step has run, and the loaded checkpoint has a value for which no variable was made, or
-            lacks the value of a variable of a live state.
+            lacks the value of a variable of a LiveState such as `optimizer.state`.
 
         Examples
         --------
@@ -467,7 +470,8 @@ class Trainer:
     def _saved(self) -> dict[str, Any]:
         """Return the arguments `variables` and `private` of checkpoint.save, in a dict.
 
-        `private` has the buffers of the model, which may differ between ranks.
+        `variables` is the argument of the constructor. `private` has the buffers of the model,
+        which may differ between ranks. A buffer may be in both.
         """
         private = {} if self.model is None else self.model.buffers()
         return {"variables": self.variables, "private": private}
@@ -521,8 +525,8 @@ def step_of(line: str) -> float:
 class Log:
     """A log of the losses and results: a file of JSON lines, and files for TensorBoard.
 
-    Without a folder nothing is written. Lines of an earlier run after step `done` are removed,
-    because those steps run again.
+    Without a folder nothing is written. `done` is the step from which the training continues.
+    Lines of an earlier run for later steps are removed, because those steps run again.
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None, done: int) -> None:
