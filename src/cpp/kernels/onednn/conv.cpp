@@ -47,7 +47,7 @@ memory::desc plain(const TensorType& type, std::int64_t groups = 1) {
 memory::desc bias_of(const ConvShape& s) { return plain({s.bias_dtype, {s.weights.shape[0]}}); }
 
 // Return the memory layout of the input or the output of a convolution. The shape in `type` names
-// the channels before the spatial axes, also if the channels come last in memory.
+// the channels before the spatial axes, even if the channels come last in memory.
 memory::desc stored_layout(const TensorType& type, const ConvShape& s) {
   if (!s.channels_last) return plain(type);
   Shape shape = type.shape;
