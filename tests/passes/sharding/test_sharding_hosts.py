@@ -296,9 +296,11 @@ def test_a_rank_that_fails_in_the_update_is_reported_on_all_ranks(shard: str) ->
     for rank, said in enumerate(words):
         assert said["error"] == ("NotFiniteError" if rank in mine else "RemoteRankError"), words
         assert "NGD_CHECK_FINITE" in said["message"], words
-        # Its host had written all shards, and those of the other host are lost.
-        whole = shard == "world" and rank > 1
-        assert said["held"] == ["GroupClosedError" if whole else "PoisonedVariableError"], words
+        held = {"PoisonedVariableError"}
+        if shard == "world" and rank > 1:
+            # If its host had written all shards, only those of the other host are lost.
+            held.add("GroupClosedError")
+        assert set(said["held"]) <= held, words
 
 
 def trains_until_a_death(per_host: int, shard: str) -> dict[str, Any]:
