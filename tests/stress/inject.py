@@ -22,12 +22,7 @@ of the reachable sites were reached.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import ctypes
 import errno
-import faulthandler
-import gc
-import glob
 import importlib.util
 import itertools
 import json
@@ -35,8 +30,6 @@ import math
 import os
 import pickle
 import random
-import re
-import select
 import shutil
 import signal
 import socket
@@ -54,342 +47,26 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tests.stress.inject_sites import FUNCTIONS, Sites, find
+from tests.stress.inject_hook import (
+    ALL_LATER,
+    BUILD,
+    HOOK,
+    HOW,
+    LOST,
+    PACKAGE,
+    ROOT,
+    TRUNCATED,
+    E,
+    Fault,
+    Hook,
+    module,
+)
+from tests.stress.inject_judge import judge
+from tests.stress.inject_rank import SECONDS, rank_main
+from tests.stress.inject_sites import Sites, find
 from tests.stress.inject_unreached import CALLED_BY_OTHERS, CANNOT_FAIL, UNREACHED, reasons
 
-ROOT = Path(__file__).parents[2]
-BUILD = ROOT / "build" / "inject"
-PACKAGE, HOOK = BUILD / "package", BUILD / "inject-hook.so"
 WANTED_SHARE = 0.95
-SECONDS = 40.0
-"""A run that takes more seconds counts as hung."""
-
-MOST_SITES = 4096
-LOST, TRUNCATED = -2, -3  # as in inject.cpp
-ALL_LATER = "every later allocation, too"
-
-E = errno
-HOW: dict[str, tuple[int, ...]] = {
-    "allocate": (E.ENOMEM,),
-    "aligned_alloc": (E.ENOMEM,),
-    "mmap": (E.ENOMEM,),
-    "madvise": (E.EINVAL,),
-    "memfd_create": (E.EMFILE,),
-    "ftruncate": (E.ENOSPC, E.EINTR),
-    "fallocate": (E.ENOSPC, E.EINTR),
-    "fcntl": (E.EPERM,),
-    "fstat": (E.ENOMEM,),
-    "socket": (E.EMFILE,),
-    "bind": (E.ENOMEM,),
-    "listen": (E.EADDRINUSE,),
-    "accept4": (E.EMFILE, E.EINTR, E.ECONNABORTED),
-    "connect": (E.EACCES, E.EINTR, E.EAGAIN),
-    "sendmsg": (E.EPIPE, E.EINTR, E.ENOBUFS),
-    "recvmsg": (E.ECONNRESET, E.EINTR, TRUNCATED),
-    "poll": (E.EINTR, E.ENOMEM),
-    "getsockopt": (E.ENOBUFS,),
-    "setsockopt": (E.ENOBUFS,),
-    "getrlimit": (E.EINVAL,),
-    "getrusage": (E.EINVAL,),
-    "opendir": (E.EMFILE,),
-    "sched_getaffinity": (E.EINVAL,),
-    "sched_setaffinity": (E.EINVAL,),
-    "sysconf": (E.EINVAL,),
-    "futex_wait": (E.EINTR, E.EAGAIN),
-    "futex_wake": (LOST,),
-    "pidfd_open": (E.ENOSYS,),
-    "getrandom": (E.EINTR,),
-    "pthread_create": (E.EAGAIN,),
-    "open": (E.EMFILE, E.EINTR),
-    "read": (E.EIO, E.EINTR),
-    "send": (E.ENOBUFS,),
-    "recv": (E.ENOBUFS, E.EINTR),
-}
-assert set(HOW) == set(FUNCTIONS)
-
-HARMLESS = {E.EINTR, E.EAGAIN, E.ECONNABORTED, LOST}
-"""The faults that no rank may notice, except that EAGAIN of pthread_create is an error."""
-
-MAY_LEAVE = {
-    # It is unknown if the descriptor is still ngd's; another one must not be closed.
-    "src/cpp/comm/shm/system.cpp fstat",
-}
-"""Sites whose failure may leave something open."""
-
-ALLOWED = ("MemoryError", "OSError", "InitError", "RankLostError", "RemoteRankError")
-NOTIFIED = ("RemoteRankError", "RankLostError", "InitError", "GroupClosedError")
-
-
-@dataclass(frozen=True)
-class Fault:
-    """Call number `number` of `function` from one site fails, in one rank of a scenario."""
-
-    scenario: str
-    rank: int
-    site: int
-    function: str
-    number: int
-    kind: int
-    goes_on: bool = False
-    step: int = -1
-    """The index of the step, if the steps of the scenario are independent."""
-
-
-class Hook:
-    """The library inject.cpp in this process."""
-
-    def __init__(self, sites: Sites) -> None:
-        self.library = ctypes.CDLL(str(HOOK))
-        n = len(sites.ends)
-        ends, begins = (ctypes.c_uint64 * n)(*sites.ends), (ctypes.c_uint64 * n)(*sites.begins)
-        numbers = (ctypes.c_int32 * n)(*sites.numbers)
-        size = ctypes.c_size_t(n)
-        assert len(sites.names) <= MOST_SITES
-        built = str(module()).encode()
-        if self.library.inject_install(built, ends, begins, numbers, size) != 0:
-            from ngd import _core
-
-            raise SystemExit(
-                f"inject: expected ngd to be loaded from {module()}, which has the breakpoints' "
-                f"addresses; got {_core.__file__}. Uninstall the editable ngd of this environment."
-            )
-        self.sites = sites
-        for name in ("inject_reached", "inject_failed"):
-            getattr(self.library, name).restype = ctypes.POINTER(ctypes.c_uint8)
-        self.library.inject_calls.restype = ctypes.POINTER(ctypes.c_uint32)
-        self.set_breakpoints()
-
-    def set_breakpoints(self) -> None:
-        """Set a breakpoint at every site that was not reached so far."""
-        assert self.library.inject_break() == 0
-
-    def arm(self, fault: Fault) -> None:
-        """Start to count calls, and let the call fail that the fault selects."""
-        function = FUNCTIONS.index(fault.function)
-        self.library.inject_arm(fault.site, function, fault.number, fault.kind, fault.goes_on)
-
-    def disarm(self) -> int:
-        """Let no further calls fail, and return the number of failures."""
-        return int(self.library.inject_disarm())
-
-    def count(self, rank: int) -> None:
-        """Count the calls of this rank; with -1, count none."""
-        self.library.inject_count(rank)
-
-    def calls(self, rank: int) -> dict[tuple[int, str], int]:
-        """Return the number of calls per site and function in a rank."""
-        import numpy as np
-
-        n = MOST_SITES * len(FUNCTIONS)
-        counts = np.ctypeslib.as_array(self.library.inject_calls(rank), (n,))
-        return {
-            (int(index) // len(FUNCTIONS), FUNCTIONS[int(index) % len(FUNCTIONS)]): int(
-                counts[index]
-            )
-            for index in np.flatnonzero(counts)
-        }
-
-    def forget_calls(self) -> None:
-        """Restart the count of calls at 0."""
-        self.library.inject_forget_calls()
-
-    def flags(self, which: str) -> set[int]:
-        """Return the sites that were "reached", or that have "failed"."""
-        flags = getattr(self.library, f"inject_{which}")()
-        return {site for site in range(len(self.sites.names)) if flags[site]}
-
-    def blocks(self) -> dict[str, int]:
-        """Return the number of allocated blocks per site."""
-        counts = (ctypes.c_uint32 * MOST_SITES)()
-        self.library.inject_blocks(counts)
-        names = self.sites.names
-        return {names[site]: counts[site] for site in range(len(names)) if counts[site]}
-
-
-# ---- one rank
-
-
-def held_resources() -> dict[str, Any]:
-    """Return the open files, mapped segments, threads and children of this process."""
-    files: list[str] = []
-    for entry in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            name = os.readlink(f"/proc/self/fd/{entry}")
-            files.append(name.split(":")[0] if not name.startswith("/") else name)
-    maps = Path("/proc/self/maps").read_text().count("memfd:ngd")
-    tasks = len(os.listdir("/proc/self/task"))
-    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    names = [name for name in sorted(files) if not name.startswith("/proc/")]
-    return {"files": names, "segments": maps, "threads": tasks, "children": children}
-
-
-class Rank:
-    """One rank that runs a scenario and reports errors and leaks."""
-
-    def __init__(self, hook: Hook, fault: Fault, rank: int, peer: socket.socket) -> None:
-        from tests.stress.inject_scenarios import SCENARIOS
-
-        self.hook, self.fault, self.rank, self.peer = hook, fault, rank, peer
-        self.scenario = SCENARIOS[fault.scenario]
-        self.has_fault = fault.rank == rank
-        self.errors: list[dict[str, Any]] = []
-        self.fired = 0
-        self.calls: list[Any] = []
-
-    def record(self, step: str, error: BaseException, expected: bool) -> None:
-        """Record an error."""
-        kinds = [kind.__name__ for kind in type(error).__mro__]
-        text = {"step": step, "kind": kinds[0], "kinds": kinds, "message": str(error)[:300]}
-        self.errors.append({**text, "expected": expected})
-
-    def join(self, seconds: float) -> None:
-        """Join the world, and retry after an error. The other rank retries, too."""
-        import ngd
-
-        end = time.monotonic() + seconds
-        while True:
-            try:
-                ngd.init()
-            except (ngd.errors.Error, MemoryError, OSError) as error:
-                self.record("init", error, False)
-                self.fired = max(self.fired, self.hook.disarm())
-                if time.monotonic() > end or self.other_is_done():
-                    raise
-                time.sleep(0.02)
-            else:
-                return
-
-    def other_is_done(self) -> bool:
-        """Return if the other rank waits in meet()."""
-        return select.select([self.peer], [], [], 0)[0] != []
-
-    def retry(self, step: Any) -> bool:
-        """Call a step again after its error, and return if it works."""
-        from ngd.errors import GroupClosedError
-
-        self.fired = max(self.fired, self.hook.disarm())
-        last = self.errors[-1]
-        concerned = self.has_fault or is_for_want_of_memory(last["message"])
-        if last["expected"] or not concerned or not self.scenario.again:
-            return False
-        try:
-            step.call()
-        except GroupClosedError:
-            last["closed"] = True
-            return False
-        except BaseException as error:
-            self.record(f"{step.name}, again", error, isinstance(error, step.expects))
-            return False
-        return True
-
-    def run_steps(self) -> None:
-        """Run the steps with the fault, until one closes the group."""
-        steps = self.scenario.steps(self.rank)
-        self.hook.count(self.rank)
-        if self.has_fault:
-            self.hook.arm(self.fault)
-        for number, step in enumerate(steps):
-            if self.scenario.independent and self.fault.step not in (-1, number):
-                continue
-            try:
-                making = self.scenario.name.startswith("making")
-                self.join(8) if making and step.name == "init" else step.call()
-                if step.expects and self.scenario.independent and not self.has_fault:
-                    self.record(step.name, AssertionError("no error"), False)
-            except BaseException as error:
-                self.record(step.name, error, isinstance(error, step.expects))
-                error.__traceback__ = None
-                del error
-                if not self.retry(step) and not self.scenario.independent:
-                    return
-            if self.scenario.independent and self.fault.step == -1:
-                self.calls.append([[*k, n] for k, n in self.hook.calls(self.rank).items()])
-                self.hook.forget_calls()
-
-    def meet(self) -> None:
-        """Wait until the other rank has arrived here, too."""
-        if self.scenario.ranks == 1:
-            return
-        self.peer.settimeout(SECONDS)
-        self.peer.send(b"x")
-        if self.peer.recv(1) != b"x":
-            raise ConnectionError("the other rank has died")
-
-    def leave(self) -> dict[str, Any]:
-        """End the world, and return the resources that are still held."""
-        import ngd
-
-        ngd.shutdown()
-        gc.collect()
-        return held_resources()
-
-    def run(self) -> dict[str, Any]:
-        """Run the scenario, and return the report."""
-        import ngd
-
-        hook, two = self.hook, self.scenario.ranks == 2
-        hook.library.inject_follow()
-        before = held_resources()
-        if self.scenario.joins:
-            ngd.init()
-        self.run_steps()
-        self.fired = max(self.fired, hook.disarm())
-        hook.count(-1)
-        self.meet()
-        report: dict[str, Any] = {"errors": self.errors, "fired": self.fired, "calls": self.calls}
-        report["leaks"] = [] if (after := self.leave()) == before else [before, after]
-        report["blocks"] = hook.blocks()
-        self.meet()
-        if two:
-            self.errors, first = [], self.errors
-            self.join(8)
-            ngd.barrier()
-            report["again"], report["errors"] = self.errors, first
-            if (after := self.leave()) != before:
-                report["leaks"] = [before, after]
-        return report
-
-
-def environment(rank: int, ranks: int, job: str) -> dict[str, str]:
-    """Return the environment variables that a launcher would set."""
-    return {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_RANK": str(rank),
-        "LOCAL_WORLD_SIZE": str(ranks),
-        "NGD_JOB": job,
-        "NGD_COMM": "auto",
-    }
-
-
-def rank_main(
-    hook: Hook, fault: Fault, rank: int, peer: socket.socket, folder: Path, seconds: float
-) -> None:
-    """Run a forked rank. This function does not return."""
-    from tests.stress.inject_scenarios import SCENARIOS
-
-    code = 1
-    try:
-        log = os.open(folder / f"{rank}.err", os.O_WRONLY | os.O_CREAT)
-        os.dup2(log, 2)
-        os.dup2(log, 1)
-        os.close(log)
-        faulthandler.enable()
-        faulthandler.dump_traceback_later(seconds - 3, exit=False)
-        scenario = SCENARIOS[fault.scenario]
-        os.environ["NGD_TIMEOUT"] = "8"
-        os.environ.update(environment(rank, scenario.ranks, folder.name))
-        os.environ.update(scenario.env)
-        report = Rank(hook, fault, rank, peer).run()
-        (folder / f"{rank}.json").write_text(json.dumps(report))
-        code = 0
-    except BaseException as error:
-        import traceback
-
-        traceback.print_exception(error)
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
 
 
 # ---- a run
@@ -472,87 +149,6 @@ def run_all(
                 running.remove(run)
                 yield run.fault, reports
         time.sleep(0.002)
-
-
-def is_for_want_of_memory(message: str) -> bool:
-    """Return if an error says that one of the ranks has too little memory."""
-    return "has no memory" in message or "expected memory for" in message
-
-
-def place_of(site: str) -> str:
-    """Return a site without its line number, which changes often."""
-    return re.sub(r":\d+", "", site)
-
-
-def waits_with_reason(error: dict[str, Any], report: dict[str, Any], failed: list[Any]) -> bool:
-    """Return if a rank waits in init() for the other rank with good reason.
-
-    The other rank had left init() and failed later. This rank got that error in init().
-    """
-    heard = any(e["step"] == "init" and e["kind"] == "RemoteRankError" for e in report["errors"])
-    later = all(e["step"] != "init" for e in failed)
-    return error["step"] == "init" and heard and later
-
-
-def waited_alone(error: dict[str, Any], fault: Fault, reports: dict[int, Any]) -> bool:
-    """Return if a rank failed in init(), and waited when the other rank had left init()."""
-    others = [e for rank, r in reports.items() if rank != fault.rank for e in r["errors"]]
-    through = any(e["step"] != "init" and e["kind"] == "RemoteRankError" for e in others)
-    return (
-        through and error["step"].startswith("init") and error["kind"] == "CollectiveTimeoutError"
-    )
-
-
-def judge(hook: Hook, fault: Fault, reports: dict[int, Any], quiet: Any) -> list[str]:
-    """Return the findings of a run."""
-    from tests.stress.inject_scenarios import SCENARIOS
-
-    findings: list[str] = []
-    again, site = SCENARIOS[fault.scenario].again, place_of(hook.sites.names[fault.site])
-    for rank, report in reports.items():
-        if isinstance(report, str):
-            findings.append(f"rank {rank} {report}")
-    if findings:
-        return findings
-    own_report = reports[fault.rank]
-    failed = [
-        e for e in own_report["errors"] if not e["expected"] and not waited_alone(e, fault, reports)
-    ]
-    is_harmless = fault.kind in HARMLESS and fault.function != "pthread_create"
-    for error in failed:
-        has_message = error["message"].strip() != ""
-        if not set(error["kinds"]) & set(ALLOWED) or not has_message or is_harmless:
-            findings.append(f"{error['step']}: {error['kind']}: {error['message']!r}")
-    failed_again = any(error["step"].endswith(", again") for error in failed)
-    if failed_again:
-        findings.append("called again it did not work")
-    for rank, report in reports.items():
-        if rank != fault.rank:
-            for error in report["errors"]:
-                if error["expected"]:
-                    continue
-                is_notified = bool(set(error["kinds"]) & set(NOTIFIED)) and bool(
-                    failed or error["step"] == "init"
-                )
-                is_notified |= is_for_want_of_memory(error["message"])
-                is_notified |= not again and error["kind"] == "CollectiveTimeoutError"
-                is_notified |= waits_with_reason(error, report, failed)
-                if not is_notified or is_harmless:
-                    findings.append(
-                        f"rank {rank}: {error['step']}: {error['kind']}: {error['message']!r}"
-                    )
-        if report["leaks"] and site not in MAY_LEAVE:
-            findings.append(
-                f"rank {rank} still holds {report['leaks'][1]}, not {report['leaks'][0]}"
-            )
-        for error in report.get("again", []):
-            if not set(error["kinds"]) & {"InitError", "RankLostError"}:
-                findings.append(f"rank {rank}, afterwards: {error['kind']}: {error['message']!r}")
-        for where, count in report["blocks"].items():
-            may_stay = where.startswith("call_site.pxi")  # the texts of call sites
-            if count > quiet[rank].get(where, 0) + 1 and not may_stay:
-                findings.append(f"rank {rank} has left {count} blocks of {where}")
-    return findings
 
 
 # ---- what to run
@@ -641,12 +237,6 @@ def build() -> Path:
     compiler = [os.environ.get("CXX", "g++"), "-std=c++20", "-O1", "-g", "-fPIC", "-shared"]
     subprocess.run([*compiler, str(source), "-o", str(HOOK), "-ldl"], check=True)
     return module()
-
-
-def module() -> Path:
-    """Return the path of the extension module."""
-    (path,) = glob.glob(str(PACKAGE / "ngd" / "_core" / "_core.*.so"))
-    return Path(path)
 
 
 class BuiltPackage(MetaPathFinder):

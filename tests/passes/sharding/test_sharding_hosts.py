@@ -296,11 +296,13 @@ def test_a_rank_that_fails_in_the_update_is_reported_on_all_ranks(shard: str) ->
     for rank, said in enumerate(words):
         assert said["error"] == ("NotFiniteError" if rank in mine else "RemoteRankError"), words
         assert "NGD_CHECK_FINITE" in said["message"], words
-        held = {"PoisonedVariableError"}
+        allowed = {"PoisonedVariableError"}
         if shard == "world" and rank > 1:
-            # If its host had written all shards, only those of the other host are lost.
-            held.add("GroupClosedError")
-        assert set(said["held"]) <= held, words
+            # The notice of the failure may arrive before or after this rank has ended its update.
+            # After it, the rank has its shard, but cannot gather those of the other host.
+            allowed.add("GroupClosedError")
+        (held,) = said["held"]
+        assert held in allowed, words
 
 
 def trains_until_a_death(per_host: int, shard: str) -> dict[str, Any]:
