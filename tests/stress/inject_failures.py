@@ -91,7 +91,7 @@ def mismatch_of_programs(rank: int) -> list[Step]:
     return [Step("compile", build), Step("run", run, (errors.CollectiveMismatchError,))]
 
 
-def late(rank: int) -> list[Step]:
+def arrive_late(rank: int) -> list[Step]:
     """Rank 1 comes too late."""
     late = (errors.CollectiveTimeoutError, errors.RemoteRankError, errors.RankLostError)
 

@@ -13,7 +13,7 @@ from .. import _core
 from ..dtypes import Array, float32, float64
 
 TOP_K: Final = ("sum", "mean")
-"""The values of `op`, the reduction of an all-reduce, that `TopK` supports."""
+"""The reductions (argument `op` of an all-reduce) that `TopK` supports."""
 
 
 class TopK:

@@ -349,11 +349,7 @@ def _check_words(command: Sequence[str], environment: Mapping[str, str]) -> None
 
 
 class _Job:
-    """The driver of an elastic job: the hosts that it may use, and the worlds that it starts.
-
-    A world is one start of ranks on hosts. The driver starts another one when hosts join or are
-    lost.
-    """
+    """The driver of an elastic job: its hosts, and the worlds (sets of ranks) that it starts."""
 
     def __init__(
         self,
@@ -439,7 +435,11 @@ class _Job:
             time.sleep(POLL_SECONDS)
 
     def _look(self) -> None:
-        """Ask Ray for its nodes; add new hosts, and drop hosts whose nodes are gone."""
+        """Ask Ray for its nodes, start hosts on new ones, and drop hosts whose nodes are gone.
+
+        A node is used if it has the CPUs of all ranks of a host. A host is added to those that a
+        world may use when its actor has started (`_add_host`).
+        """
         alive = {
             node["NodeID"]: node["NodeManagerAddress"]
             for node in ray.nodes()

@@ -455,10 +455,12 @@ def state_values(state: LiveState) -> tuple[dict[str, Any], bool]:
 
 
 def broadcast_state(state: LiveState, root: int, ranks: Group) -> tuple[dict[str, Any], bool]:
-    """Return the `state_values` of rank `root` for a LiveState, on all ranks. Collective.
+    """Send the values of rank `root`'s state to all ranks, and return them. Collective.
 
-    The variables of the state need not exist on the other ranks. So rank `root` first sends the
-    names, dtypes and shapes and `is_complete`, as JSON, and then the values.
+    The result is that of `state_values` on rank `root`: the values by name, and a bool, which is
+    True if they include all variables that the state will have. The variables need not exist on
+    the other ranks. So rank `root` first sends names, dtypes, shapes and the bool as JSON, and then
+    the values.
     """
     values, is_complete = state_values(state)
     types = [[name, value.dtype.name, list(value.shape)] for name, value in values.items()]

@@ -44,7 +44,8 @@ Registry& registry() {
   return all;
 }
 
-// Return a copy of the text of a call site. The copy exists until the process ends.
+// Return a copy of the text of a call site (file and line of a collective). The copy exists until
+// the process ends, because a Collective has only a pointer to it.
 const char* intern(std::string_view site) {
   const std::scoped_lock lock(registry().guard);
   return registry().sites.emplace(site).first->c_str();

@@ -32,9 +32,11 @@ def notify_launcher(environ: Environ | None = None) -> None:
 def send_to_launcher(word: str, environ: Environ) -> bool:
     """Send a message of one word to the `ngd run` that started this process.
 
-    The word "3" means that rank or member 3 is about to end, and "+3" that member 3 waits for the
-    next world. Return True if the word was sent, and False if `ngd run` did not start this process
-    or has ended.
+    The word "3" means that process 3 of the job is about to end. The number is the rank, or in an
+    elastic job the number that `ngd run` gave to the process, which stays the same when ranks
+    change. "+3" means that process 3 of an elastic job waits for the next world (group of all
+    ranks). Return True if the word was sent, and False if `ngd run` did not start this process or
+    has ended.
     """
     path, _, inode = environ.get("NGD_LAUNCHER", "").partition(" ")
     is_foreign = environ.get("NGD_SURROUNDINGS") != surroundings(environ)

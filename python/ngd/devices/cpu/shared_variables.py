@@ -178,13 +178,15 @@ def share(
 ) -> None:
     """Share variables among the ranks of a group, which all call this.
 
-    `shared` has for each variable the bytes that this rank writes: its shard of the host's copy or,
-    if all hosts together have one copy, the part that it keeps.
+    `shared` has a range of bytes per variable. If each host keeps a copy of the variable, the range
+    is the shard of that copy that this rank writes. If all hosts together keep one copy, the range
+    is the part of the value that this rank keeps.
 
     Raises
     ------
     CompileError
-        On all ranks: a variable is shared with other ranks, or the ranks compile different steps.
+        On all ranks: a variable is already shared in another group, or the ranks compile different
+        steps.
     VariableMismatchError
         On all ranks: the ranks hold different values of a variable.
     BusyError

@@ -168,7 +168,7 @@ class Planner:
         self.plan.whole = [v for v, _ in updates if v.op is VARIABLE]
         self.storages = Storages(graph, self.plan)
         self.started: dict[Node, int] = {}
-        """For the start of a collective, the number of its instruction."""
+        """The number of the instruction that starts a collective, by the node of that start."""
         self.gathered: dict[Node, Storage] = {}
         """For the start of an all_gather whose operand is computed inside its result: the storage
         of the result."""

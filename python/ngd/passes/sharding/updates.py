@@ -146,7 +146,7 @@ class Levels(NamedTuple):
     """The largest number of totals (reductions to one element) on a path that ends at a node."""
     last_collective: dict[Node, int]
     """For each node, the highest number in the order of collectives (`collective_number`) among the
-    node and the nodes that it is computed from; -1 if there is no collective among them."""
+    node and the nodes that it is computed from; -1 if none of them is a collective."""
 
 
 def levels_of(graph: Graph, totals: set[Node]) -> Levels:

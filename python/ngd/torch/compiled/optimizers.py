@@ -321,8 +321,8 @@ class TranslatedOptimizer:
     def show_state(self) -> None:
         """Replace PyTorch's state tensors by new tensors that are views of ngd's state.
 
-        The old tensors must not become views: `load_state_dict` of PyTorch keeps the tensors of its
-        argument, and these must not change.
+        The old tensors keep their memory, because they may be the user's: PyTorch's
+        `load_state_dict` keeps the tensors of the dict that it gets. Steps must not change those.
         """
         for p, variables in self._states.items():
             missing = [name for name in variables if (p, name) not in self._shown]

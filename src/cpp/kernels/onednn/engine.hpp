@@ -75,10 +75,10 @@ class Threaded {
     return Plan(query);
   }
 
-  // Run the kernel on one thread, in a forked child: no second thread may start there
-  // (device/threads.hpp). A primitive cannot run on fewer threads than it was built for. So the
-  // first call of this function builds other primitives for one thread, with their own scratch
-  // memory, and later calls use them again.
+  // Run the kernel on one thread. A process that was forked calls this, because it may not start a
+  // second thread (device/threads.hpp). A primitive cannot run on fewer threads than it was built
+  // for. So the first call builds other primitives for one thread, with their own scratch memory,
+  // and later calls use them again.
   void run_on_one_thread(const KernelArgs& args) const {
     const ThreadScope scope(1);
     if (one_thread_primitives_ == nullptr) {

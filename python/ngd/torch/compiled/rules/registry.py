@@ -21,8 +21,8 @@ from ....graph.node import Node
 from ....graph.variable import constant
 
 NodeOrNodes = Any
-"""The result of a rule: a node, or a tuple for an op with several outputs. In a tuple, None stands
-for an output that the rule does not compute, because no exported graph reads it."""
+"""The result of a rule: a node, or a tuple for an op with several outputs. In a tuple, an
+output is None if the rule does not compute it, because no exported graph reads it."""
 
 
 class T(NamedTuple):
