@@ -326,10 +326,14 @@ def uniform() -> None:
         ops.all_gather(x),
         ops.broadcast(x),
         ops.all_gather_v(x, counts=[2 * world.size] * world.size),
-        ops.all_reduce(ngd.constant(3.0), op="sum", group=half),
+        ops.all_reduce(ngd.constant(3.0), op="max", group=half),
+        ops.broadcast(ngd.constant(3.0), group=half),
     ]
     assert [node.uniform for node in equal] == [True] * len(equal)
     varying = [
+        ops.all_reduce(ngd.constant(3.0), op="sum", group=half),  # 6 on ranks 0 and 2, 3 on rank 1
+        ops.all_reduce(ngd.constant(3.0), op="mean", group=half),
+        ops.all_gather(ngd.constant([3.0]), group=half),
         ops.all_reduce(x, op="max", group=half),
         ops.all_gather(x, group=half),
         ops.reduce_scatter(equal[0], op="sum"),

@@ -10,7 +10,7 @@ replaces each LaunchedWorld by it.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -118,13 +118,6 @@ def with_group(call: str, attrs: Mapping[str, Any], group: Ranks | None) -> dict
     return dict(attrs) if group is None else {**attrs, "group": expect_member(call, group)}
 
 
-def is_equal_on_all_ranks(inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
-    """Return True if the result of a collective is equal on all ranks of the world.
-
-    The caller has checked that all ranks of one group get the same result. If the group is the
-    world, this is enough. Otherwise ranks in different groups may get different results, so the
-    result counts as equal only if all inputs are equal on all ranks of the world.
-    """
-    group = attrs.get("group")
-    of_world = group is None or is_launched(group) or group is joined_world()
-    return of_world or all(x.uniform for x in inputs)
+def is_world(group: Ranks | None) -> bool:
+    """Return True if the group of a collective is the world; None stands for the world too."""
+    return group is None or is_launched(group) or group is joined_world()

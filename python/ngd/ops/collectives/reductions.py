@@ -52,7 +52,7 @@ from .._operands import Value, as_node, compute_dtype, scalar
 from .._shape import stop_gradient
 from .._transcendental import log, power
 from .checks import expect_reduction, expect_root
-from .groups import ONE_RANK, Ranks, is_equal_on_all_ranks, with_group
+from .groups import ONE_RANK, Ranks, is_world, with_group
 
 __all__ = ["all_reduce", "broadcast", "own_rank", "reduce"]
 
@@ -82,7 +82,17 @@ class Collective(Op):
             cls.dtypes = ()
 
     def is_uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
-        return self.kind.has_equal_results and is_equal_on_all_ranks(inputs, attrs)
+        if is_world(attrs.get("group")):
+            return self.kind.has_equal_results
+        return self.keeps_equal_operands(attrs) and all(x.uniform for x in inputs)
+
+    def keeps_equal_operands(self, attrs: Mapping[str, Any]) -> bool:
+        """Return True if the result equals the operand whenever all ranks have the same operand.
+
+        A sum does not: it is multiplied by the number of ranks, and this number may differ between
+        groups. A mean does not either, because its sum is rounded.
+        """
+        return False
 
     def submission(self, x: Type, **attrs: Any) -> dict[str, Any]:
         """Return the arguments of the communicator that come from the attributes of a node.
@@ -264,6 +274,9 @@ class AllReduce(Collective):
         )
         return cast(where(is_zero, 0, mean), x.dtype)
 
+    def keeps_equal_operands(self, attrs: Mapping[str, Any]) -> bool:
+        return attrs["reduce_op"] in ("min", "max")
+
     def infer(self, x: Type, *, reduce_op: str, algorithm: str, group: Ranks | None = None) -> Type:
         expect_reduction(self.name, reduce_op, x)
         if algorithm not in ALGORITHMS:
@@ -353,6 +366,9 @@ class Broadcast(Collective):
             (as_node(x, where=self.name),),
             with_group(self.name, {"root": as_int(root, self.name, "root")}, group),
         )
+
+    def keeps_equal_operands(self, attrs: Mapping[str, Any]) -> bool:
+        return True
 
     def infer(self, x: Type, *, root: int, group: Ranks | None = None) -> Type:
         return expect_root(self.name, root, group, x)
