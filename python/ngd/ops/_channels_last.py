@@ -25,7 +25,7 @@ from ._shape import transpose, transpose_cheaply
 from ._windows import channels_first_order, channels_last_order, permute_shape
 
 NAME: Final = "channels last"
-"""The name of the layout [N, spatial..., C]. The attribute `layout` of an op has this name."""
+"""The name of the layout [N, spatial..., C] in reports. The ops of this module have this layout."""
 
 
 def channels_first(x: Node) -> Node:
@@ -36,7 +36,8 @@ def channels_first(x: Node) -> Node:
 class ChannelsLast(Op):
     """The base of the ops of this module: a convolution or one of its gradients.
 
-    Data is [N, spatial..., C]. The attributes are those of the op of _convolution.py.
+    Data is [N, spatial..., C]. A node has the attributes of `row_major_op`, the op of
+    _convolution.py for data [N, C, spatial...].
     """
 
     dtypes = FLOATS

@@ -64,8 +64,8 @@ def shifted(alpha: Node, by: int) -> Node:
 def last_alpha(scores: Node, path: Node, num_steps: Node, blank: int) -> Node:
     """Return alpha after the last step of each sequence, for all positions of the path: [N, L].
 
-    N is the number of sequences and L the length of the path with blanks. `scores`, [T, N, L], are
-    the logarithms of the probabilities of the labels of the path in T steps.
+    N is the number of sequences and L the length of the path with blanks. scores[t, n, s] is the
+    logarithm of the probability that sequence n has label path[n, s] in step t.
     """
     steps, n, count = scores.shape
     skips = concat([full((n, min(2, count)), False, bool), not_equal(path[:, 2:], path[:, :-2])], 1)

@@ -48,8 +48,8 @@ from ._operands import (
 MANY: Final = 1000
 """The maximum number of nodes that `is_cast_by_user` searches for a cast of the user.
 
-It searches the nodes that a value is computed from. It returns False if it has found no such cast
-among this number of nodes, so that the search is short in a large graph.
+`is_cast_by_user` searches the nodes that a value is computed from. If it has found no such cast
+when it reaches the maximum, it returns False. So the search is short in a large graph.
 """
 UNARY_SHAPES: Final = ((), (5,), (2, 3, 4), (0, 3), (1, 37))
 BINARY_SHAPES: Final = (
@@ -181,7 +181,8 @@ def note_promotion(where: str, operands: Sequence[Any], nodes: Sequence[Node]) -
 def is_cast_by_user(value: Node) -> bool:
     """Return True if a float64 value comes from a cast of a narrower float that the user made.
 
-    A cast that ngd inserted for promotion does not count. `note_promotion` has noted these casts.
+    The result is False if ngd inserted the cast for promotion: then the cast has a note, which
+    `note_promotion` recorded.
     """
     visited, stack = set[Node](), [value]
     while stack and len(visited) < MANY:

@@ -178,7 +178,10 @@ def _nan_extremum(
     axis: Axis,
     keepdims: bool,
 ) -> Node:
-    """Apply `reduce`, max or min, to the elements that are not NaN; all NaN gives NaN."""
+    """Return the maximum or minimum of the elements that are not NaN, or NaN if all are NaN.
+
+    `reduce` is the op: max or min. `fill_value` replaces NaN before the reduction.
+    """
     node = as_node(x, where=where_)
     if not is_float(node.dtype):
         return reduce(node, axis, keepdims)

@@ -478,7 +478,7 @@ def instance_norm(
     weight, bias : node or array, optional
         [C]: a factor and a summand for each channel.
     eps : float, default 1e-05
-        Added to the variance.
+        A number that is added to the variance.
 
     Examples
     --------
