@@ -220,7 +220,7 @@ _erf = np.vectorize(math.erf, otypes=[np.float64])
 TANH_SATURATES: Final = 16.0
 """A bound for x in the gradient of gelu(x) with approximate="tanh".
 
-If abs(x) > 16, the tanh in the formula of gelu(x) is rounded to 1 or -1 in every dtype, so the
+If abs(x) > 16, the tanh in the formula of gelu(x) is rounded to 1 or -1 in every dtype. So the
 derivative of this tanh is 0. The gradient limits x to [-16, 16] in the derivative, because
 otherwise x**2 could overflow, and 0 times infinity is NaN.
 """

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Convolutions of data in the layout channels last: data and results are [N, spatial..., C].
 
-The kernels of vendor libraries are fast in this layout. If the device has a kernel for these ops,
-the compiler uses them instead of the ops of _convolution.py, whose data is [N, C, spatial...]
-(passes/layouts.py). The layout of weights is unchanged.
+The kernels of vendor libraries are fast in this layout. The ops of _convolution.py have data
+[N, C, spatial...]. The compiler replaces them with the ops of this module if the device has kernels
+for the ops of this module (passes/layouts.py). The layout of weights is unchanged.
 """
 
 from __future__ import annotations

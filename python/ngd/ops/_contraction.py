@@ -154,7 +154,7 @@ def _parse(equation: str, shapes: Sequence[Shape]) -> tuple[list[str], str]:
 def _extents(equation: str, terms: Sequence[str], nodes: Sequence[Node]) -> dict[str, int]:
     """Return the extent of each label, from the shapes of the operands.
 
-    If an axis has size 1 in one operand, it broadcasts, and the extent is that of the others.
+    An axis of size 1 broadcasts: if a label has the sizes 1 and 3 in two operands, its extent is 3.
     """
     extents: dict[str, int] = {}
     for term, node in zip(terms, nodes, strict=True):

@@ -47,7 +47,7 @@ __all__ = ["conv", "conv_transpose"]
 
 
 def _expect(where: str, x: Type, w: Type, groups: int) -> None:
-    """Raise a ShapeError if data x and weights w do not have shapes that fit each other."""
+    """Raise a ShapeError unless x is data [N, C, ...] and w is weights [O, C / groups, ...]."""
     axes = spatial_axes(where, x)
     if not _is_weight(w, axes, groups) or w.shape[1] * groups != x.shape[1]:
         raise ShapeError(
@@ -60,8 +60,8 @@ def _expect(where: str, x: Type, w: Type, groups: int) -> None:
 def _is_weight(w: Type, axes: int, groups: int) -> bool:
     """Return True if w can be the weights of a convolution over `axes` spatial axes.
 
-    This function checks that `groups` is a positive int that divides the size of the first axis of
-    w, that w has `axes` + 2 axes, and that no spatial axis of w has size 0.
+    w needs `axes` + 2 axes, and no spatial axis of size 0. `groups` must be a positive int that
+    divides the size of the first axis of w.
     """
     is_valid_count = isinstance(groups, (int, np.integer)) and groups > 0
     return (
@@ -108,8 +108,8 @@ class ConvolutionOp(Op):
     result, weights = -1, 1
     """Two positions in the list (*operands, result) of this op.
 
-    At the position `result` is the array with the shape of the convolution's result, and at the
-    position `weights` is the array with the shape of the convolution's weights. For example, the
+    `result` is the position of the array that has the shape of the convolution's result. `weights`
+    is the position of the array that has the shape of the convolution's weights. For example, the
     list of conv_data_grad is (dy, w, dx), so the positions are 0 and 1. -1 is the op's own result.
     """
     shape_attr: ClassVar[str] = ""

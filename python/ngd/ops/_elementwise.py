@@ -119,8 +119,8 @@ class Binary(Elementwise):
 def one_dtype(values: Sequence[Value]) -> DType | None:
     """Return the common dtype of the operands if no operand needs a cast, else None.
 
-    A dtype is returned in two cases: all operands are nodes of this dtype, or the nodes have this
-    dtype, it is a float, and the other operands are Python scalars, which adapt to it.
+    The result is a dtype only if all nodes have this dtype and all other operands are Python
+    scalars. With a scalar, the dtype must also be a float: a scalar adapts to each floating dtype.
     """
     dtype, weak = None, False
     for v in values:
@@ -199,7 +199,7 @@ def is_cast_by_user(value: Node) -> bool:
 
 
 def advice(other: Node) -> str:
-    """Return the advice for a promotion to float64: how to change the operand that caused it."""
+    """Return the advice of a warning: how to cast `other`, the cause of a promotion to float64."""
     if not is_float(other.dtype):
         return f'Cast the operand {other.type}: x.astype("float32").'
     if other.op is CONSTANT and not other.shape:

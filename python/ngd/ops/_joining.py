@@ -440,7 +440,8 @@ def repeat(x: Value, repeats: int | Sequence[int] | Array, axis: int | None = No
     Raises
     ------
     ShapeError
-        A number is negative, `repeats` is a node, or the count of numbers does not fit the axis.
+        A number is not an int >= 0, `repeats` is a node, or there is neither one number nor one
+        number per index of the axis.
 
     Examples
     --------

@@ -295,7 +295,7 @@ def _parameters(
 
 
 def _operand(where: str, x: Value) -> tuple[Node, Node]:
-    """Return x as a node of floats, and the same node cast to the dtype that the op computes in."""
+    """Return x as a node of floats, and this node cast to the dtype that the op computes in."""
     node = as_node(x, where=where)
     node = cast(node, float_of(node.dtype))
     return node, cast(node, compute_dtype(node.dtype))

@@ -41,7 +41,7 @@ Axis: TypeAlias = int | Sequence[int] | None
 """The argument `axis`: one axis, several axes, or None for all axes."""
 
 Value: TypeAlias = Node | ArrayLike
-"""An operand: a node, an array, or a Python scalar. A scalar takes the dtype of the others."""
+"""An operand: a node, an array, or a Python scalar, which takes the other operands' dtype."""
 
 FLOATS_16_BIT: Final = (float16, bfloat16)
 """The 16-bit floats."""
@@ -157,8 +157,8 @@ def is_weak(value: Any) -> bool:
 def is_weak_node(node: Node) -> bool:
     """Return True for a node that takes the dtype of the other operand, as a Python float does.
 
-    Such a node is the placeholder for a Python float argument of a step, or a scalar that is
-    computed only from such placeholders and constants. Its own dtype is float64.
+    Such a node is a float64 scalar: the placeholder for a Python float argument of a step, or a
+    scalar that is computed only from such placeholders and constants.
     """
     has_weak_input, seen, pending = False, set[Node](), [node]
     while pending:
@@ -292,7 +292,10 @@ def unchanged_operand(node: Node) -> Node | None:
 
 
 def float_of(dtype: DType) -> DType:
-    """Return the floating dtype that NumPy uses for exp, log and similar functions of a dtype."""
+    """Return the dtype of numpy.exp(x) for x of a dtype, such as float64 for int64.
+
+    A floating dtype is returned unchanged.
+    """
     if dtype in FLOATS:
         return dtype
     return np.exp.resolve_dtypes((dtype, None))[1]
