@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Elementwise activation functions of neural networks.
 
-Their expansions into other ops, and their gradients, neither overflow nor cancel: an exponential is
-computed only of arguments that are not positive.
+Their expansions into other ops and their gradients have neither overflow nor catastrophic
+cancellation. They compute an exponential only of arguments that are not positive.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Activation(Op):
         return narrow(self.compute(widen(x), **attrs), x.dtype)
 
     def attributes(self) -> Iterable[dict[str, Any]]:
-        """Return the attributes with which the op is tested: one dict per set of samples."""
+        """Return dicts of attributes. `samples` yields test samples of the op for each dict."""
         return ({},)
 
     def samples(self) -> Iterable[Sample]:
@@ -220,7 +220,7 @@ _erf = np.vectorize(math.erf, otypes=[np.float64])
 TANH_SATURATES: Final = 16.0
 """A bound for x in the gradient of gelu(x) with approximate="tanh".
 
-If abs(x) > 16, the tanh in the formula of gelu(x) is rounded to 1 or -1 in every dtype, so the
+If abs(x) > 16, the tanh in the formula of gelu(x) is rounded to 1 or -1 in every dtype. So the
 derivative of this tanh is 0. The gradient limits x to [-16, 16] in the derivative, because
 otherwise x**2 could overflow, and 0 times infinity is NaN.
 """
@@ -309,8 +309,8 @@ POSTS: Final[Mapping[str, tuple[Op, Mapping[str, Any]]]] = {
 }
 """The elementwise ops that the kernel of a heavy op, such as a matmul, can apply to its result.
 
-Each one is called a post-operation. The keys are the names by which the kernels know them. The
-values are pairs of the op and its attributes.
+Each one is called a post-operation. A key is the name of a post-operation in kernels, such as
+"relu". A value is a pair: the op, and its attributes.
 """
 
 
@@ -333,13 +333,13 @@ def split_added(operands: Sequence[Any], posts: Sequence[str]) -> tuple[Sequence
 
 
 def adjoint_before_post(node: Node, dy: Node) -> tuple[Node, list[Node]]:
-    """Return the adjoint of the result of a node before its post-operations, and a list.
+    """Return the adjoint of a node's result before its post-operations, and that of the addend.
 
     The node is a matmul or a convolution. Its kernel applies post-operations, such as relu, to the
-    result, and `dy` is the adjoint after all of them. The gradients of the post-operations read the
-    values before and after each post-operation, so this function adds nodes to the graph that
-    compute these values again. The list has the adjoint of the array that the post-operation "add"
-    adds; the list is empty if "add" is not among the post-operations.
+    result. `dy` is the adjoint of the result after all post-operations. The gradients of the
+    post-operations read the values before and after each post-operation. So this function adds
+    nodes to the graph that compute these values again. The addend is the array that the
+    post-operation "add" adds. Its adjoint is returned in a list, which is empty without "add".
     """
     posts: tuple[str, ...] = node.attrs.get("post", ())
     if not posts:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""More activation functions, composed of other ops, as in torch.nn.functional."""
+"""Activation functions of torch.nn.functional that are composed of other ops."""
 
 from __future__ import annotations
 

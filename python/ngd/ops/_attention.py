@@ -58,7 +58,8 @@ _SAMPLES: Final[tuple[tuple[Shape, Shape, Shape, Shape | None, bool], ...]] = (
 def _scores_shape(where_: str, q: Type, k: Type, v: Type) -> Shape:
     """Return the shape of the attention scores, [..., heads, L, S].
 
-    Raise a ShapeError if query q, key k and value v do not fit.
+    Raise a ShapeError unless query q is [..., heads, L, E], key k [..., h, S, E] and value v
+    [..., h, S, V], h divides heads, and S > 0.
     """
     fits = len(q.shape) == len(k.shape) == len(v.shape) and len(q.shape) >= 3
     fits = fits and q.shape[-1] == k.shape[-1] and k.shape[:-1] == v.shape[:-1]
@@ -211,11 +212,11 @@ class Attend(Op):
     """Attention, with two results: the output, and the logsumexp of the scores of each query.
 
     The operands are query [..., heads, L, E], key [..., h, S, E], value [..., h, S, V] and at most
-    one mask. L is the number of queries, S the number of keys and values, E and V the size of a key
-    and of a value, and h the number of key heads, which divides `heads`. Attributes of a node:
-    causal, scale, heads_last. With heads_last, query, key, value and the first result are [..., L,
-    heads, E]. The second result is [..., heads, L] in both cases. Both results are 0 for a query
-    that attends to no key.
+    one mask. Each head has L queries and S keys. A query and a key have size E, and a value has
+    size V. The number of key heads, h, divides `heads`. Attributes of a node: causal, scale,
+    heads_last. With heads_last, query, key, value and the first result have the axis of the heads
+    after that of the positions, such as [..., L, heads, E]. The second result is always
+    [..., heads, L]. Both results are 0 for a query that attends to no key.
     """
 
     name = "attend"
@@ -270,7 +271,7 @@ class Attend(Op):
         return (*adjoints, attend_grad.to_scores(*operands, **node.attrs)[1])
 
     def cost(self, operands: Sequence[Type], results: Sequence[Type], **attrs: Any) -> Cost:
-        """Return the cost of two matmuls over the scores. A mask does not reduce it."""
+        """Return the cost of query @ key^T and of weights @ value. A mask does not reduce it."""
         q, _, v, *_ = operands
         terms = _num_scores(operands, **attrs) * (q.shape[-1] + v.shape[-1])
         return Cost.touching(2 * terms, (*operands, *results))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Convolutions of data in the layout channels last: data and results are [N, spatial..., C].
 
-The kernels of vendor libraries are fast in this layout. If the device has a kernel for these ops,
-the compiler uses them instead of the ops of _convolution.py, whose data is [N, C, spatial...]
-(passes/layouts.py). The layout of weights is unchanged.
+The kernels of vendor libraries are fast in this layout. The ops of _convolution.py have data
+[N, C, spatial...]. The compiler replaces them with the ops of this module if the device has kernels
+for the ops of this module (passes/layouts.py). The layout of weights is unchanged.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ._shape import transpose, transpose_cheaply
 from ._windows import channels_first_order, channels_last_order, permute_shape
 
 NAME: Final = "channels last"
-"""The name of the layout [N, spatial..., C]. The attribute `layout` of an op has this name."""
+"""The name of the layout [N, spatial..., C] in reports. The ops of this module have this layout."""
 
 
 def channels_first(x: Node) -> Node:
@@ -36,7 +36,8 @@ def channels_first(x: Node) -> Node:
 class ChannelsLast(Op):
     """The base of the ops of this module: a convolution or one of its gradients.
 
-    Data is [N, spatial..., C]. The attributes are those of the op of _convolution.py.
+    Data is [N, spatial..., C]. A node has the attributes of `row_major_op`, the op of
+    _convolution.py for data [N, C, spatial...].
     """
 
     dtypes = FLOATS

@@ -76,10 +76,10 @@ def polynomial(x: Node, coefficients: Sequence[float]) -> Node:
 
 
 def as_compute_dtype(where: str, x: Value) -> tuple[Node, DType]:
-    """Return x as a node of the dtype that the function computes in, and the dtype of its result.
+    """Return x cast to the dtype that the function computes in, and the dtype of its result.
 
-    Both are the dtype of x, except that integers become floats, and that 16-bit floats are computed
-    in float32 and returned as 16-bit floats.
+    For 16-bit floats, the first dtype is float32 and the second one is that of x. Otherwise the two
+    dtypes are equal: that of x for floats, and a floating dtype for integers.
     """
     node = as_node(x, where=where)
     dtype = float_of(node.dtype)

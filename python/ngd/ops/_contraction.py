@@ -44,11 +44,12 @@ def einsum(equation: str, *operands: Value) -> Node:  # long because each argume
     Parameters
     ----------
     equation
-        The labels of each operand and of the result, such as "ij,jk->ik". The result may be left
-        out: then it has "..." and the labels that occur once, in alphabetical order. "..." is any
-        number of axes that broadcast. A label that occurs twice in one operand is its diagonal.
+        The labels of each operand and of the result, such as "ij,jk->ik". The labels of the result
+        may be left out: then they are "..." and the labels that occur once, in alphabetical order.
+        "..." is any number of axes that broadcast. A label that occurs twice in one operand takes
+        the diagonal of the two axes.
     operands
-        Arrays of numbers, one per term. They are promoted to one dtype.
+        Arrays of numbers: two for "ij,jk->ik". They are promoted to one dtype.
 
     Raises
     ------
@@ -153,7 +154,7 @@ def _parse(equation: str, shapes: Sequence[Shape]) -> tuple[list[str], str]:
 def _extents(equation: str, terms: Sequence[str], nodes: Sequence[Node]) -> dict[str, int]:
     """Return the extent of each label, from the shapes of the operands.
 
-    If an axis has size 1 in one operand, it broadcasts, and the extent is that of the others.
+    An axis of size 1 broadcasts: if a label has the sizes 1 and 3 in two operands, its extent is 3.
     """
     extents: dict[str, int] = {}
     for term, node in zip(terms, nodes, strict=True):
@@ -194,9 +195,10 @@ def _simplify_term(equation: str, labels: str, x: Node, extents: dict[str, int])
 
 
 def _contraction_path(operands: Sequence[LabeledNode], result: str) -> Iterable[Sequence[int]]:
-    """Return, per contraction, the positions of the operands that it takes from the list.
+    """Return a list of contractions: each one has the positions of its operands in a list.
 
-    As in numpy.einsum_path, the operands are removed from the list and the result is appended.
+    The list has all operands at first. As in numpy.einsum_path, each contraction removes its
+    operands from the list and appends its result. For three operands: [(0, 2), (0, 1)].
     """
     if len(operands) < 3:
         return [tuple(range(len(operands)))]

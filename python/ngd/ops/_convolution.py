@@ -3,9 +3,9 @@
 
 A convolution y = conv(x, w) is linear in the data x and in the weights w. Its adjoints are two ops
 of their own, conv_data_grad(dy, w) and conv_weight_grad(x, dy), each linear in both operands too.
-The gradients of each of the three ops are the other two. Data is [N, C, spatial...], and weights
-are [O, C / groups, kernel...], with 1 to 3 spatial axes: N samples, C channels of the data, and O
-channels of y. 16-bit floats are accumulated in float32 and rounded once.
+The gradient of each of the three ops applies the other two ops. Data is [N, C, spatial...], and
+weights are [O, C / groups, kernel...], with 1 to 3 spatial axes: N samples, C channels of the data,
+and O channels of y. 16-bit floats are accumulated in float32 and rounded once.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = ["conv", "conv_transpose"]
 
 
 def _expect(where: str, x: Type, w: Type, groups: int) -> None:
-    """Raise a ShapeError if data x and weights w do not have shapes that fit each other."""
+    """Raise a ShapeError unless x is data [N, C, ...] and w is weights [O, C / groups, ...]."""
     axes = spatial_axes(where, x)
     if not _is_weight(w, axes, groups) or w.shape[1] * groups != x.shape[1]:
         raise ShapeError(
@@ -60,8 +60,8 @@ def _expect(where: str, x: Type, w: Type, groups: int) -> None:
 def _is_weight(w: Type, axes: int, groups: int) -> bool:
     """Return True if w can be the weights of a convolution over `axes` spatial axes.
 
-    This function checks that `groups` is a positive int that divides the size of the first axis of
-    w, that w has `axes` + 2 axes, and that no spatial axis of w has size 0.
+    w needs `axes` + 2 axes, and no spatial axis of size 0. `groups` must be a positive int that
+    divides the size of the first axis of w.
     """
     is_valid_count = isinstance(groups, (int, np.integer)) and groups > 0
     return (
@@ -82,9 +82,9 @@ def _split_channels(x: Array, groups: int, axis: int) -> Array:
 
 
 def _add_bias(where: str, y: Node, bias: Sequence[Node]) -> Node:
-    """Add a bias to y, one element per channel.
+    """Return y plus a bias that has one element per channel.
 
-    `bias` has one node, or none if the op has no bias. Then the function returns y.
+    `bias` has one node, or is empty if the op has no bias. If it is empty, the result is y.
     """
     for addend in bias:
         if addend.shape != y.shape[1:2]:
@@ -108,8 +108,8 @@ class ConvolutionOp(Op):
     result, weights = -1, 1
     """Two positions in the list (*operands, result) of this op.
 
-    At the position `result` is the array with the shape of the convolution's result, and at the
-    position `weights` is the array with the shape of the convolution's weights. For example, the
+    `result` is the position of the array that has the shape of the convolution's result. `weights`
+    is the position of the array that has the shape of the convolution's weights. For example, the
     list of conv_data_grad is (dy, w, dx), so the positions are 0 and 1. -1 is the op's own result.
     """
     shape_attr: ClassVar[str] = ""
@@ -134,10 +134,9 @@ class ConvolutionOp(Op):
         return Cost.touching(2 * types[self.result].count * terms + extra, types)
 
     def samples(self) -> Iterable[Sample]:
-        """Yield test samples, one per case of a list of shapes and attributes.
+        """Yield one test sample per tuple (data shape, weights shape, strides, padding, ...).
 
-        A case has the shapes of data and weights, the strides, padding, dilations and groups. The
-        method `sample` of the op class makes the sample of a case.
+        The method `sample` of the op class makes the sample from the shapes and attributes.
         """
         for x, w, strides, padding, dilations, groups in (
             ((2, 3, 5), (4, 3, 3), (1,), (1, 1), (1,), 1),
@@ -295,8 +294,8 @@ conv: Final[Conv] = register(Conv())
 def with_channel_bias(node: Node, bias: Node, channels: int) -> Node | None:
     """Return a copy of a convolution that also adds a bias, or None if its kernel cannot add it.
 
-    It can if the bias has one element per channel, and the convolution has neither a bias nor
-    post-operations. `channels` is the axis of the channels in the result.
+    The kernel adds a bias that has one element per channel, unless the convolution has a bias or
+    post-operations already. `channels` is the axis of the channels in the result.
     """
     padded_shape = (*(1,) * (node.ndim - bias.ndim), *bias.shape)
     is_per_channel = all(

@@ -94,7 +94,9 @@ def ones(shape: int | Sequence[int], dtype: Any = float32) -> Node:
 
 
 class Arange(Op):
-    """Return start, start + step, start + 2 * step, ... below stop, as numpy.arange.
+    """Return start, start + step, start + 2 * step, ... up to but not including stop.
+
+    The numbers are those of numpy.arange.
 
     Parameters
     ----------

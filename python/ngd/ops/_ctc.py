@@ -3,9 +3,9 @@
 
 The *path* of a target of S labels has L = 2 S + 1 positions: the labels, with blanks before them,
 between them and after them. In each step an alignment stays at its position, goes to the next one,
-or skips a blank between two different labels. After step t, alpha[s] is the logarithm of the
-total probability of all alignments of the steps 0 to t that are at position s in step t. A scan
-over the steps computes alpha (Graves et al. 2006, section 4.1).
+or skips a blank between two different labels. After step t, alpha[s] is the logarithm of a
+probability: the sum over all alignments of the steps 0 to t that end at position s. A scan over the
+steps computes alpha (Graves et al. 2006, section 4.1).
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def shifted(alpha: Node, by: int) -> Node:
 def last_alpha(scores: Node, path: Node, num_steps: Node, blank: int) -> Node:
     """Return alpha after the last step of each sequence, for all positions of the path: [N, L].
 
-    N is the number of sequences and L the length of the path with blanks. `scores`, [T, N, L], are
-    the logarithms of the probabilities of the labels of the path in T steps.
+    N is the number of sequences and L the length of the path with blanks. scores[t, n, s] is the
+    logarithm of the probability that sequence n has label path[n, s] in step t.
     """
     steps, n, count = scores.shape
     skips = concat([full((n, min(2, count)), False, bool), not_equal(path[:, 2:], path[:, :-2])], 1)

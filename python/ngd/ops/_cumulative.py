@@ -101,11 +101,11 @@ def _shift(x: Node, distance: int, axis: int, fill: float) -> Node:
 def _accumulate(
     where_: str, x: Node, axis: int | None, combine: Callable[[Node, Node], Node], identity: float
 ) -> Node:
-    """Combine each element with all elements before it, in log2(n) rounds.
+    """Combine each element with all elements before it, in log2(n) rounds for n elements.
 
-    `combine` is associative, and `identity` is its neutral element. After round k, an element is
-    the combination of the last 2 ** k elements up to and including its own (Hillis and Steele,
-    "Data parallel algorithms", CACM 29, 1986).
+    `combine` is associative, and `identity` is its neutral element. After round k = 1, 2, ..., the
+    value at index i is the combination of the 2 ** k elements that end at index i (Hillis and
+    Steele, "Data parallel algorithms", CACM 29, 1986).
     """
     line = reshape(x, -1) if axis is None else x
     along = as_axis(where_, 0 if axis is None else axis, line.ndim, x.type)

@@ -74,11 +74,10 @@ class Rule(Protocol):
 class WithGradient(Op):
     """The results of a user's function that has a gradient rule of its own.
 
-    The ops of the function compute values; a with_gradient node returns these values unchanged, so
-    they are its first operands. Its other operands are those of the function. In the backward pass,
-    the rule returns the adjoints of the operands of the function, and None for the values, so the
-    gradients of the ops of the function are not used. Attributes of a node: count, the number of
-    values; rule, the `Rule`.
+    The function reads operands and computes values by other ops. A with_gradient node reads
+    (*values, *operands) and returns the values unchanged. In the backward pass, the rule returns
+    None for each value and the adjoint of each operand. So the gradients of the function's own ops
+    are not used. Attributes of a node: count, the number of values; rule, the `Rule`.
     """
 
     name = "with_gradient"

@@ -214,8 +214,8 @@ def convolve(a: Value, v: Value, mode: str = "full") -> Node:
     a, v
         Numbers of one axis, at least one element each. Integers become float64.
     mode
-        "full" returns all positions at which a and v overlap. "same" returns the length of the
-        longer one. "valid" returns the positions at which they overlap completely.
+        "full" returns all positions at which a and v overlap. "same" returns the middle of these,
+        max(len(a), len(v)) positions. "valid" returns the positions with a complete overlap.
 
     Raises
     ------

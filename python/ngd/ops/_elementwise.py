@@ -48,8 +48,8 @@ from ._operands import (
 MANY: Final = 1000
 """The maximum number of nodes that `is_cast_by_user` searches for a cast of the user.
 
-It searches the nodes that a value is computed from. It returns False if it has found no such cast
-among this number of nodes, so that the search is short in a large graph.
+`is_cast_by_user` searches the nodes that a value is computed from. If it has found no such cast
+when it reaches the maximum, it returns False. So the search is short in a large graph.
 """
 UNARY_SHAPES: Final = ((), (5,), (2, 3, 4), (0, 3), (1, 37))
 BINARY_SHAPES: Final = (
@@ -119,8 +119,8 @@ class Binary(Elementwise):
 def one_dtype(values: Sequence[Value]) -> DType | None:
     """Return the common dtype of the operands if no operand needs a cast, else None.
 
-    A dtype is returned in two cases: all operands are nodes of this dtype, or the nodes have this
-    dtype, it is a float, and the other operands are Python scalars, which adapt to it.
+    The result is a dtype only if all nodes have this dtype and all other operands are Python
+    scalars. With a scalar, the dtype must also be a float: a scalar adapts to each floating dtype.
     """
     dtype, weak = None, False
     for v in values:
@@ -181,7 +181,8 @@ def note_promotion(where: str, operands: Sequence[Any], nodes: Sequence[Node]) -
 def is_cast_by_user(value: Node) -> bool:
     """Return True if a float64 value comes from a cast of a narrower float that the user made.
 
-    A cast that ngd inserted for promotion does not count. `note_promotion` has noted these casts.
+    The result is False if ngd inserted the cast for promotion: then the cast has a note, which
+    `note_promotion` recorded.
     """
     visited, stack = set[Node](), [value]
     while stack and len(visited) < MANY:
@@ -198,7 +199,7 @@ def is_cast_by_user(value: Node) -> bool:
 
 
 def advice(other: Node) -> str:
-    """Return the advice for a promotion to float64: how to change the operand that caused it."""
+    """Return the advice of a warning: how to cast `other`, the cause of a promotion to float64."""
     if not is_float(other.dtype):
         return f'Cast the operand {other.type}: x.astype("float32").'
     if other.op is CONSTANT and not other.shape:

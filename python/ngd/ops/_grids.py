@@ -82,7 +82,7 @@ def pixels_at(x: Node, row: Node, column: Node) -> Node:
 
 
 def expect_images_and_grid(images: Node, points: Node) -> None:
-    """Raise a ShapeError unless there is one grid of points per image, and no image is empty."""
+    """Raise a ShapeError unless the shapes are [N, C, H, W], with H, W > 0, and [N, h, w, 2]."""
     fits = images.ndim == points.ndim == 4 and points.shape[3] == 2
     if not fits or images.shape[0] != points.shape[0] or 0 in images.shape[2:]:
         raise ShapeError(

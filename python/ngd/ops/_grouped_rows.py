@@ -32,17 +32,17 @@ class GroupedOp(Op):
 
     The third operand has, per group, the index after the last row of the group.
 
-    The op computes in the dtype of its operands. Mixed precision does not cast float32 operands of
-    this op to 16-bit floats, so the op computes in float32.
+    The op computes in the dtype of its operands. Mixed precision does not cast its float32 operands
+    to 16-bit floats.
     """
 
     dtypes = FLOATS
 
     def cost(self, operands: Sequence[Type], results: Sequence[Type], **attrs: Any) -> Cost:
-        """Return the cost: a multiplication and an addition per row and matrix element.
+        """Return the cost: 2 * rows * k * n operations if the matrix of each group is [k, n].
 
-        A row is multiplied by the matrix of its group. The cost assumes that each row has a group,
-        because the offsets are not known before the run.
+        The cost assumes that each row belongs to a group, because the offsets are not known before
+        the run.
         """
         weight = (*operands, *results)[self.weight]
         rows, terms = operands[0].shape[0], weight.count // max(weight.shape[0], 1)

@@ -37,8 +37,8 @@ class HostFunction:
     inputs, results : tuple of Type
         The types of the arrays.
     gradient : callable, optional
-        Takes the inputs and the adjoints of the results, and returns the adjoints of the floating
-        inputs, in a tuple if there are several.
+        Takes the inputs, then the adjoints of the results. Returns the adjoints of the floating
+        inputs: one array, or a tuple of arrays for several floating inputs.
     """
 
     def __init__(
@@ -59,9 +59,10 @@ class HostFunction:
         return f"<{self.name}>"
 
     def __call__(self, *arrays: Array) -> tuple[Array, ...]:
-        """Call the function with read-only views of arrays, and return its results.
+        """Call the function with read-only views of arrays, and return a tuple of its results.
 
-        Each result must fit the shape and dtype that were declared for it.
+        Each result must have its declared shape. It is cast to its declared dtype if
+        numpy.can_cast allows this with "same_kind", else a TypeError is raised.
         """
         views = [array.view() for array in arrays]
         for view in views:
@@ -79,9 +80,10 @@ class HostFunction:
         )
 
     def _as_declared(self, number: int, value: Any, wanted: Type) -> Array:
-        """Return one result in its declared dtype; TypeError if its shape or dtype does not fit.
+        """Return a result cast to the declared dtype `wanted.dtype`.
 
-        `number` is the position of the result, for the message.
+        Raise a TypeError if its shape is not `wanted.shape`, or if numpy.can_cast does not allow
+        the cast with "same_kind". `number` is the index of the result, for the error message.
         """
         array = np.asarray(value)
         if array.shape != wanted.shape or not np.can_cast(array.dtype, wanted.dtype, "same_kind"):

@@ -113,8 +113,9 @@ def print(x: Any, name: str = "", *, rank: int | None = None, first_only: bool =
     Returns
     -------
     Node
-        `x`. Use this node in place of `x`. If you do not use it, x is printed only if the compiled
-        step computes x anyway, and never in the body of ops.scan or in a branch of ops.cond.
+        `x`. Use this node in place of `x`. If you do not use this node, x is printed only if the
+        compiled step computes x anyway. An unused print in the body of ops.scan or in a branch of
+        ops.cond never prints.
 
     Notes
     -----

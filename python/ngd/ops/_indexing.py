@@ -108,7 +108,7 @@ def embedding_bag(
     per_sample_weights
         The factor of each row, in the shape of the indices, or None. Only mode "sum" takes it.
     padding_idx
-        A row that does not count and gets no gradient, or None.
+        The index of a row that sums and means leave out and that gets no gradient, or None.
 
     Returns
     -------
@@ -149,9 +149,9 @@ def embedding_bag(
 def _bags(rows: Node, factors: Node, offsets: Value | None) -> tuple[Node, Node]:
     """Return the sum of the rows of each bag, and the sum of the factors of these rows.
 
-    The factor of a row is its weight, 1 without weights, and 0 for a row that does not count. The
-    rows are multiplied by their factors already. Without offsets, rows[i] has the rows of bag i.
-    With offsets, bag i starts at row offsets[i].
+    `rows` are already multiplied by `factors`. The factor of a row is its weight, or 1 without
+    weights; the factor of the row padding_idx of the table is 0. Without offsets, rows[i] has the
+    rows of bag i. With offsets, bag i starts at row offsets[i].
     """
     if offsets is None:
         return sum(rows, 1), sum(factors, 1)

@@ -215,9 +215,9 @@ def append(x: Value, values: Value, axis: int | None = None) -> Node:
     x
         An array.
     values
-        An array of the shape of x except for the axis. If the axis is None, it may have any shape.
+        An array with the shape of x except along `axis`, or with any shape if `axis` is None.
     axis
-        The axis along which they are joined. None, the default, joins the flattened arrays.
+        The axis along which x and values are joined. None, the default, joins the flattened arrays.
 
     Examples
     --------
@@ -368,9 +368,9 @@ def chunk(x: Value, chunks: int, axis: int = 0) -> tuple[Node, ...]:
     x
         An array.
     chunks
-        The number of parts, at least 1. Each part has ceil(n / chunks) elements along the axis of
-        n elements, except that the last part may have fewer. So there may be fewer parts. If n is
-        0, there are `chunks` empty parts.
+        The maximum number of parts, at least 1. Each part has ceil(n / chunks) elements along the
+        axis of n elements, and the last part may have fewer. For example, chunks=4 splits 5
+        elements into three parts of 2, 2 and 1. If n is 0, there are `chunks` empty parts.
     axis
         The axis that is split.
 
@@ -440,7 +440,8 @@ def repeat(x: Value, repeats: int | Sequence[int] | Array, axis: int | None = No
     Raises
     ------
     ShapeError
-        A number is negative, `repeats` is a node, or the count of numbers does not fit the axis.
+        A number is not an int >= 0, `repeats` is a node, or there is neither one number nor one
+        number per index of the axis.
 
     Examples
     --------

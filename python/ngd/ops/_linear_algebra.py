@@ -29,7 +29,9 @@ __all__ = ["cross", "diag", "diagonal", "inner", "kron", "outer", "tensordot", "
 
 @public
 def diagonal(x: Value, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Node:
-    """Return a diagonal of the matrices over two axes, along a new last axis, as numpy.diagonal.
+    """Return a diagonal of each matrix in an array, as numpy.diagonal.
+
+    The result has the axes of x without axis1 and axis2, then the axis of the diagonal.
 
     Parameters
     ----------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""More losses and similarities, composed of other ops, as in torch.nn.functional."""
+"""Losses and similarities of torch.nn.functional that are composed of other ops."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ def nll_loss(
     weight
         [C], a factor for each class, or None. The mean divides by the sum of the weights.
     ignore_index
-        The label of elements that do not count.
+        A label that is allowed too. Elements with this label have the loss 0, and the mean leaves
+        them out.
     reduction
         "mean", "sum" or "none".
 
@@ -164,7 +165,7 @@ def gaussian_nll_loss(
     full
         If True, log(2 * pi) / 2 is added.
     eps
-        The smallest variance. Smaller ones count as eps.
+        A lower bound of the variances: eps replaces a smaller variance.
     reduction
         "mean", "sum" or "none".
 
@@ -209,7 +210,7 @@ def cosine_similarity(a: Value, b: Value, axis: int = 1, eps: float = 1e-8) -> N
     axis
         The axis of the vectors.
     eps
-        The smallest norm. Smaller ones count as eps.
+        A lower bound of each norm: eps replaces a smaller norm.
 
     Notes
     -----

@@ -49,8 +49,8 @@ class MatMul(Op):
     Raises
     ------
     ShapeError
-        The last axis of a is not the second to last one of b, the other axes do not broadcast, or
-        an operand is a scalar.
+        The extents K of a and b differ, the axes before the last two do not broadcast, or an
+        operand is a scalar.
 
     Notes
     -----

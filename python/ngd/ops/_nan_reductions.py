@@ -178,7 +178,10 @@ def _nan_extremum(
     axis: Axis,
     keepdims: bool,
 ) -> Node:
-    """Apply `reduce`, max or min, to the elements that are not NaN; all NaN gives NaN."""
+    """Return the maximum or minimum of the elements that are not NaN, or NaN if all are NaN.
+
+    `reduce` is the op: max or min. `fill_value` replaces NaN before the reduction.
+    """
     node = as_node(x, where=where_)
     if not is_float(node.dtype):
         return reduce(node, axis, keepdims)
@@ -439,9 +442,9 @@ def _nan_quantile(where_: str, x: Value, q: Any, axis: Axis, keepdims: bool, met
     """Return quantiles of the elements that are not NaN.
 
     The axes in `axis` are joined into one last axis. A line is all elements along this axis. Each
-    line is sorted, with NaN at the end. The number n of elements that are not NaN differs from line
-    to line, so the position of a quantile, q * (n - 1), is computed per line. If the position is
-    between two elements, `method` determines the result, such as "linear" for interpolation.
+    line is sorted, with NaN at the end. The position of a quantile in a line is q * (n - 1), where
+    n is the number of elements of the line that are not NaN. If the position is between two
+    elements, `method` determines the result, such as "linear" for interpolation.
     """
     expect_quantiles(where_, q, method)
     node, dtype = as_compute_dtype(where_, x)

@@ -295,7 +295,7 @@ def _parameters(
 
 
 def _operand(where: str, x: Value) -> tuple[Node, Node]:
-    """Return x as a node of floats, and the same node cast to the dtype that the op computes in."""
+    """Return x as a node of floats, and this node cast to the dtype that the op computes in."""
     node = as_node(x, where=where)
     node = cast(node, float_of(node.dtype))
     return node, cast(node, compute_dtype(node.dtype))
@@ -478,7 +478,7 @@ def instance_norm(
     weight, bias : node or array, optional
         [C]: a factor and a summand for each channel.
     eps : float, default 1e-05
-        Added to the variance.
+        A number that is added to the variance.
 
     Examples
     --------

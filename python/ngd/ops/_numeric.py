@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elementwise functions of numbers: rounding, signs, tests for NaN and infinity, and choices."""
+"""Elementwise functions of numbers, such as trunc, copysign, isnan, fmax and select."""
 
 from __future__ import annotations
 

@@ -57,7 +57,8 @@ def isin(
 ) -> Node:
     """Return True where an element is among the test elements, as numpy.isin.
 
-    It compares each pair, so the time is the product of the two numbers of elements.
+    It compares each element with each test element, so the time is proportional to
+    element.size * test_elements.size.
     """
     return searching.isin(element, test_elements, invert)
 
@@ -162,7 +163,10 @@ def _concat_blocks(arrays: Any, depth: int, ndim: int) -> Node:
 
 
 def delete(arr: Any, obj: Any, axis: int | None = None) -> Node:
-    """Remove the elements at known indices along an axis, as numpy.delete."""
+    """Remove the elements at the indices `obj` along an axis, as numpy.delete.
+
+    The indices must be known when the graph is built: a node raises a ShapeError.
+    """
     x = as_node(arr, where="numpy.delete")
     x = shape.reshape(x, -1) if axis is None else x
     along = as_axis("numpy.delete", 0 if axis is None else axis, x.ndim, x.type)

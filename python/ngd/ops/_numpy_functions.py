@@ -58,9 +58,10 @@ def dot(a: Any, b: Any) -> Node:
 
 
 def norm(x: Any, ord: float | None = None, axis: Axis = None, keepdims: bool = False) -> Node:
-    """Return numpy.linalg.norm: a vector norm, or the Frobenius norm of a matrix (ord=None).
+    """Return the norm over one axis or several, as numpy.linalg.norm.
 
-    Any other `ord` for a matrix raises a ShapeError.
+    Over one axis, `ord` is the order of the norm, and None means 2. Over several axes, `ord` must
+    be None, the Frobenius norm; any other value raises a ShapeError.
     """
     where = "numpy.linalg.norm"
     x = as_node(x, where=where)

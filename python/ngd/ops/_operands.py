@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Helpers of all families of ops: operands as nodes, checks of dtypes and axes, compute dtypes."""
+"""Functions for all ops: they convert operands to nodes, check dtypes and axes, choose dtypes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Axis: TypeAlias = int | Sequence[int] | None
 """The argument `axis`: one axis, several axes, or None for all axes."""
 
 Value: TypeAlias = Node | ArrayLike
-"""An operand: a node, an array, or a Python scalar. A scalar takes the dtype of the others."""
+"""An operand: a node, an array, or a Python scalar, which takes the other operands' dtype."""
 
 FLOATS_16_BIT: Final = (float16, bfloat16)
 """The 16-bit floats."""
@@ -54,7 +54,8 @@ Public calls cast integers of other dtypes to one of them.
 MAX_WEAK_NODES: Final = 64
 """The maximum number of nodes that `is_weak_node` searches, so that the search is short.
 
-It searches the nodes that a scalar is computed from, and returns False if there are more.
+`is_weak_node` searches the nodes that a scalar is computed from. If there are more nodes, it
+returns False.
 """
 
 
@@ -85,7 +86,7 @@ def expect_dtype(where: str, types: tuple[Type, ...], allowed: tuple[DType, ...]
 
 
 def cast_fix(types: tuple[Type, ...], allowed: tuple[DType, ...]) -> str:
-    """Return the advice in an error message for operands of a dtype that an op does not accept."""
+    """Return the advice of an error message: how to cast operands to a dtype in `allowed`."""
     dtype = next(d for d in (float32, INDICES[1], bool_, allowed[0]) if d in allowed)
     if any(t.dtype == bool_ for t in types) and allowed == NUMBERS:
         return (
@@ -98,9 +99,11 @@ def cast_fix(types: tuple[Type, ...], allowed: tuple[DType, ...]) -> str:
 def check_indices(
     where: str, indices: Array, size: int, *, negative: bool = True, axis: int | None = None
 ) -> Array:
-    """Raise an OutOfRangeError that names the first index outside of the axis; return the indices.
+    """Return the indices unchanged; OutOfRangeError if one is outside of [0, size).
 
-    src/cpp/kernels/shapes/indices.cpp raises the same message.
+    If `negative` is True, the indices -size to -1 are allowed too. The error message has the first
+    invalid index, its position, `where` and `axis`. src/cpp/kernels/shapes/indices.cpp raises an
+    error with the same message.
     """
     lowest = -size if negative else 0
     bad = np.argwhere((indices < lowest) | (indices >= size))
@@ -154,8 +157,8 @@ def is_weak(value: Any) -> bool:
 def is_weak_node(node: Node) -> bool:
     """Return True for a node that takes the dtype of the other operand, as a Python float does.
 
-    Such a node is the placeholder for a Python float argument of a step, or a scalar that is
-    computed only from such placeholders and constants. Its own dtype is float64.
+    Such a node is a float64 scalar: the placeholder for a Python float argument of a step, or a
+    scalar that is computed only from such placeholders and constants.
     """
     has_weak_input, seen, pending = False, set[Node](), [node]
     while pending:
@@ -252,10 +255,10 @@ def scalar(value: Any, dtype: DType, where: str) -> Node:
 
 
 def local_number(value: float, like: Node) -> Node:
-    """Return a constant that may differ between ranks, such as the rows of a rank's shard.
+    """Return a constant that may differ between ranks, such as 1 / (number of rows of a shard).
 
-    Its attribute `local` excludes the value from the comparison of the ranks' steps: ranks with
-    shards of different lengths still run the same step (passes/fingerprint.py).
+    Ranks compare a hash of their steps (passes/fingerprint.py). The attribute `local` excludes the
+    value from this hash, so ranks with shards of different lengths have equal steps.
     """
     number = scalar(value, like.dtype, "local_number")
     return Node(CONSTANT, (), {**number.attrs, "local": True}, number.type)
@@ -280,15 +283,19 @@ def is_one(node: Node) -> bool:
 
 
 def unchanged_operand(node: Node) -> Node | None:
-    """Return the operand of a node if the node is equal to it, else None.
+    """Return the operand of a node if the node has the same dtype and shape, else None.
 
-    Ops such as cast and reshape call this function: they change nothing if both types are equal.
+    Ops such as cast and reshape call this function: they do not change an operand that has the
+    dtype and shape of the result.
     """
     return node.inputs[0] if node.type == node.inputs[0].type else None
 
 
 def float_of(dtype: DType) -> DType:
-    """Return the floating dtype that NumPy uses for exp, log and similar functions of a dtype."""
+    """Return the dtype of numpy.exp(x) for x of a dtype, such as float64 for int64.
+
+    A floating dtype is returned unchanged.
+    """
     if dtype in FLOATS:
         return dtype
     return np.exp.resolve_dtypes((dtype, None))[1]

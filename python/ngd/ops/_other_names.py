@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names in ngd.ops of functions that other libraries name differently."""
+"""The functions that have other names in NumPy, PyTorch and similar libraries than in ngd.ops."""
 
 from __future__ import annotations
 
