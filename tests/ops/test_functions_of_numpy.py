@@ -699,6 +699,25 @@ def test_nan_functions_of_rows_of_nan_follow_numpy() -> None:
     assert slope.tolist() == [[0, 0], [0, 0]]
 
 
+def test_fmod_of_the_smallest_integer_and_of_negative_zero_equals_numpy() -> None:
+    smallest = np.iinfo(np.int64).min
+    first, second = (
+        np.array([smallest, smallest, 7, -7, 7, -6]),
+        np.array([3, -3, smallest, 3, -3, 3]),
+    )
+    npt.assert_array_equal(value(ops.fmod(first, second)), np.fmod(first, second))
+    small = np.arange(-128, 128).astype(np.int8)
+    pairs = small[:, None], small[small != 0]
+    npt.assert_array_equal(value(ops.fmod(*pairs)), np.fmod(*pairs))
+    floats = (
+        np.array([-0.0, 0.0, -4.0, 4.0, -5.5, -1e-20]),
+        np.array([2.0, 2.0, 2.0, -2.0, 2.0, 1.0]),
+    )
+    result, expected = value(ops.fmod(*floats)), np.fmod(*floats)
+    npt.assert_array_equal(result, expected)
+    npt.assert_array_equal(np.signbit(result), np.signbit(expected))
+
+
 def test_gradients_of_composed_functions_equal_literals() -> None:
     x = ngd.placeholder("x", (2, 3), "float64")
     loss = np.nanmax(x) + ops.sum(np.isclose(x, 1.0) * x) + ops.sum(np.flipud(x)[0])

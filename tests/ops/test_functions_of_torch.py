@@ -316,6 +316,9 @@ def test_embedding_bag_equals_literals() -> None:
     assert value(found).tolist() == [[2, 4], [0, 0], [8, 10]]
     found = ops.embedding_bag([[0, 1], [1, 1]], table, padding_idx=1)
     assert value(found).tolist() == [[1, 2], [0, 0]]
+    unused = np.array([[1.0, 2.0], [np.nan, np.inf]])
+    found = ops.embedding_bag([[0, 1], [1, 1]], unused, padding_idx=1)
+    assert value(found).tolist() == [[1, 2], [0, 0]]
     with pytest.raises(ShapeError, match=r"^embedding_bag: expected \[bags, n\], or \[n\]"):
         ops.embedding_bag([0, 1], table)
     with pytest.raises(ShapeError, match=r"^embedding_bag: expected per_sample_weights"):

@@ -141,7 +141,9 @@ def embedding_bag(
     rows = _rows(where_, table, chosen, padding_idx)
     factors = _factors(rows, chosen, mode, per_sample_weights)
     if padding_idx is not None:
-        factors = where(equal(chosen, padding_idx % table.shape[0]), 0, factors)
+        is_padding = equal(chosen, padding_idx % table.shape[0])
+        factors = where(is_padding, 0, factors)
+        rows = where(expand_dims(is_padding, -1), 0, rows)  # a NaN there must not reach the sum
     total, count = _bags(rows * expand_dims(factors, -1), factors, offsets)
     return total if mode == "sum" else total / expand_dims(maximum(count, 1), -1)
 

@@ -14,7 +14,7 @@ from ..graph.node import Node
 from ..graph.registry import public
 from ._arithmetic import abs, ceil, floor, maximum, minimum, remainder
 from ._casting import as_floats, cast
-from ._compare import equal, less, not_equal, where
+from ._compare import equal, less, logical_and, not_equal, where
 from ._creation import full
 from ._elementwise import align
 from ._operands import Value, as_node, float_of
@@ -76,7 +76,11 @@ def fmod(a: Value, b: Value) -> Node:
         array([-1.5,  1.5])
     """
     first, second = align("fmod", a, b)
-    is_negative = first < 0
+    if not is_float(first.dtype):  # the smallest integer has no magnitude
+        rest = remainder(first, second)
+        has_sign_of_divisor = logical_and(not_equal(rest, 0), not_equal(rest < 0, first < 0))
+        return where(has_sign_of_divisor, rest - second, rest)
+    is_negative = signbit(first)
     magnitude = remainder(where(is_negative, -first, first), abs(second))
     return where(is_negative, -magnitude, magnitude)
 
