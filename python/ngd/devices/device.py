@@ -79,9 +79,9 @@ class Device(Protocol[AgreementType]):
     def compiling(self, group: Group) -> AbstractContextManager[None]:
         """Return a context that the compiler enters for the whole compilation of a step.
 
-        On the CPU device, the ranks compare the types of the step's values in this context. If the
-        compilation then fails on one rank, a new try on this rank uses the stored result. On other
-        devices, the context does nothing.
+        On the CPU device, ranks that share variables compare the types of the step's values in this
+        context. If the compilation then fails on one rank only, a new try on this rank uses the
+        stored result. On other devices, the context does nothing.
         """
         ...
 

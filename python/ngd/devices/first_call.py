@@ -155,7 +155,7 @@ class Watched:
 
     If an exception is raised between the run and the end of the comparison, the other ranks would
     wait for this one. So `run` enters a context that closes the groups in case of an exception. The
-    ExitStack `until_compared` has this context, and the caller leaves it after the comparison.
+    context is on the ExitStack `until_compared`, which the caller closes after the comparison.
     """
 
     def __init__(self, native: Any, step: ComparedStep, until_compared: ExitStack) -> None:

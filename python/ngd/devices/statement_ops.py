@@ -58,10 +58,10 @@ def ops_of_statements(
 ) -> list[Member]:
     """Return the `Member` of each statement of a kernel body: the op that the statement computes.
 
-    `names` has the names of the ops in the body, in order. `op_members` has their `Member`s, then
-    those of the kernel's reductions. Passes insert copies and casts between the statements of these
-    ops, and remove statements that nothing reads. An inserted statement gets the `Member` of the
-    next statement that computes an op. If there is none, it gets the last of `op_members`.
+    `names` has the names of the ops in the body, in order. `op_members` has the `Member` of each of
+    them, then of each reduction of the kernel. Passes insert copies and casts between the
+    statements of these ops, and remove statements that nothing reads. An inserted statement gets
+    the `Member` of the next statement that computes an op, or else the last of `op_members`.
     """
     from difflib import SequenceMatcher  # here, because it is slow to import
 

@@ -305,7 +305,7 @@ def write_slices(
 def share_frozen(
     graph: Graph, sharing: Sharing, storages: Mapping[Node, CpuStorage], site: str
 ) -> None:
-    """Keep one copy per host of the variables that a step only reads, if the ranks agree on them.
+    """Keep one copy per host of variables that a step only reads and that are equal on all ranks.
 
     All ranks call this if the nodes of the step have the same shapes and dtypes on all ranks
     (`have_uniform_types`). If a thread uses one of the variables, or a rank has no memory for them,
