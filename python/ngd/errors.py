@@ -109,9 +109,10 @@ class CollectiveMismatchError(CollectiveError):
 
 
 class CollectiveTimeoutError(CollectiveError, TimeoutError):
-    """The error for ranks that did not call a collective, or did not answer, within the timeout.
+    """The error for ranks for which another rank waited longer than the timeout.
 
-    `ranks` are these ranks. The timeout of most calls is NGD_TIMEOUT seconds.
+    The other rank waited in a collective or in ngd.init(), or for a value of the kvstore. `ranks`
+    are the late ranks. The timeout of most calls is NGD_TIMEOUT seconds.
     """
 
 

@@ -99,7 +99,7 @@ def line_of(message: str, level: int, name: str, place: Mapping[str, Any]) -> st
 
 
 def as_json(line: bytes, stream: str, place: Mapping[str, Any]) -> bytes:
-    """Return a line that a rank has printed as a line of JSON.
+    """Convert a line of a rank's output to a line of JSON, and return it.
 
     A JSON object is returned unchanged. Any other text becomes the field message of a new object.
     """
@@ -118,7 +118,10 @@ def as_json(line: bytes, stream: str, place: Mapping[str, Any]) -> bytes:
 
 
 def begin() -> None:
-    """Write the logger "ngd" and uncaught exceptions to standard error as JSON, if NGD_LOG=json."""
+    """Start to log JSON lines to standard error, if NGD_LOG=json.
+
+    The lines are the messages of the logger "ngd" and uncaught exceptions.
+    """
     try:
         is_json = config.log_as_json()
     except InitError:  # ngd.init() and `ngd run` report it
@@ -137,5 +140,5 @@ def begin() -> None:
 def log_uncaught(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """Log an uncaught exception at level CRITICAL, as sys.excepthook."""
+    """Log an uncaught exception at level CRITICAL. `begin` sets sys.excepthook to this."""
     logger.critical("uncaught %s: %s", kind.__name__, error, exc_info=(kind, error, trace))

@@ -180,7 +180,10 @@ LEAF = Structure()
 
 
 def split(tree: Any) -> tuple[type | None, dict[Any, Any]]:
-    """Return the kind of a tree and the value at each of its keys. The kind of a leaf is None."""
+    """Return the container type of a tree, and a dict with the value at each key.
+
+    The keys are those of a mapping, indices or field names. Return (None, {}) for a leaf.
+    """
     if isinstance(tree, Mapping):
         return dict, dict(tree)
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
@@ -269,7 +272,7 @@ def leaves_of(tree: Any) -> list[Any]:
 
 
 def map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
-    """Apply a function to each leaf of a tree, and the leaves of other trees at the same positions.
+    """Call a function with each leaf of a tree and the leaves of other trees at the same position.
 
     Parameters
     ----------

@@ -41,9 +41,9 @@ class CollectiveSequence:
         self.lines: list[list[tuple[str, str]]] = [[]]
         self.heads: list[tuple[str, str]] = []  # the first line of each body that is being added
         self.branches: list[dict[int, int]] = []
-        """One dict per enclosing branch, the innermost last. A dict maps the index of a group to
-        the number of the branch, which counts only branches with collectives of this group; see
-        `add`. A group is absent until the branch has one of its collectives."""
+        """One dict for each branch that contains the next collective, the innermost branch last.
+        The dict maps the index of a group to the number that this group gives to the branch (see
+        `add`). The group is absent until the branch has one of its collectives."""
         self.counted: dict[int, int] = {}
         """A dict from the index of a group to a count: the number of branches so far that have a
         collective of this group. The next such branch gets this count plus 1 as its number."""
@@ -105,10 +105,11 @@ class CollectiveSequence:
         return [hash for _, hash in map(digest, self.lines)]
 
     def sequences(self) -> list[tuple[str, int, int]]:
-        """Return for each group a text of its sequence, a hash of the sequence and one of the step.
+        """Return a tuple (text, hash, computation) for each group.
 
-        The hash of the step is a hash of its computation (passes/fingerprint.py). A group without
-        collectives has ("", 0, 0).
+        `text` lists the collectives of the group in order, and `hash` is a hash of this sequence.
+        `computation` is a hash of the computation of the whole step (passes/fingerprint.py). A
+        group without collectives has ("", 0, 0).
         """
         computes = passes.computation(self.graph, self.precision) if any(self.lines) else 0
         description = f"\n\n{describe_step(self.graph)}, compiled at {self.site}"
@@ -119,9 +120,9 @@ class CollectiveSequence:
 
 
 def collective_line(kind: str, attrs: Mapping[str, Any], type: Type) -> str:
-    """Return the line of a collective in a sequence.
+    """Return the text that describes a collective in a sequence: kind, attributes and type.
 
-    The line leaves out the values that may differ between ranks, such as the algorithm.
+    The text leaves out the values that may differ between ranks, such as the algorithm.
     """
     local = {"algorithm", "receive_counts", "counts" if "receive_counts" in attrs else "algorithm"}
     attrs_text = "".join(f" {k}={v}" for k, v in sorted(attrs.items()) if k not in local)

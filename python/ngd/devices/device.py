@@ -79,8 +79,9 @@ class Device(Protocol[AgreementType]):
     def compiling(self, group: Group) -> AbstractContextManager[None]:
         """Return a context that the compiler enters for the whole compilation of a step.
 
-        On the CPU device, it keeps the result of a comparison between ranks for a second try. On
-        other devices, it does nothing.
+        On the CPU device, ranks that share variables compare the types of the step's values in this
+        context. If the compilation then fails on one rank only, a new try on this rank uses the
+        stored result. On other devices, the context does nothing.
         """
         ...
 
@@ -95,8 +96,9 @@ class Device(Protocol[AgreementType]):
         lowered: Lowered | None,
         plan_again: Callable[[], Plan],
     ) -> Executable:
-        """Allocate the memory of a compiled step and construct its kernels.
+        """Return the step. The CPU device also allocates its memory and constructs its kernels.
 
+        `lowered` is the compiled graph, or None on the INTERPRETER device, which compiles none.
         `plan_again` is a function that compiles the step once more. `Executable.explain` calls it
         to follow a node through the compiler.
         """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface and the base class of the steps of all devices: arguments, results and checks."""
+"""The interface of compiled steps, and the base class that checks their arguments and results."""
 
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ class Executable(Protocol):
         """Return time, FLOP, bytes, layout and ops of each instruction.
 
         The times are those of the last block of ngd.profile() or ngd.timeline() with a run of the
-        step. Outside of such a block nothing is measured. With times, the first report of a process
-        measures the machine's speed for about a second. `print(report)` shows a table.
+        step. Outside of such a block nothing is measured. The first report with times in a process
+        measures the machine's speed, which takes about a second. `print(report)` shows a table.
         `report.to_json()` and `report.to_html()` return all data of the report.
 
         Raises

@@ -31,7 +31,7 @@ LEAVES: Final[dict[Op, str]] = {
 
 
 class Explanation:
-    """A writer of explanations: the instructions that compute a node of a step."""
+    """A writer of the texts that `Executable.explain` returns."""
 
     def __init__(self, plan_again: Callable[[], Plan], target: Target) -> None:
         self.plan_again, self.target = plan_again, target

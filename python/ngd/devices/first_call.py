@@ -3,8 +3,8 @@
 
 Training on several ranks goes wrong silently if the ranks hold different values of a variable:
 weights that were loaded on one rank, gradients that were not averaged. So the first call of a step
-ends with a comparison of checksums of the variables that it has updated, over the groups in which
-it communicates. Later calls compare nothing.
+ends with a comparison. In each group in which the step communicates, the ranks compare checksums of
+the variables that the step has updated. Later calls compare nothing.
 
 "First" has to mean the same call on all ranks of a group. A rank may compile a step again when the
 other ranks do not, for example for a batch of another length. So this module does not remember
@@ -93,12 +93,13 @@ class Difference(NamedTuple):
     entry: Entry | None
     """The entry of this rank; None if this rank has no variable of this name."""
     ranks: tuple[int, ...]
-    """The ranks that differ from most ranks: they lack the variable, compute its new value in
-    another way, or have another value."""
+    """The ranks outside the majority. The ranks of the majority all lack the variable, or all have
+    it with the same value and the same computation of its new value."""
     usual: int
-    """The first rank of the majority, whose variable is as on most ranks."""
+    """The first rank of the majority. The error message compares `ranks` with this rank."""
     what: str
-    """The kind of the difference: "variables", "update rules" or "values"; see CURES."""
+    """The kind of the difference: "variables" (some ranks lack the variable), "update rules" (the
+    computations of its new value differ) or "values"."""
 
 
 CURES: Final = {
@@ -153,8 +154,8 @@ class Watched:
     """A step that computes checksums of its variables after a run, while it still holds them.
 
     If an exception is raised between the run and the end of the comparison, the other ranks would
-    wait for this one. So `run` enters a context that closes the groups in case of an exception. It
-    is entered on the ExitStack `until_compared`, which the caller closes after the comparison.
+    wait for this one. So `run` enters a context that closes the groups in case of an exception. The
+    context is on the ExitStack `until_compared`, which the caller closes after the comparison.
     """
 
     def __init__(self, native: Any, step: ComparedStep, until_compared: ExitStack) -> None:
@@ -176,7 +177,7 @@ class Watched:
 
 
 def communicating_groups(step: ComparedStep) -> dict[Group, int]:
-    """Return the groups in which a step has collectives, with a hash of the sequence in each."""
+    """Return a dict from each group in which a step has collectives to a hash of their sequence."""
     pairs = zip(step.sequence.groups, step.sequence.hashes(), strict=True)
     return {
         group: hash for group, hash in pairs if hash and group.size > 1 and isinstance(group, Group)
@@ -186,8 +187,8 @@ def communicating_groups(step: ComparedStep) -> dict[Group, int]:
 def comparisons_of(step: ComparedStep) -> list[Comparison]:
     """Return a comparison for each group in which this step's variables were not compared yet.
 
-    The groups have the order in which the step has them. The key of a comparison (`_compared`)
-    identifies it.
+    The comparisons are in the order of the step's groups. `_compared` has the keys of the
+    comparisons that were made before.
     """
     found: dict[Group, Comparison] = {}
     for group, hash in communicating_groups(step).items():
@@ -201,9 +202,9 @@ def comparisons_of(step: ComparedStep) -> list[Comparison]:
 def add_entries(comparisons: Sequence[Comparison], step: ComparedStep) -> None:
     """Add an entry with a checksum to the comparisons for each variable that should be equal.
 
-    `step.next_values` has these variables, each with the groups that the compiler has found
-    (passes/sharding/uniform.py): the value should be equal on the ranks that are in all of these
-    groups. The entry is added to the comparison of the first of these groups.
+    `step.next_values` has these variables. Each of them has some groups (`NextValue.groups`), and
+    should be equal on the ranks that are in all of these groups. The entry is added to the
+    comparison of the first of these groups in which the step communicates.
     """
     found = {each.group: each for each in comparisons}
     compared: list[tuple[NextValue, list[Group]]] = []
@@ -222,7 +223,7 @@ def add_entries(comparisons: Sequence[Comparison], step: ComparedStep) -> None:
 
 
 def checksums_of(step: ComparedStep, variables: Sequence[Node]) -> Iterable[tuple[int, int] | None]:
-    """Return the checksums of variables, computed by the number of threads that kernels use."""
+    """Return the checksums of variables. Several threads compute those of large variables."""
     threads = min(_core.thread_count(), len(variables))
     if threads < 2 or sum(v.type.bytes for v in variables) < MANY_BYTES:
         return [step.checksum(v) for v in variables]
@@ -260,8 +261,9 @@ def compare(comparisons: Sequence[Comparison]) -> list[Difference]:
 def exchange_heads(each: Comparison, site: str) -> Array:
     """Exchange the heads of a group's ranks, and return an array with one head per rank.
 
-    A head is a row of five numbers: the number of the rank in the world, its number of entries, its
-    number of entries with `others`, and the two halves of a hash of all its entries.
+    A head is a row of five numbers: the number of the rank in the world, the number of its entries,
+    the number of those that name further groups (`Entry.others`), and the two halves of a hash of
+    all its entries.
     """
     world = open_world()
     number = each.group.rank if world is None else world.rank

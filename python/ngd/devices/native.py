@@ -19,7 +19,10 @@ def spec(type: Type) -> tuple[str, tuple[int, ...]]:
 
 
 def native_attrs(attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return attributes as the C++ core takes them: dtypes by name, without those that are None."""
+    """Return attributes in the form that the C++ core takes.
+
+    A dtype is replaced by its name. Attributes with the value None are left out.
+    """
     return {
         key: value.name if isinstance(value, np.dtype) else value
         for key, value in attrs.items()

@@ -34,7 +34,7 @@ class NullDevice:
         return nullcontext()
 
     def agree(self, source: StepGraph) -> NullAgreement:
-        """Return the target of the passes: the kernels of the CPU, and the variables to share.
+        """Return the target that the passes ask for kernels of the CPU and for shared variables.
 
         No values are compared, because variables have no value on this device.
         """

@@ -23,7 +23,11 @@ the same call site. The number is -1 if the op was not expanded.
 
 
 class StatementOps:
-    """A finder of the user's ops that instructions compute. It gives each expansion a number."""
+    """A finder of the ops, called by the user, that an instruction computes.
+
+    If the compiler has replaced a user's op by several ops, the finder gives a number to this
+    replacement (expansion); see `Member`.
+    """
 
     def __init__(self) -> None:
         self.applications: dict[int, int] = {}
@@ -42,7 +46,7 @@ class StatementOps:
         return [*ops_of_statements(step.attrs, names, op_members), *op_members[split:]]
 
     def member(self, op: str, site: str) -> Member:
-        """Return the `Member` of an op; for an op of an expansion, that of the expanded op."""
+        """Return the `Member` of an op. An op of an expansion has the name of the user's op."""
         if not isinstance(site, ExpansionSite):
             return op, site, -1
         number = self.applications.setdefault(id(site), len(self.applications))
@@ -52,11 +56,12 @@ class StatementOps:
 def ops_of_statements(
     attrs: dict[str, Any], names: Sequence[str], op_members: list[Member]
 ) -> list[Member]:
-    """Return the op of each statement of a kernel body.
+    """Return the `Member` of each statement of a kernel body: the op that the statement computes.
 
-    Passes insert copies and casts between the statements of a kernel's ops, and remove statements
-    that nothing reads. An inserted statement gets the op of the next statement that computes an op;
-    after the last such statement, it gets the last op.
+    `names` has the names of the ops in the body, in order. `op_members` has the `Member` of each of
+    them, then of each reduction of the kernel. Passes insert copies and casts between the
+    statements of these ops, and remove statements that nothing reads. An inserted statement gets
+    the `Member` of the next statement that computes an op, or else the last of `op_members`.
     """
     from difflib import SequenceMatcher  # here, because it is slow to import
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A compiled step with nested arguments or results. It wraps a step with lists of both."""
+"""A compiled step with nested arguments or results, which calls a step with flat lists of them."""
 
 from __future__ import annotations
 

@@ -189,7 +189,7 @@ class ArrayMethods(Generic[N_co]):
         return call_ufunc(ufunc, method, inputs, kwargs)
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """Apply the op that means the same as a function of NumPy."""
+        """Apply the op of a function of NumPy, or raise a TypeError if the function has none."""
         return call_function(function, args, kwargs)
 
     def __getitem__(self, index: Any) -> N_co:

@@ -38,5 +38,5 @@ class Cost:
         return Cost(self.flops + other.flops, self.bytes + other.bytes)
 
     def times(self, rounds: int) -> Cost:
-        """Return the cost of several iterations."""
+        """Return the cost of `rounds` runs."""
         return Cost(self.flops * rounds, self.bytes * rounds)

@@ -63,10 +63,11 @@ class Graph:
         return unique_names(self.variables)
 
     def rewrite(self, change: Change, order: Iterable[Node] | None = None) -> Graph:
-        """Return the graph with every node replaced by change(node, its replaced inputs).
+        """Return the graph with every node replaced by the result of change(node, inputs).
 
-        The walk visits each node after its inputs. `order` has the nodes in the order of the walk;
-        if it is None, this is the order of `nodes`.
+        `inputs` are the replacements of the node's inputs. The walk visits each node after its
+        inputs. `order` has the nodes in the order of the walk; if it is None, this is the order of
+        `nodes`.
 
         If an op has several results, `change` is called only with the first one. It returns a tuple
         with the replacement of each result. It may also return a single node, the first result of
@@ -96,7 +97,7 @@ class Graph:
         return Graph(inputs, outputs, updates)
 
     def verify(self) -> None:
-        """Raise a CompileError if a leaf is invalid, or a node's type is not what its op infers."""
+        """Call `verify_leaves`; raise a CompileError if a node's type is not what its op infers."""
         self.verify_leaves()
         for node in self.nodes:
             if node.inputs:
@@ -108,7 +109,12 @@ class Graph:
                     )
 
     def verify_leaves(self) -> None:
-        """Raise a CompileError if an input, variable or update that the caller gave is invalid."""
+        """Raise a CompileError if the inputs, variables or updates of the caller are invalid.
+
+        The four errors are: an input is given twice, two variables have the same name, a
+        placeholder that the graph reads is not an input, or a next value has another type than its
+        variable.
+        """
         if len(set(self.inputs)) != len(self.inputs):
             labels = [str(node.attrs["name"]) for node in self.inputs]
             raise CompileError(

@@ -40,8 +40,8 @@ class LiveState(Mapping[str, Variable]):
 
     Notes
     -----
-    Iterating while values are pending raises a RuntimeError, because the iteration would leave them
-    out.
+    A value is pending if it was loaded and its variable does not exist yet. Iterating while values
+    are pending raises a RuntimeError, because the iteration would leave them out.
 
     Examples
     --------
@@ -86,7 +86,10 @@ class LiveState(Mapping[str, Variable]):
 
     @property
     def own_pending(self) -> Mapping[str, Array]:
-        """The pending values of this state, without those of its parts."""
+        """The pending values of this state by name, without those of the states in `parts`.
+
+        A value is pending if it was loaded and its variable does not exist yet.
+        """
         return self._pending
 
     @property
@@ -153,11 +156,11 @@ class LiveState(Mapping[str, Variable]):
             v.owner = self
 
     def variable(self, name: str, initial: Callable[[], Any]) -> Variable:
-        """Return the variable of a name. The first call makes it, with its pending value if any.
+        """Return the variable of a name. The first call makes it.
 
-        `initial()` returns the value of a variable that has no pending value. The variable always
-        has the dtype and shape of this value. A pending value of another dtype or shape raises a
-        ValueError.
+        A new variable gets its pending value, which is a value that was loaded for this name
+        before. Without a pending value, the variable gets the value that `initial()` returns. A
+        pending value with another dtype or shape than `initial()` raises a ValueError.
         """
         found = self._made.get(name)
         if found is not None:
@@ -182,7 +185,9 @@ class LiveState(Mapping[str, Variable]):
     def load(
         self, values: Mapping[str, Any], *, source: str = "a mapping", is_complete: bool = True
     ) -> None:
-        """Assign values by name; those of variables that do not exist yet become pending.
+        """Assign values by name; store those of variables that do not exist yet as pending.
+
+        A variable gets its pending value when it is made.
 
         Parameters
         ----------
@@ -231,8 +236,8 @@ class LiveState(Mapping[str, Variable]):
     def expect_not_run(self, extra: Mapping[str, Any], source: str) -> None:
         """Raise a ValueError if a step that updates this state has run and `extra` has values.
 
-        `extra` has the loaded values without a variable. After the first step, such values would
-        never be used, because the owner makes no more variables.
+        `extra` has the loaded values for which the state has no variable. After the first step,
+        such values would never be used, because the optimizer or average makes no more variables.
         """
         if self._has_run and extra:
             raise ValueError(
@@ -242,11 +247,11 @@ class LiveState(Mapping[str, Variable]):
             )
 
     def restore(self, pending: Mapping[str, Any], source: str, *, is_complete: bool = True) -> None:
-        """Replace all pending values of this state by those in `pending`.
+        """Replace the pending values of this state: loaded values without a variable.
 
         `load` calls this after it has assigned the values of the variables that exist. If
-        `is_complete` is true and a variable that is made later has no pending value, the first step
-        raises a ValueError.
+        `is_complete` is true and a variable that is made later has no value in `pending`, the first
+        step raises a ValueError.
         """
         self._pending = {name: np.array(value) for name, value in pending.items()}
         self._missing = []
@@ -254,7 +259,11 @@ class LiveState(Mapping[str, Variable]):
         self._is_complete = is_complete or self._has_run
 
     def expect_complete(self) -> None:
-        """Raise a ValueError at the first step if loaded values and variables do not match."""
+        """Raise a ValueError if a loaded value has no variable, or a variable has no loaded value.
+
+        The first call of a step that updates the state calls this. A variable needs a loaded value
+        only if it was made after a complete state was loaded.
+        """
         if self._pending or self._missing:
             unused = f"no variable for {listed(self._pending)}" if self._pending else ""
             missing = f"no value for {listed(self._missing)}" if self._missing else ""

@@ -57,11 +57,11 @@ class Op:
     kernel: ClassVar[Kernel] = Kernel()
     """The record that passes read to fuse the op, to plan its memory and to choose its kernel."""
     fusion: ClassVar[Fusion] = Fusion()
-    """The record of the op for fusion with other ops, such as of a bias into a matmul."""
+    """The record that passes read to fuse the op with others, such as a bias with a matmul."""
     numerics: ClassVar[Numerics] = Numerics()
     """The record of the dtypes in which mixed precision computes the op and its gradient."""
     layout: ClassVar[Layout] = Layout()
-    """The record of the order of axes, in memory, of the op's operands and results."""
+    """The record of the memory layout (the order of axes) of the op's operands and results."""
     comm: ClassVar[Comm] = Comm()
     """The record of the op's dependence on other ranks: a collective, or the number of the rank."""
     order: Order | None = None
@@ -74,9 +74,9 @@ class Op:
     """The rule of ngd.vmap for operands that all have one more axis in front.
 
     "leading": apply the op with the same attributes, because it computes each index of the first
-    axes independently. "axis", "axes": apply it with 1 added to the axes in the attribute of this
-    name.
-    "", the default: ops/batching has a rule for the op or for the ops of its expansion.
+    axes independently. "axis" or "axes": add 1 to each axis in the attribute `axis` or `axes`, and
+    apply the op. "", the default: ops/batching has a rule for the op or for the ops of its
+    expansion.
     """
     is_heavy: ClassVar[bool] = False
     """True if the class has `cost`. Heavy ops take most of the time of a step.
@@ -129,11 +129,11 @@ class Op:
         return self.grad(node, dy)
 
     def expand(self, *inputs: Any, **attrs: Any) -> Node | tuple[Node, ...]:
-        """Return the same result, computed by other ops."""
+        """Return the op's result, computed by other ops; a tuple if there are several results."""
         raise NotImplementedError(self.name)
 
     def reference(self, *inputs: Any, **attrs: Any) -> Array | tuple[Array, ...]:
-        """Return the same result, computed by NumPy. It has the dtypes that `infer` returns."""
+        """Return the op's result, computed by NumPy, with the shapes and dtypes of `infer`."""
         raise NotImplementedError(self.name)
 
     def offset(self, *inputs: Any, **attrs: Any) -> int | None:
@@ -157,9 +157,9 @@ class Op:
         return None
 
     def cost(self, operands: Sequence[Type], results: Sequence[Type], **attrs: Any) -> Cost:
-        """Return the cost of a heavy op.
+        """Return the cost of one run of a heavy op, such as a matmul, a loop or a branch.
 
-        A loop or branch also gets `bodies`, the costs of the graphs that it runs.
+        For a loop or branch, `attrs` also has `bodies`: the cost of each graph that it runs.
         """
         raise NotImplementedError(self.name)
 
@@ -190,7 +190,7 @@ class Op:
         return None
 
     def replace_row_major(self, node: Node) -> Node | None:
-        """Return the value of `node`, computed by this op instead; None if this is impossible.
+        """Return a node that has the value of `node` but applies this op; None if impossible.
 
         `node` applies the standard op, such as a convolution, which is `layout.row_major_op` of
         this op. This op is a variant of the standard op with another order of axes in memory, such
@@ -217,7 +217,7 @@ class Op:
         return ((self.name, node.site),)
 
     def node(self, inputs: Sequence[Node], attrs: Mapping[str, Any] | None = None) -> Node:
-        """Apply the op to nodes, and return the node of its result; of several, the first one."""
+        """Apply the op to nodes, and return its result, or the first of several results."""
         attrs = attrs or {}
         types = self.infer(*[n.type for n in inputs], **attrs)
         if isinstance(types, Type):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Notes on nodes: facts about how a graph was built that ngd.compile reports as warnings.
+"""Notes on nodes, which ngd.compile reads for its warnings and for ngd.print.
 
 A note belongs to a node of the graph that the user built. Notes are stored by the id of the node,
 and are dropped with the node. The nodes that passes make have no notes. The body of a loop or
@@ -16,9 +16,10 @@ from typing import Any, Final, NamedTuple
 
 
 class ExpectedUpdate(NamedTuple):
-    """The note that a step which computes the node should also update a variable.
+    """The note of a node whose step should also update `variable`.
 
-    Such a variable is, for example, a running mean, or the counter of a source of random numbers.
+    ngd.compile warns about a step that computes the node and does not update the variable. Examples
+    of the variable are a running mean, and the counter of a source of random numbers.
     """
 
     variable: Any
@@ -36,7 +37,7 @@ class Promotion(NamedTuple):
 
 
 class Print(NamedTuple):
-    """The note that a step which computes the node prints its value, by a call of `function`."""
+    """The note of a node with ngd.print: a step that computes the node calls `function`."""
 
     function: Any
 
@@ -59,9 +60,10 @@ def add(node: Any, note: Any) -> None:
 
 
 def take_over(node: Any, traced: Iterable[Any]) -> None:
-    """Add the notes of traced nodes to `node`, the loop or branch whose body has their copies.
+    """Add the notes of traced nodes to `node`, a loop or branch.
 
-    Notes of the class Print are left out.
+    The body of the loop or branch has copies of the traced nodes. Notes of the class Print are left
+    out.
     """
     if _notes:
         for _, note in find(traced):

@@ -28,16 +28,16 @@ class Kernel(NamedTuple):
     opcode: str = ""
     """The opcode of an elementwise op, read by fusion. The default is the name of the op."""
     is_conversion: bool = False
-    """True for an elementwise op that converts its operand to another dtype, read by fusion.
+    """True for an elementwise op that converts its operand to another dtype.
 
-    The line (statement) of a fused kernel that computes the op then names the dtypes of operand and
-    result.
+    In the body of a fused kernel, the line (statement) of such an op names the dtypes of operand
+    and result. The fusion of elementwise ops reads this field.
     """
     is_broadcast: bool = False
     """True for an op that repeats elements of its operand.
 
-    Kernels that read the result may read the operand instead, with stride 0. Read by fusion,
-    layouts, sharding and costs.
+    Kernels that read the result may read the operand instead, with stride 0. Fusion, layouts,
+    sharding and costs read this field.
     """
     is_view: bool = False
     """True for an op whose result can be stored as a part of its first operand, without a copy.
@@ -55,8 +55,8 @@ class Kernel(NamedTuple):
     """The kind of reduction along attrs["axes"] that the op computes, such as "sum".
 
     The kernel "reduce" gets this value as its attribute `op`. The fusion of reductions, mixed
-    precision and sharding read this field. "", the default: the op is not a reduction that
-    elementwise kernels can compute.
+    precision and sharding read this field. The default is "", for an op that the kernel "reduce"
+    does not compute.
     """
     control_flow: str = ""
     """The instruction, "scan" or "cond", that runs the graphs in the attributes of this op.
@@ -67,7 +67,7 @@ class Kernel(NamedTuple):
 
 
 class Fusion(NamedTuple):
-    """The facts for the fusion of ops into heavy ops, and for moving factors out of sums.
+    """The properties that decide how ops are fused into heavy ops and factors moved out of sums.
 
     A heavy op is one with `Op.cost`, such as a matmul. The fusion of elementwise ops reads `Kernel`
     instead of this record.
@@ -82,14 +82,14 @@ class Fusion(NamedTuple):
     is_addition: bool = False
     """True for the sum of two operands.
 
-    If a heavy op computes one operand, `fuse_post_operations` fuses the addition into the heavy op,
-    as a bias or a residual sum.
+    If a heavy op, such as a matmul, computes one operand, `fuse_post_operations` fuses the addition
+    into the heavy op, as a bias or a residual sum.
     """
     is_multiplication: bool = False
     """True for the elementwise product of two operands.
 
-    If one factor of a product is constant along the axes of a sum, `share_sums` may move it out of
-    the sum.
+    `share_sums` looks for such products in sums. It may move a factor that is constant along the
+    axes of the sum out of the sum.
     """
     is_linear_reduction: bool = False
     """True for a sum or a mean: if a is constant along the axes, the sum of a * x is a * sum(x).
@@ -103,7 +103,9 @@ class Fusion(NamedTuple):
 
 
 class Numerics(NamedTuple):
-    """The use of 16-bit floats. Mixed precision and gradients read this record.
+    """The dtypes (16-bit floats or float32) in which an op and its gradient are computed.
+
+    Mixed precision and gradients read this record.
 
     In a step of mixed precision, an op without this record computes in float32. Exceptions are
     elementwise ops, ops that only move elements, and reductions. By default the gradient of an op

@@ -89,8 +89,9 @@ class Variable(Node):
     Raises
     ------
     BusyError
-        A step that runs now writes the variable. Or such a step reads the variable, and this call
-        would write it. The step runs in another thread, or a signal handler has interrupted it.
+        A step that runs now writes the variable, and this call would read or write it. Or the step
+        reads the variable, and this call would write it. The step runs in another thread, or a
+        signal handler that makes this call has interrupted it.
 
     Examples
     --------
@@ -174,7 +175,7 @@ class Variable(Node):
         Each step that replaces the value changes the array. Writing to the array changes the
         variable: do this between steps only. If the ranks of a host share the variable
         (`shard="host"` of ngd.compile), the array is the memory that they share, and a write
-        changes the value of all of them. If their steps only read the variable, this call first
+        changes the value of all of them. If the ranks' steps only read the variable, `view` first
         moves the value to memory of this process, so that the caller may write to it.
 
         Returns
@@ -323,8 +324,9 @@ def variable(name: str, initial: Any, *, per_rank: bool = False) -> Variable:
         dtype.
     per_rank : bool, default False
         True if each rank has a value of its own by design, such as statistics of its own batches.
-        If False, the first call of a step with collectives updates the variable and compares it
-        between ranks. It raises VariableMismatchError on all ranks if they differ (docs/errors.md).
+        If False, all ranks should have equal values. The first call of a step that updates the
+        variable and has collectives compares the values. If they differ, it raises
+        VariableMismatchError on all ranks (docs/errors.md).
 
     Returns
     -------

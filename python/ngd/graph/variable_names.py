@@ -37,7 +37,7 @@ class Scope:
 
 
 def scope_of(variable: Any) -> Scope | None:
-    """Return the model of a variable, or None for a variable of no model."""
+    """Return the `Scope` of a variable's model, or None for a variable of no model."""
     return getattr(variable, "scope", None)
 
 
@@ -53,7 +53,7 @@ def number_of_model(variable: Any) -> int:
 
 
 class UniqueNames:
-    """The names of some variables, unique among them."""
+    """A table of variables, which gives each variable a name that no other one has."""
 
     def __init__(self) -> None:
         self.by_name: dict[str, Any] = {}
@@ -62,8 +62,8 @@ class UniqueNames:
         """The unique name of each variable."""
         self.prefixes: dict[Scope | None, str] = {}
         """A dict from each model to the prefix of the unique names of its variables. The prefix is
-        `Scope.prefix`, unless one of the names with this prefix already belongs to a variable
-        outside of the model."""
+        `Scope.prefix`, or a numbered one such as "model_1" if a variable outside of the model
+        already has one of the names with `Scope.prefix`."""
 
     def add(self, variables: Iterable[Any]) -> None:
         """Add variables; raise a ValueError for equal names in one model or outside of models."""

@@ -79,7 +79,7 @@ class CpuDevice:
         lowered: Lowered | None,
         plan_again: Callable[[], Plan],
     ) -> CpuExecutable:
-        """Construct the kernels, and move shared variables to shared memory."""
+        """Construct and return the step, and move its shared variables to shared memory."""
         assert lowered is not None
         step = CpuExecutable(source, agreement, lowered, plan_again)
         step.share_variables(agreement)

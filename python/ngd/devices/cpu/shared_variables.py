@@ -17,9 +17,9 @@ rank has a part of the variable, in its own memory. All ranks have to read the v
 because a read gathers the parts.
 
 The new values of shared variables may be computed from other variables. Each rank keeps its own
-copy of these other variables, in private memory, and all copies stay equal. For this, the compiler
-has to prove that each step writes equal values to them on all ranks, and all ranks assign equal
-values.
+copy of these other variables, in private memory, and all copies stay equal. A step that updates
+them is compiled only if their new values are proved equal on all ranks. `assign` raises an error
+if the ranks assign different values to them.
 
 A step may also only read a variable (frozen weights). If the variable is equal on all ranks, it
 moves to memory of the host, too. No rank writes to this memory: a write first moves the variable to
@@ -63,7 +63,8 @@ from .storage import CpuStorage, sharing_error
 NO_MEMORY = 2**64 - 1
 """The number that rank 0 broadcasts if it could not allocate common memory.
 
-Otherwise rank 0 broadcasts the number by which the ranks open the memory; see `common_memory`."""
+Otherwise rank 0 broadcasts an id of the new memory, with which all ranks map it; see
+`common_memory`."""
 UNABLE: Final = -1
 """The value that a rank sends to `share_frozen`'s comparison if it cannot move variables now.
 
@@ -74,6 +75,8 @@ def agree_on_sharing(
     source: StepGraph, storages: Mapping[Node, CpuStorage]
 ) -> tuple[Equal, Sharing]:
     """Return the nodes that are proved equal on all ranks, and the variables that a step shares.
+
+    They are in an `Equal` (its attribute `nodes`) and in a `Sharing` (its attribute `variables`).
 
     All ranks of the step's group call this. With the option shard="none" no variable is shared.
     """
@@ -144,13 +147,14 @@ def split_by_host(group: Group) -> tuple[Group, Group] | None:
 
 
 def expect_private(whole: Mapping[Node, CpuStorage], equal: Equal, site: str) -> None:
-    """Check the variables that each rank writes as a whole, not as a shard.
+    """Raise a CompileError if a rank may not write a whole variable, because ranks share it.
 
-    `equal.nodes` has the nodes whose values are proved equal on all ranks. Raises a CompileError if
-    an earlier step has shared such a variable. Also raises it if the ranks keep their private
-    copies of the variable equal since an earlier step, but its next value is not in `equal.nodes`.
-    Any other variable whose next value is not in `equal.nodes` is marked (`varies`), so that no
-    later step shares it.
+    `whole` has the variables of which the step writes the whole value on each rank, not a shard.
+    `equal.nodes` has the nodes whose values are proved equal on all ranks. It is an error if an
+    earlier step has shared a variable. It is also an error if the ranks keep their private copies
+    of a variable equal since an earlier step, but its next value is not in `equal.nodes`. Any other
+    variable whose next value is not in `equal.nodes` is marked (`varies`), so that no later step
+    shares it.
     """
     values = dict(equal.graph.updates)
     for variable, storage in whole.items():
@@ -301,7 +305,7 @@ def write_slices(
 def share_frozen(
     graph: Graph, sharing: Sharing, storages: Mapping[Node, CpuStorage], site: str
 ) -> None:
-    """Keep one copy per host of the variables that a step only reads, if the ranks agree on them.
+    """Keep one copy per host of variables that a step only reads and that are equal on all ranks.
 
     All ranks call this if the nodes of the step have the same shapes and dtypes on all ranks
     (`have_uniform_types`). If a thread uses one of the variables, or a rank has no memory for them,
@@ -405,7 +409,10 @@ def names(storages: Iterable[CpuStorage]) -> str:
 
 
 def common_memory(group: Any, size: int, site: str) -> _core.CommonMemory | None:
-    """Return new memory that all ranks of a host map, or None on all of them if rank 0 has none."""
+    """Return new memory that all ranks of a host map; None on all ranks if rank 0 has too little.
+
+    `group` has the ranks of the host, and all of them call this.
+    """
     number = NO_MEMORY
     if group.rank == 0:
         with suppress(MemoryError):

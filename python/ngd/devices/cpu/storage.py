@@ -85,7 +85,10 @@ class CpuStorage:
         return value
 
     def read_parts(self, begin: int, end: int) -> Array:
-        """Return a copy of the value if each rank has a part; all ranks call this."""
+        """Return a copy of the whole value if each rank keeps a part of it; all ranks call this.
+
+        `begin` and `end` are the bounds of this rank's part, in bytes.
+        """
         part: Array = np.empty((end - begin) // self.type.dtype.itemsize, self.type.dtype)
         self.buffer.read_part(part, self.cell)
         sharing = self.sharing
@@ -129,8 +132,8 @@ class CpuStorage:
     def join(self, sharing: SharingRecord, memory: _core.CommonMemory | None, offset: int) -> None:
         """Move the value to shared memory; if `memory` is None, keep it in private memory.
 
-        In the second case the ranks keep their private values equal. Both cases store the record
-        `sharing`. The caller holds (locks) the variable, so no step uses it.
+        If `memory` is None, the ranks keep their private values equal from now on. In both cases
+        the record `sharing` is stored. The caller holds (locks) the variable, so no step uses it.
         """
         if memory is not None or self.is_frozen:
             self.buffer.lie_in(memory, offset)
@@ -195,8 +198,9 @@ class CpuStorage:
     def refusal(self, value: Array) -> str | None:
         """Return the reason why a value cannot be assigned; None if it can be assigned.
 
-        If ranks share the variable or keep it equal, all of them call this and compare their
-        values. The reason is that the values differ. Any other variable accepts every value.
+        If ranks share the variable or keep it equal, all of them call this and compare the values
+        that they assign. The only possible reason is that these values differ. Any other variable
+        accepts every value.
         """
         sharing = self.sharing
         if sharing is None or agree(sharing.group, [digest_of(value)], call_site()):

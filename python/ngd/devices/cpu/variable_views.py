@@ -24,11 +24,11 @@ from .rank_comparison import differing_ranks, digest_of, ranks_text
 from .storage import CpuStorage
 
 MAX_CHECKED_BYTES: Final = 4096
-"""The largest size in bytes of an unshared variable whose array is checked for writes.
+"""The largest size in bytes of an unshared variable for which `is_written` finds writes.
 
-To find writes of the program, the check compares the checksum of the value with the checksum after
-the last step. Larger unshared
-variables are not checked. If the weight updates are sharded, only small variables are unshared."""
+`is_written` compares the checksum of the value with the checksum after the last step. In a larger
+unshared variable, it finds no write. If the weight updates are sharded, only small variables are
+unshared."""
 
 
 class VariableView:
@@ -72,7 +72,7 @@ class VariableView:
 
     @property
     def common(self) -> _core.CommonMemory | None:
-        """The shared memory of the host that contains the variable; None if it is private."""
+        """The host's shared memory, if it contains the variable; None for a private variable."""
         common = self._storage.buffer.common
         return None if common is None else common[0]
 
@@ -109,7 +109,9 @@ def find_written(views: Iterable[VariableView]) -> list[VariableView]:
 
 
 def assign_written(where: str, views: list[VariableView], group: Group) -> None:
-    """Assign what this process has written to variables; all ranks of the group call this.
+    """Assign to each variable the value that this process has written to the array of its view.
+
+    All ranks of the group call this.
 
     Raises
     ------

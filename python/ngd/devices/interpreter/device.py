@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The INTERPRETER device: the NumPy references of the ops, and variables as NumPy arrays."""
+"""The INTERPRETER device: ops computed in NumPy by `Op.reference`, variables as NumPy arrays."""
 
 from __future__ import annotations
 
@@ -128,9 +128,10 @@ def kind_of(node: Node) -> str:
 
 
 def submission(node: Node) -> dict[str, Any]:
-    """Return the arguments of the C++ communicator that a node's attributes give, by name.
+    """Return keyword arguments for the C++ communicator, which runs the collective of a node.
 
-    An example is `root`, the rank that sends in a broadcast.
+    They are computed from the attributes of the node. An example is `root`, the rank that sends in
+    a broadcast.
     """
     assert isinstance(node.op, Collective)
     return node.op.submission(node.inputs[0].type, **node.attrs)
@@ -143,7 +144,7 @@ class InterpreterAgreement(NamedTuple):
 
 
 class InterpreterDevice:
-    """The device that runs graphs by the NumPy references of their ops. It shares no variables."""
+    """The device that computes each op in NumPy, by `Op.reference`. It shares no variables."""
 
     name = "INTERPRETER"
 
@@ -167,7 +168,7 @@ class InterpreterDevice:
 
 
 class InterpreterExecutable(CompiledStep):
-    """A step that the NumPy references of the ops compute."""
+    """A step that computes each op in NumPy, by `Op.reference`."""
 
     device = "INTERPRETER"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The evaluation of a graph by the NumPy references of its ops."""
+"""The evaluation of a graph in NumPy, by `Op.reference` of each op."""
 
 from __future__ import annotations
 
