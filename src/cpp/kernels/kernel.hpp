@@ -55,7 +55,7 @@ class Kernel {
   // not called for a kernel that is only constructed to find out whether there is one for a query.
   virtual void prepare() {}
   virtual void run(const KernelArgs& args) const = 0;
-  virtual std::size_t scratch_bytes() const { return 0; }  // of KernelArgs::scratch
+  virtual std::size_t scratch_bytes() const { return 0; }  // the size of KernelArgs::scratch
   // Return the pairs of an output and an input such that the output may be computed in the memory
   // of the input. The caller may use several pairs at once, but two outputs must not share memory.
   // If one buffer is passed for several inputs, an output may use this buffer only if in_place()

@@ -28,7 +28,7 @@ namespace {
 
 using Which = ConvShape::Which;
 
-constexpr std::int64_t kColumnElements = 1 << 20;  // the maximum per chunk's column matrix
+constexpr std::int64_t kColumnElements = 1 << 20;  // the maximum of elements of a column matrix
 constexpr std::int64_t kGrainElements = 1 << 14;   // the minimum of copied elements per thread
 constexpr std::int64_t kMinPositions = 64;         // the minimum of positions per chunk
 

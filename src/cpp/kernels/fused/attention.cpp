@@ -193,7 +193,9 @@ Mask mask_of(const KernelQuery& query, std::size_t index) {
 
 // A block of queries of one head.
 struct Block {
-  std::int64_t unit, head;    // the head of the keys, and of the queries, over all batch elements
+  // The numbers of the head of keys and the head of queries. Heads are numbered over all batch
+  // elements.
+  std::int64_t unit, head;
   std::int64_t first, count;  // the first query, and the number of queries
   std::int64_t columns;       // `count`, rounded up to whole vectors
 };

@@ -93,7 +93,7 @@ struct Plan {
   std::vector<OutputPlan> outputs;
   std::vector<Constant> constants;
   std::vector<std::int64_t> given;  // the inputs with Reading::Given
-  std::vector<int> kept;            // the slots of reduced statements
+  std::vector<int> kept;            // the slots of reduced values, kept until the tile is done
   std::vector<int> buffer_of_slot;  // -1: the slot is the memory of an input or output
   std::vector<TileLoop> loops;
   std::vector<InPlace> in_place;  // see Kernel::in_place

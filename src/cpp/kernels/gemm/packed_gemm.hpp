@@ -64,7 +64,7 @@ class PackedGemm {
     return index;
   }
 
-  // Compute a range of the rows and columns of product i, block by block.
+  // Compute some rows and columns of product number i of the batch, block by block.
   void multiply_product(std::int64_t i, Range rows, Range columns, const T* a, const T* b,
                         const T* bias, T* out, T* scratch) const {
     const MatmulShape& s = shape_;

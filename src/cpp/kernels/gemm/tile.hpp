@@ -31,7 +31,7 @@ struct TileWork {
   T* c;
   std::int64_t c_stride, rows, columns;
   bool add = false;
-  const T* bias = nullptr;  // [columns]
+  const T* bias = nullptr;  // one element per column, or null
   bool relu = false;
   // Memory that is read soon. Each step of the depth prefetches one cache line, prefetch_stride
   // bytes after the previous one.

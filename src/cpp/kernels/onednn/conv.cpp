@@ -245,12 +245,11 @@ class Primitives {
 // libgomp then ends the other threads, and the next kernel creates them again, which takes 37 us
 // per thread. In this time, a core computes 4 MFLOP (Zen 4). So a weight gradient is faster on one
 // thread if it has at most 4 MFLOP per thread that would be ended. Any convolution of at most 1
-// MFLOP is also faster on one thread. The number of parts of a weight gradient is the product of
-// the numbers of samples, of groups, of blocks of 16 input channels and of blocks of 16 output
-// channels.
+// MFLOP is also faster on one thread. In a weight gradient, a part is one block of 16 input
+// channels with one block of 16 output channels, for one group and one sample.
 int threads_for(const ConvShape& s, const Machine& machine) {
-  // The maximum of FLOP on one thread: of any convolution, and of a weight gradient per thread that
-  // would be ended.
+  // In FLOP. A convolution of at most kSmall runs on one thread. A weight gradient also does if it
+  // has at most kPerThread per thread that would be ended.
   constexpr std::int64_t kSmall = 1'000'000, kPerThread = 4'000'000;
   constexpr std::int64_t kChannels = 16;  // channels per block
   const int all = machine.threads;

@@ -88,8 +88,8 @@ class WeightGradient final : public Kernel {
     return s_.out * (k * s_.in + in_.begin(group));
   }
 
-  // Add the products of the output positions `positions` to the sums. rows: a range of the channels
-  // of dy.
+  // For the channels `rows` of dy, sum the products of dy and the data over `positions`, a range of
+  // the output positions. Overwrite `sums` with these sums.
   void add(const float* data, const float* dy, Range positions, Range rows, float* packed,
            float* sums) const {
     float* packed_dy = packed + block_ * tile_.columns;

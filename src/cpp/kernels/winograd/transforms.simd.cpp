@@ -117,7 +117,7 @@ NGD_INLINE void transform(const Vector (&in)[Transform::from][Transform::from],
   }
 }
 
-// Load a grid of vectors, one from each plane.
+// Load a grid of side x side vectors. Vector (i, j) is from plane i * side + j.
 template <int side>
 NGD_INLINE void load_grid(const float* from, std::int64_t plane_stride, Vector (&to)[side][side]) {
   NGD_UNROLL
