@@ -55,11 +55,11 @@ class Kernel {
   // not called for a kernel that is only constructed to find out whether there is one for a query.
   virtual void prepare() {}
   virtual void run(const KernelArgs& args) const = 0;
-  virtual std::size_t scratch_bytes() const { return 0; }  // of KernelArgs::scratch
+  virtual std::size_t scratch_bytes() const { return 0; }  // the size of KernelArgs::scratch
   // Return the pairs of an output and an input such that the output may be computed in the memory
   // of the input. The caller may use several pairs at once, but two outputs must not share memory.
   // If one buffer is passed for several inputs, an output may use this buffer only if in_place()
-  // has a pair of this output with each of these inputs.
+  // pairs the output with each of these inputs.
   virtual std::vector<InPlace> in_place() const { return {}; }
 };
 
@@ -78,7 +78,7 @@ struct Offer {
   static Offer refuse(std::string reason) { return {nullptr, std::move(reason)}; }
 };
 
-// A row of a device's table.
+// A row of a device's table. `offer` returns a kernel for a query of `op`, or refuses the query.
 struct KernelRow {
   std::string_view op;
   std::string_view implementation;  // the folder of its file: "onednn", "fused", ...

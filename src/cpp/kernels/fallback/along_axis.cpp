@@ -35,7 +35,8 @@ class AlongAxis final : public Kernel {
     for (std::size_t a = axis + 1; a < tensor.size(); ++a) inner_ *= tensor[a];
   }
 
-  // Return the bytes of scratch memory: add_along_axis adds 16-bit floats in float32.
+  // Return the bytes of scratch memory. Only add_along_axis of 16-bit floats needs it, for float32
+  // sums.
   std::size_t scratch_bytes() const override {
     const std::int64_t sums = is_add_ && is_half(dtype_) ? outer_ * length_ * inner_ : 0;
     return static_cast<std::size_t>(sums) * sizeof(float);
@@ -80,7 +81,8 @@ class AlongAxis final : public Kernel {
       }
   }
 
-  // Add updates in the order of the indices.
+  // Compute add_along_axis for outer index `outer`, and for inner indices from `first` to last - 1.
+  // Clear these lines of the output, and add the input's values in the order of the indices.
   template <class T>
   void add(const KernelArgs& args, std::int64_t outer, std::int64_t first,
            std::int64_t last) const {

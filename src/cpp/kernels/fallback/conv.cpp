@@ -28,7 +28,7 @@ namespace {
 
 using Which = ConvShape::Which;
 
-constexpr std::int64_t kColumnElements = 1 << 20;  // of the column matrix of a chunk
+constexpr std::int64_t kColumnElements = 1 << 20;  // the maximum of elements of a column matrix
 constexpr std::int64_t kGrainElements = 1 << 14;   // the minimum of copied elements per thread
 constexpr std::int64_t kMinPositions = 64;         // the minimum of positions per chunk
 
@@ -54,10 +54,12 @@ MatmulShape product_of(const ConvShape& s, std::int64_t positions) {
   }
 }
 
-// The division of the output positions of an image into chunks, and the numbers of elements of the
-// scratch memory: `columns` for the column matrix of a chunk, `part` for a chunk of the result or
-// of its gradient (0 if one chunk has all positions), and `product` for the weight gradient of one
-// chunk (0 for other ops).
+// The division of the output positions of an image into chunks. A chunk has at least kMinPositions
+// positions (or all of the image), even if its column matrix then exceeds kColumnElements. The last
+// members are the numbers of elements of three scratch arrays:
+//   columns  the column matrix of a chunk
+//   part     a chunk of the result or of its gradient; 0 if one chunk has all positions
+//   product  the weight gradient of one chunk; 0 for other ops
 struct Chunks {
   explicit Chunks(const ConvShape& s) : positions(s.window_count()) {
     const std::int64_t rows = std::max<std::int64_t>(s.groups * s.in * s.kernel_places(), 1);
@@ -201,11 +203,10 @@ class Columns {
 
   // Divide the `positions` output positions from number `begin` on into runs, and call body(line,
   // x, run) for each run. A run is `run` output positions that are neighbours along the last axis.
-  // `weight` is the number of the kernel position. For this kernel position, output position i of
-  // the run reads the element line + x + i * step of the data, where `step` is the stride of the
-  // convolution along the last axis. `line` is the index of the first element of a line of the
-  // data, or -1 if the line is padding. If x + i * step is less than 0 or after the end of the
-  // line, output position i reads padding.
+  // Kernel position number `weight` reads element line + x + i * step of the data for output
+  // position i of the run. `step` is the stride of the convolution along the last axis. `line` is
+  // the index of the first element of a line of the data, or -1 if the line is padding. If
+  // x + i * step is less than 0 or after the end of the line, output position i reads padding.
   template <class Body>
   void for_runs(std::int64_t weight, std::int64_t begin, std::int64_t positions,
                 Body&& body) const {

@@ -80,7 +80,8 @@ class ScatterAdd final : public Kernel {
   explicit ScatterAdd(const KernelQuery& query)
       : axes_(query, query.outputs[0].shape), dtype_(query.outputs[0].dtype) {}
 
-  // Return the bytes of scratch memory: 16-bit floats are added in float32.
+  // Return the bytes of scratch memory, which has the float32 sums of 16-bit floats. Other dtypes
+  // need none.
   std::size_t scratch_bytes() const override {
     const std::int64_t sums = is_half(dtype_) ? axes_.outer * axes_.length * axes_.inner : 0;
     return static_cast<std::size_t>(sums) * sizeof(float);
@@ -225,7 +226,8 @@ class Iota final : public Kernel {
 
 // Return the reason why gather cannot read `part` from `tensor`, or scatter_add cannot add `part`
 // to `tensor`, or an empty text if they can. The query's input 1 has the indices. `part` must have
-// the dtype of `tensor`, and its shape with the axes of the indices in place of the indexed axis.
+// the dtype of `tensor`. The shape of `part` must be the shape of `tensor` with the indexed axis
+// replaced by the axes of the indices.
 std::string refusal_of(const KernelQuery& query, const TensorType& tensor, const TensorType& part) {
   const std::int64_t axis = query.attrs.integer("axis");
   if (axis < 0 || axis >= static_cast<std::int64_t>(tensor.shape.size()))

@@ -74,7 +74,8 @@ class GemmProducts {
   void run(const KernelArgs& args, std::int64_t m, std::int64_t k, std::int64_t a, std::int64_t b,
            std::int64_t out) const {
     const MatmulShape shape(m, largest_.n, k, largest_.transpose_a, largest_.transpose_b);
-    Machine machine = machine_;  // thread_count() is 1 in a forked child
+    // A forked child has only one thread, and cannot use the number of threads of `machine_`.
+    Machine machine = machine_;
     machine.threads = std::min(machine.threads, device::thread_count());
     T* scratch_a = static_cast<T*>(args.scratch);
     T* scratch_b = scratch_a + a_.scratch_elements();

@@ -107,7 +107,8 @@ class Matmul final : public Kernel {
 //   128 x 784 by 784 x n                       n = 100: 0.93, n = 50: 0.85, n = 33: 0.81
 //   784 x 128 by 128 x n, with A transposed    n = 100: 0.89, n = 68: 0.90, n = 50: 0.77
 //
-// For the second product with n = 200, which has less than a tenth of zeros, it is 0.99.
+// For the second product with n = 200, less than a tenth of oneDNN's work is on zeros, and the
+// quotient is 0.99.
 bool has_mostly_empty_vector(const MatmulShape& shape) {
   constexpr std::int64_t kLanes = 16, kMaxUsed = 12, kMinColumns = 20;
   const std::int64_t used = shape.n % kLanes, empty = used > 0 ? kLanes - used : 0;
@@ -142,8 +143,8 @@ bool is_shallow_gradient(const MatmulShape& shape) {
 }
 
 // Return true if ngd's GEMM is faster than oneDNN. has_mostly_empty_vector() and
-// has_conflicting_rows() were measured with AVX-512 only, so below AVX-512 only
-// is_shallow_gradient() counts.
+// has_conflicting_rows() were measured with AVX-512 only. So at lower SIMD levels, the decision
+// depends only on is_shallow_gradient().
 bool is_fastest(const KernelQuery& query, const MatmulShape& shape, const Machine& machine) {
   constexpr std::int64_t kMinRows = 32;
   if (query.outputs[0].dtype != DType::F32 || shape.mixed || shape.transpose_b ||

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The loops of moments.hpp.
+// The implementation of moments.hpp, compiled once per SIMD level.
 #include "kernels/fallback/moments.hpp"
 
 #include "base/simd_loops.hpp"

@@ -33,9 +33,10 @@ class Copy final : public Kernel {
   std::size_t bytes_;
 };
 
-// The kernel that makes one strided copy. It first sets bytes_to_clear bytes of the output to 0:
-// for pad_slice, where the copy leaves gaps, all bytes, and otherwise none. Then it reads the input
-// from element source_begin on, and writes the output from element target_begin on.
+// The kernel that makes one strided copy. It first sets bytes_to_clear bytes of the output to 0.
+// For pad_slice, these are all bytes, because the copy leaves gaps. For other ops, bytes_to_clear
+// is 0. Then the copy reads the input from element source_begin on, and writes the output from
+// element target_begin on.
 class Move final : public Kernel {
  public:
   Move(StridedCopy copy, std::size_t item, std::int64_t source_begin, std::int64_t target_begin,

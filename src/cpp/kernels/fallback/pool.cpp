@@ -229,7 +229,8 @@ class AvgPool final : public Kernel {
 
   const PoolShape& shape() const { return shape_; }
 
-  // Return the bytes of scratch memory: avg_pool_grad adds 16-bit floats in float32.
+  // Return the bytes of scratch memory. Only avg_pool_grad of 16-bit floats needs it, for float32
+  // sums.
   std::size_t scratch_bytes() const override {
     const std::int64_t sums = is_gradient_ && is_half(shape_.data.dtype) ? shape_.data.count() : 0;
     return static_cast<std::size_t>(sums) * sizeof(float);

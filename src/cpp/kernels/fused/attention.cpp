@@ -28,8 +28,10 @@ namespace ngd::kernels::fused {
 
 namespace {
 
-constexpr std::int64_t kKeyBlock = 128;       // keys per block
-constexpr std::int64_t kDiagonalStep = 32;    // queries or keys per step along the diagonal
+constexpr std::int64_t kKeyBlock = 128;  // keys per block
+// The maximum of queries or keys in a range in which some queries do not see all keys: see
+// for_query_rows() and for_key_rows().
+constexpr std::int64_t kDiagonalStep = 32;
 constexpr std::int64_t kGrainWork = 1 << 18;  // the minimum of multiplications per thread
 
 template <class T>
@@ -153,9 +155,9 @@ class Mask {
     return false;
   }
 
-  // Store the mask of a block of queries and keys in `out`, with one row per key, because blocks of
-  // scores have one row per key (attention.hpp). The input has one row per query, so its block is
-  // transposed. `mask_rows` is scratch memory for the block before it is transposed.
+  // Store the mask of a block of queries and keys in `out`. Like a block of scores (attention.hpp),
+  // `out` has one row per key. The input has one row per query, so its block is transposed.
+  // `mask_rows` is scratch memory for the block before it is transposed.
   template <class T>
   void block(const void* mask, std::int64_t head, std::int64_t query, std::int64_t queries,
              std::int64_t key, std::int64_t keys, const AttentionLoops<T>& loops, T* mask_rows,
@@ -191,7 +193,9 @@ Mask mask_of(const KernelQuery& query, std::size_t index) {
 
 // A block of queries of one head.
 struct Block {
-  std::int64_t unit, head;    // the head of the keys, and of the queries, over all batch elements
+  // The numbers of the head of keys and the head of queries. Heads are numbered over all batch
+  // elements.
+  std::int64_t unit, head;
   std::int64_t first, count;  // the first query, and the number of queries
   std::int64_t columns;       // `count`, rounded up to whole vectors
 };
@@ -294,8 +298,9 @@ class Attention {
   }
 
   // Store left @ right in `out`, a block with one row per key and one column per query. `left` has
-  // one row per key, and `right` has one column per query. In causal attention, `out` is not
-  // written for the queries that see none of the keys of a range (for_key_rows()).
+  // one row per key, and `right` has one column per query. In causal attention, the keys are
+  // divided into ranges (for_key_rows()). The part of `out` for a range and the queries that see
+  // none of its keys is not written.
   void multiply_to_scores(const Block& b, std::int64_t key, std::int64_t keys, Dense<const T> left,
                           const T* right, std::int64_t depth, T* out) const {
     for_key_rows(b, key, keys, [&](std::int64_t row, std::int64_t rows, std::int64_t column) {
@@ -431,12 +436,12 @@ class Backward final : public Kernel, Attention<T> {
 
  public:
   Backward(const KernelQuery& query, const Machine& machine) : Base(query, 7, machine) {
-    // One pass over all pairs of blocks computes all adjoints with 5 matrix products per pair, but
-    // has only one task per unit (a head of keys and values of one batch element), so threads may
-    // be idle. Two passes, one over the queries and one over the keys, need 7 products per pair,
-    // but have more tasks. `rounds` is the number of units that the busiest thread computes in one
-    // pass. One pass is chosen if 5 * rounds is at most 7 * units / pieces_, the work per thread of
-    // two passes.
+    // The adjoints are computed in one or two passes. One pass over all pairs of blocks needs 5
+    // matrix products per pair. It has only one task per unit (a head of keys and values of one
+    // batch element), so threads may be idle. Two passes, one over the queries and one over the
+    // keys, need 7 products per pair, but have more tasks. `rounds` is the number of units that the
+    // busiest thread computes in one pass. One pass is chosen if 5 * rounds is at most
+    // 7 * units / pieces_, the work per thread of two passes.
     const std::int64_t rounds = divide_up(problem_.units, pieces_);
     is_one_pass_ = rounds * pieces_ * 5 <= problem_.units * 7;
   }
@@ -493,8 +498,9 @@ class Backward final : public Kernel, Attention<T> {
     if (dv != nullptr) zeros(dv, problem_.width);
   }
 
-  // Process the blocks of queries from `block` to blocks_end - 1 of each of `heads` heads, from
-  // head number `head` on, with the keys from `key` to end - 1. The heads share these keys.
+  // Call run_block() for several blocks of queries, with the keys from `key` to end - 1. The blocks
+  // are numbers `block` to blocks_end - 1 of each head from `head` to head + heads - 1. All these
+  // heads share one head of keys.
   void process_blocks(const KernelArgs& args, const Adjoints& to, std::int64_t head,
                       std::int64_t heads, std::int64_t block, std::int64_t blocks_end,
                       std::int64_t key, std::int64_t end, T* scratch) const {

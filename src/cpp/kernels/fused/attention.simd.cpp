@@ -25,7 +25,7 @@ struct Loops {
   using Stored = typename VectorOf<T, kVectorBytes>::stored;
   static constexpr int kLanes = kVectorBytes / static_cast<int>(sizeof(T));
 
-  // Load the first `used` lanes of a vector. The other lanes are 0.
+  // Load a vector. If is_full is false, load only the first `used` lanes, and set the others to 0.
   template <bool is_full>
   NGD_INLINE Vector load(const T* from, std::int64_t used) {
     if constexpr (is_full) return *reinterpret_cast<const Stored*>(from);
@@ -169,9 +169,9 @@ struct Loops {
     }
   }
 
-  // Return e^x. For float, this is the computation of vector_math.hpp, but the result is 0 for x <
-  // -87, so that no result is subnormal, and infinite for x > 88.5. For double, libm computes the
-  // result.
+  // Return e^x. For double, libm computes the result. For float, it is computed as in
+  // vector_math.hpp, with two differences. For x < -87, the result is 0, so no result is subnormal.
+  // For x > 88.5, the result is infinite.
   NGD_INLINE Vector exponential_or_zero(Vector x) {
     if constexpr (std::is_same_v<T, float>) {
       using Bits = typename VectorOf<std::int32_t, kVectorBytes>::type;
@@ -209,7 +209,8 @@ struct Loops {
       NGD_UNROLL
       for (int v = 0; v < vectors; ++v) {
         const Vector score = load<true>(scores + p * kQueries + v * kLanes, kLanes);
-        maximum[v] = score > maximum[v] ? score : maximum[v];  // ignores NaN, which enters the sums
+        // A NaN score does not change the maximum. Below, it makes the sum NaN.
+        maximum[v] = score > maximum[v] ? score : maximum[v];
       }
     }
     NGD_UNROLL

@@ -50,7 +50,7 @@ struct TileLoop {
 // tile of its values. "Gathered" means that the values are copied to a buffer, which is the slot.
 enum class Reading : std::uint8_t {
   InPlace,    // the slot is the input's memory, because the input has the strides of the output
-  InRow,      // the slot is the input's memory: the inner axis is dense, and tiles are within rows
+  InRow,      // the slot is the input's memory, because each tile is a dense piece of one row
   Once,       // gathered when a thread begins, because all tiles have the same values
   PerRow,     // gathered when the row changes: one value per row, and tiles are within rows
   EveryTile,  // gathered for every tile
@@ -83,8 +83,8 @@ struct Plan {
 
   std::vector<std::int64_t> shape;  // merged axes; the last is the inner one
   std::int64_t rows = 1, inner = 1;
-  std::int64_t rows_per_tile = 1;  // > 1: tiles of whole rows
-  std::int64_t tiles_per_row = 1;  // > 1: tiles within rows
+  std::int64_t rows_per_tile = 1;  // if > 1, a tile is several whole rows
+  std::int64_t tiles_per_row = 1;  // if > 1, a tile is a piece of one row
   std::int64_t tile_length = 0;    // elements of a full tile
   std::int64_t tiles = 0;
   std::int64_t grain = 1;  // the minimum of tiles per thread
@@ -93,7 +93,7 @@ struct Plan {
   std::vector<OutputPlan> outputs;
   std::vector<Constant> constants;
   std::vector<std::int64_t> given;  // the inputs with Reading::Given
-  std::vector<int> kept;            // the slots of reduced statements
+  std::vector<int> kept;            // the slots of reduced values, kept until the tile is done
   std::vector<int> buffer_of_slot;  // -1: the slot is the memory of an input or output
   std::vector<TileLoop> loops;
   std::vector<InPlace> in_place;  // see Kernel::in_place

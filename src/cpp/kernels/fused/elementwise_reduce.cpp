@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A kernel body with reductions. The values of some statements are reduced, all over the same axes.
-// Each tile of these values is added to accumulators while it is in the first-level cache, so the
-// body and its reductions read the inputs only once. The values are added in the same order as in
+// A kernel body with reductions. The values of some statements are reduced. All reductions of a
+// body are over the same axes. Each tile of these values is added to accumulators while it is in
+// the first-level cache, so the kernel reads the inputs only once. Values are added in the order of
 // the reduce kernel, so both kernels give the same bits.
 #include <algorithm>
 

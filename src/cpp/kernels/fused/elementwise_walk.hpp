@@ -61,10 +61,10 @@ class TileWalk {
     compute(begin / plan_.inner, begin % plan_.inner, begin, count);
   }
   // Compute elements as elements(begin, count) does, for a plan with inputs whose values the caller
-  // passes (Reading::Given). `given` points to the `count` values of the first of these inputs. The
-  // values of the next one of these inputs begin `stride` bytes later, and so on.
+  // passes (Reading::Given). `given` has `count` values for each of these inputs. The values of one
+  // input begin `stride` bytes after the values of the previous input.
   void elements(std::int64_t begin, std::int64_t count, const void* given, std::int64_t stride) {
-    auto* values = static_cast<std::byte*>(const_cast<void*>(given));  // only read
+    auto* values = static_cast<std::byte*>(const_cast<void*>(given));  // loops only read it
     for (const std::int64_t i : plan_.given) {
       slots_[plan_.inputs[static_cast<std::size_t>(i)].slot] = values;
       values += stride;

@@ -144,9 +144,9 @@ std::uint64_t bits_of_immediate(const Operand& operand) {
 
 namespace {
 
-// Return the numbers of statements that an attribute of the query for a kernel contains, or an
-// empty list if the query does not have the attribute. Throws Refusal if there is no statement with
-// such a number.
+// Return an attribute of the query for a kernel that lists numbers of statements. If the query does
+// not have the attribute, return an empty list. Throw Refusal if a number is not the number of a
+// statement.
 std::vector<std::int64_t> statements_in(const KernelQuery& query, const char* attribute,
                                         std::size_t num_statements) {
   if (!query.attrs.has(attribute)) return {};

@@ -20,7 +20,8 @@ namespace ngd::kernels::fused {
 using tiles::kTabledOpcodes;
 using tiles::Opcode;
 
-// An operand of a statement.
+// An operand of a statement: an input of the body, the value of an earlier statement, or an
+// immediate.
 struct Operand {
   enum class Kind : std::uint8_t { Input, Result, Immediate };
   Kind kind = Kind::Input;
@@ -31,7 +32,7 @@ struct Operand {
   bool is_result_of(int statement) const { return kind == Kind::Result && index == statement; }
 };
 
-// A statement of a body.
+// A statement of a body: it applies one opcode to its operands, once per element.
 struct Statement {
   Opcode opcode = Opcode::copy;
   DType dtype = DType::F32;  // of the operands; the condition of `where` is bool
@@ -59,9 +60,10 @@ struct Body {
   explicit Body(const KernelQuery& query);  // throws Refusal
 
   std::vector<Statement> statements;
-  std::vector<std::int64_t> results;  // the statements whose values are stored: the first outputs
-  std::vector<std::int64_t> reduced;  // the statements whose values are reduced: the next outputs
-  Shape shape;                        // of the value of each statement
+  std::vector<std::int64_t> results;  // results[k] is the statement whose value is output k
+  // The reduction of the value of statement reduced[k] is output results.size() + k.
+  std::vector<std::int64_t> reduced;
+  Shape shape;  // the values of all statements have this shape
 };
 
 }  // namespace ngd::kernels::fused

@@ -5,9 +5,10 @@
 
 namespace ngd::kernels::fused {
 
-// An output may use the memory of an input if no loop reads a tile of the input after a loop has
-// written the same tile of the output. A 16-bit input never prevents this: its tile is widened to a
-// float32 buffer before a loop writes an output, and the other loops read the buffer.
+// Find the outputs that may use the memory of an input. The input must have the strides and the
+// element size of the output. In each tile, no loop may read the input after a loop has written the
+// output. A 16-bit input always fulfils the second condition: its tile is widened to a float32
+// buffer before a loop writes an output, and the other loops read the buffer.
 void plan_in_place(Plan& plan, const Body& body, const Pairs& pairs) {
   // For each input: the last statement whose loop reads the input's memory, or -1 if no loop does.
   std::vector<std::int64_t> last_read(plan.inputs.size(), -1);

@@ -277,7 +277,8 @@ class SoftmaxCrossEntropy final : public Kernel {
     });
   }
 
-  // Store the gradient of the logits, (softmax - one_hot) * dy, for some rows.
+  // For `rows` rows from number `row` on, store the gradient of the logits,
+  // (softmax - one_hot) * dy.
   template <class T>
   void compute_gradient(const Stage<T>& stage, const Workspace<T>& w, std::int64_t row,
                         std::int64_t rows, const KernelArgs& args) const {

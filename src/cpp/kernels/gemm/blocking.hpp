@@ -31,16 +31,16 @@ struct BlockLimits {
 };
 inline constexpr BlockLimits kPackedLimits{128, 480};
 // The block limits of a StreamingGemm. If the GEMM has several products, the limit of columns is
-// divided by their number. Blocks are wide because a sink, the object that gets the computed
-// blocks, reads its other operands in rows that are far apart, and the TLB does not keep the pages
-// of many such rows.
+// divided by their number. Blocks are wide and have few rows because of the sink, the object that
+// gets the computed blocks. A sink reads its other operands in rows that are far apart. The TLB
+// does not keep the pages of many such rows.
 //
 // Measured on Zen 4: a product of 1024 x 1024 with depth 128, with an update of the weights in the
 // sink, takes 2,950 us with these limits. With blocks of at most 64 rows and 384 columns, it takes
 // 3,450 us, as long as a matmul and an update in two separate kernels.
 inline constexpr BlockLimits kStreamingLimits{32, 1056};
 inline constexpr std::int64_t kMaxBlockDepth = 256;
-inline constexpr std::int64_t kMaxKeptElements = 1 << 19;   // of A, if it is packed for all depths
+inline constexpr std::int64_t kMaxKeptElements = 1 << 19;   // the maximum of packed A for keeps_a
 inline constexpr std::int64_t kMinWorkPerThread = 1 << 18;  // multiplications
 
 // Divide a length into the fewest parts of at most `limit`, as evenly as possible. Return the
@@ -65,7 +65,7 @@ struct Blocking {
   bool divides_batch = false;    // a part is whole products, not a range of each product
   bool divides_columns = false;  // if not divides_batch: a part is a range of columns, not of rows
   bool has_one_row_block = false;  // the rows of a part are a single block
-  bool keeps_a = false;            // A is packed for all depths, and reused for the next columns
+  bool keeps_a = false;            // the whole depth of A stays packed for the next columns
   std::int64_t rows = 1, columns = 1, depth = 1;  // of a block
   // The scratch memory of one part, in elements. `a_elements` is for packed A, `b_elements` for
   // packed B of one product, and `c_elements` for the sums of one block of one product.

@@ -41,7 +41,7 @@ class PackedGemm {
     return parts * (round_up(a_elements, 64) + round_up(columns * depth, 64));
   }
 
-  // bias: null, or one element per column.
+  // Compute all products of the batch. `bias` has one element per column of a product, or is null.
   void run(const T* a, const T* b, const T* bias, T* out, T* scratch) const {
     device::for_pieces(blocking_.num_parts, [&](std::int64_t index) {
       const Blocking::Part part = blocking_.part(index, shape_, panels_.tile());
@@ -64,7 +64,7 @@ class PackedGemm {
     return index;
   }
 
-  // Compute a range of the rows and columns of product i, block by block.
+  // Compute some rows and columns of product number i of the batch, block by block.
   void multiply_product(std::int64_t i, Range rows, Range columns, const T* a, const T* b,
                         const T* bias, T* out, T* scratch) const {
     const MatmulShape& s = shape_;

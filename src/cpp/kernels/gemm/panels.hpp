@@ -26,9 +26,9 @@ View<T> view_of_b(const MatmulShape& shape, const T* b) {
   return {b, shape.transpose_b ? shape.k : 1, shape.transpose_b ? 1 : shape.n};
 }
 
-// Rows of A, packed or in place. `data` is the first element, `panel` is the number of elements
-// from one panel to the next, and `step` is the number of elements from one step of the depth to
-// the next. They become `a`, `a_panel` and `a_step` of a TileWork.
+// Rows of A, packed or in place. `data` is the first element. `panel` is the number of elements
+// from one panel to the next. `step` is the number of elements from one step of the depth to the
+// next. The three members become `a`, `a_panel` and `a_step` of a TileWork.
 template <class T>
 struct TileRows {
   const T* data;
@@ -40,7 +40,7 @@ template <class T>
 struct Block {
   Range rows, columns, depth;
   bool packs_b;  // this is the first block that reads these columns of B, so it packs them
-  std::int64_t columns_end;  // the end of the part's columns, where the prefetch ends
+  std::int64_t columns_end;  // the end of the thread's columns: columns after it are not prefetched
   TileRows<T> a{};
   View<T> b{};
   T* packed_b = nullptr;
@@ -65,7 +65,9 @@ class Panels {
       : tile_(tile),
         num_columns_(shape.n),
         depth_(shape.k),
-        has_relu_(!shape.post.empty()),  // PackedGemm has no other post, and relu twice is relu
+        // `post` lists functions for the result. PackedGemm supports only relu, and two relus in a
+        // list have the same effect as one.
+        has_relu_(!shape.post.empty()),
         keeps_b_(keeps_b) {}
 
   const GemmTile<T>& tile() const { return tile_; }
@@ -174,8 +176,8 @@ class Panels {
   // whole vectors, and the remaining columns become the next panel, a narrow one.
   std::int64_t panel_width(std::int64_t left) const {
     const std::int64_t num_extra = left % tile_.lanes;
-    if (left - num_extra == tile_.columns + tile_.lanes)
-      return tile_.columns - tile_.lanes;  // AVX-512: 4 vectors become 2 + 2, not 3 + 1
+    // With AVX-512, a panel has up to 3 vectors. The last 4 vectors become 2 + 2, not 3 + 1.
+    if (left - num_extra == tile_.columns + tile_.lanes) return tile_.columns - tile_.lanes;
     if (left >= tile_.columns) return tile_.columns;
     return left > num_extra && num_extra > 0 && is_narrow(num_extra) ? left - num_extra : left;
   }

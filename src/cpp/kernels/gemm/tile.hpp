@@ -31,7 +31,7 @@ struct TileWork {
   T* c;
   std::int64_t c_stride, rows, columns;
   bool add = false;
-  const T* bias = nullptr;  // [columns]
+  const T* bias = nullptr;  // one element per column, or null
   bool relu = false;
   // Memory that is read soon. Each step of the depth prefetches one cache line, prefetch_stride
   // bytes after the previous one.
@@ -42,8 +42,8 @@ struct TileWork {
 // The functions for tiles, and the size of a tile.
 template <class T>
 struct GemmTile {
-  std::int64_t rows, columns;  // the largest tile
-  std::int64_t lanes;          // the width of a panel of B is a multiple of this
+  std::int64_t rows, columns;  // of the largest tile
+  std::int64_t lanes;          // elements per vector: packed panels of B are whole vectors wide
 
   // Pack `used` lines (rows of A, or columns of B) of `depth` elements into panels of `width`
   // lines. In a panel, the `width` elements of one step of the depth are adjacent. The last panel
@@ -59,7 +59,7 @@ struct GemmTile {
   // the depth, a vector of A is loaded from one panel, or from several adjacent panels if it has
   // more elements than a panel has rows. The function is null if this SIMD level does not have it.
   void (*multiply_narrow)(const TileWork<T>& work);
-  std::int64_t narrow_rows, narrow_columns;  // the largest narrow tile
+  std::int64_t narrow_rows, narrow_columns;  // of the largest tile for multiply_narrow
 };
 
 struct GemmTiles {

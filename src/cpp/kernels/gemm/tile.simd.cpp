@@ -60,7 +60,7 @@ NGD_INLINE void transpose_lines(const T* from, std::int64_t stride, std::int64_t
   NGD_UNROLL
   for (int i = 0; i < lines; ++i) v[i] = load(from + i * stride);
   tiles::NGD_SIMD_LEVEL::transpose(v);
-  constexpr int kSteps = kLanes<T> / lines;  // elements of every line in a vector
+  constexpr int kSteps = kLanes<T> / lines;  // v[i] now has kSteps elements of each line
   NGD_UNROLL
   for (int i = 0; i < lines; ++i) store(v[i], panel + i * kSteps * width);
 }
@@ -87,8 +87,8 @@ void pack_panel(View<T> lines, std::int64_t used, std::int64_t depth, std::int64
                 T* panel) {
   if (used < width) std::fill(panel, panel + width * depth, T(0));
   if (lines.row == 1) return copy_lines<T, kVectors * kLanes<T>>(lines, used, depth, width, panel);
-  // The number of lines that are transposed at once: the lanes of a vector, or a whole panel if
-  // that is smaller and a power of two.
+  // The number of lines that are transposed at once: kRows, a whole panel of A, if kRows is smaller
+  // than the number of lanes and divides it. Otherwise, it is the number of lanes.
   constexpr int kBatch = kLanes<T> > kRows && kLanes<T> % kRows == 0 ? kRows : kLanes<T>;
   const bool can_transpose = lines.column == 1 && (kBatch == kLanes<T> || width == kBatch);
   const std::int64_t blocks = can_transpose ? used / kBatch * kBatch : 0;

@@ -245,12 +245,13 @@ class Primitives {
 // libgomp then ends the other threads, and the next kernel creates them again, which takes 37 us
 // per thread. In this time, a core computes 4 MFLOP (Zen 4). So a weight gradient is faster on one
 // thread if it has at most 4 MFLOP per thread that would be ended. Any convolution of at most 1
-// MFLOP is also faster on one thread. The number of parts of a weight gradient is the product of
-// the numbers of samples, of groups, of blocks of 16 input channels and of blocks of 16 output
-// channels.
+// MFLOP is also faster on one thread. In a weight gradient, a part is one block of 16 input
+// channels with one block of 16 output channels, for one group and one sample.
 int threads_for(const ConvShape& s, const Machine& machine) {
-  constexpr std::int64_t kSmall = 1'000'000, kPerThread = 4'000'000;  // FLOP
-  constexpr std::int64_t kChannels = 16;                              // per part
+  // In FLOP. A convolution of at most kSmall runs on one thread. A weight gradient also does if it
+  // has at most kPerThread per thread that would be ended.
+  constexpr std::int64_t kSmall = 1'000'000, kPerThread = 4'000'000;
+  constexpr std::int64_t kChannels = 16;  // channels per block
   const int all = machine.threads;
   if (dnnl::get_effective_cpu_isa() < dnnl::cpu_isa::avx512_core) return all;
   const auto blocks = [](std::int64_t channels) { return divide_up(channels, kChannels); };
@@ -284,10 +285,12 @@ bool meets_data(const ConvShape& s, std::size_t axis, std::int64_t k) {
 }
 
 // Return true if oneDNN computes 16-bit convolutions of this shape without memory errors. With
-// oneDNN 3.2, tests with random shapes found reads and writes outside of the operands for four
-// kinds of shapes: with one or three spatial axes, with a kernel position that reads only padding,
-// with one channel of the data, and for kernels of 1 x 1 with a stride and fewer than 16 input or
-// output channels per group.
+// oneDNN 3.2, tests with random shapes found reads and writes outside of the operands for these
+// shapes:
+//   - one or three spatial axes
+//   - a kernel position that reads only padding
+//   - one channel of the data
+//   - a 1 x 1 kernel with a stride, and fewer than 16 input or output channels per group
 bool is_trusted_in_16_bits(const ConvShape& s) {
   if (s.axes != 2 || (s.in == 1 && s.groups == 1)) return false;
   for (std::size_t axis = 1; axis < 3; ++axis)

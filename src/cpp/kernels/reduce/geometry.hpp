@@ -36,14 +36,16 @@ struct Axis {
 
 // The division of one reduction into segments, chunks and tasks.
 struct Geometry {
-  std::vector<Axis> kept, reduced;                 // the axes that do not belong to the segments
-  std::int64_t kept_count = 1, reduced_count = 1;  // the numbers of indices of these axes
-  bool by_rows = false;                            // the last axis is reduced
-  Axis along{1, 1};          // the axis that segments divide: the elements of a row, or the rows
+  // The kept and the reduced axes, except `along` and the axis of the columns. The counts are the
+  // products of their lengths.
+  std::vector<Axis> kept, reduced;
+  std::int64_t kept_count = 1, reduced_count = 1;
+  bool by_rows = false;      // the last axis is reduced
+  Axis along{1, 1};          // the innermost reduced axis, which is divided into segments
   std::int64_t width = 1;    // results per index of the kept axes: 1, or the number of columns
   std::int64_t columns = 1;  // per task
   std::int64_t column_pieces = 1;
-  std::int64_t piece = 1, pieces = 0;  // the length of a piece of `along`; their number
+  std::int64_t piece = 1, pieces = 0;  // `along` has `pieces` segments of at most this length
   std::int64_t chunk = 1, chunks = 1;  // segments per chunk; chunks per result
   std::int64_t total = 1;              // elements that are reduced to one result
 
@@ -51,10 +53,9 @@ struct Geometry {
   // piece of columns, chunk): the chunk varies fastest.
   std::int64_t tasks() const { return kept_count * column_pieces * chunks; }
   std::int64_t cells() const { return chunks > 1 ? tasks() * columns : 0; }
-  // Functions of a result. The number of a result is index * column_pieces + piece, for an index of
-  // the kept axes and the number of a piece of columns. columns_of() returns the number of columns
-  // of the piece, and first_of() returns the flat index in the output of the result's first
-  // element.
+  // columns_of() returns the number of columns of result number `result`. first_of() returns the
+  // flat index of its first element in the output. Results are numbered in row-major order by
+  // (index of the kept axes, piece of columns).
   std::int64_t columns_of(std::int64_t result) const {
     return std::min(columns, width - result % column_pieces * columns);
   }

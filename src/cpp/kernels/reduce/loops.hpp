@@ -23,7 +23,7 @@ namespace ngd::kernels::reduce {
 enum class Reduction : std::uint8_t { Sum, Prod, Max, Min };
 inline constexpr int kReductionCount = 4;
 inline constexpr std::int64_t kRowBlock = 32;
-inline constexpr std::int64_t kBlockBytes = 4096;  // of a block of a row of floats
+inline constexpr std::int64_t kBlockBytes = 4096;  // bytes per block of a row of floats
 
 struct ReduceLoops {
   // Set accumulators to the value of a reduction of no elements, such as 0 for a sum.

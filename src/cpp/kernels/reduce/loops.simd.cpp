@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The loops of loops.hpp.
+// The implementation of loops.hpp, compiled once per SIMD level.
 #include "kernels/reduce/loops.hpp"
 
 #include <limits>
@@ -65,7 +65,7 @@ struct IntegerLoops {
   }
 };
 
-// Loops of floats, in the order of loops.hpp.
+// The loops of floats. They combine elements in the order that loops.hpp describes.
 template <Reduction reduction, class T>
 struct FloatLoops {
   struct Op {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The functions of reducer.hpp.
+// The implementation of reducer.hpp.
 #include "kernels/reduce/reducer.hpp"
 
 #include <cstring>

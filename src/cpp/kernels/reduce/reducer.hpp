@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A reduction by the name that ops use: its loops, and the conversion of accumulators to results.
-// geometry.hpp defines the words.
+// The reduction for an op such as "mean": its loops, and the conversion of accumulators to results.
+// geometry.hpp defines segments, results, chunks and cells.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ struct Reducer {
   // 16-bit floats to f32 before it calls `loops`. The accumulators of floats are f64.
   Reducer(const std::string& op, DType dtype, std::int64_t total);
 
-  // Return the reason why there is no such reduction, or an empty text if there is one.
+  // Return the reason why there is no reduction `op` for `dtype`, or an empty text if there is one.
   static std::string refusal(const std::string& op, DType dtype);
 
   // Combine the accumulators of all chunks of a result, in place, by a balanced tree. Return the
@@ -42,7 +42,7 @@ struct Reducer {
 
 // Return the number of rows per tile, for tiles of `columns` columns and at most `elements`
 // elements. The loops reduce each block of kRowBlock rows before they combine it with the
-// accumulators. So all rows of a tile must belong to one block, and the number divides kRowBlock.
+// accumulators. So all rows of a tile must belong to one block, and the result divides kRowBlock.
 inline std::int64_t rows_of_a_tile(std::int64_t elements, std::int64_t columns) {
   std::int64_t rows = kRowBlock;
   while (rows > 1 && rows * columns > elements) rows /= 2;

@@ -33,7 +33,7 @@ struct ConvShape : Windows {
   DType factors = DType::F32, bias_dtype = DType::F32;  // factors: of the multiplied operands
   bool mixed = false;  // the operands are 16-bit floats, and the output or the bias is f32
 
-  std::string refusal;  // empty: this is a convolution
+  std::string refusal;  // the reason why the query is not a convolution; empty if it is one
 
   explicit ConvShape(const KernelQuery& query) {
     which = query.op == "conv"             ? Which::Forward

@@ -23,7 +23,7 @@ inline std::int64_t index_at(DType dtype, const void* indices, std::int64_t i) {
 // message about an invalid index: the name of the public function that the user called, the axis,
 // and the shape of the indices.
 struct IndexCheck {
-  std::string caller;   // the public call
+  std::string caller;   // the name of the public function
   std::string of_axis;  // " for axis N", if the call has one array of indices per axis
   DType dtype = DType::I64;
   Shape shape;  // of the indices

@@ -27,12 +27,13 @@ struct MatmulShape {
   std::int64_t m = 0, n = 0, k = 0;
   bool transpose_a = false, transpose_b = false, bias = false, adds = false;
   std::vector<std::string> post;  // functions that are applied to the result, in this order
-  Shape batch, batch_a,
-      batch_b;  // of equal rank; the lengths of an operand are 1 or those of `batch`
+  // The batch axes of the output, of A and of B. The three shapes have the same rank. An axis of
+  // batch_a or batch_b has the length 1, or the length of the axis of `batch`.
+  Shape batch, batch_a, batch_b;
 
-  bool mixed = false;  // some dtypes are f32, others not
+  bool mixed = false;  // an input has another dtype than the output
 
-  std::string refusal;  // empty: this is a matmul
+  std::string refusal;  // the reason why the query is not a matmul; empty if it is one
 
   // The shape of a single product, without batch axes.
   MatmulShape(std::int64_t rows, std::int64_t columns, std::int64_t depth, bool transposed_a,

@@ -14,7 +14,9 @@ namespace ngd::kernels {
 // Along each axis, window number i reads the positions i * stride - before + k * dilation, for k in
 // [0, kernel). Positions outside of the data are padding, and are not read.
 struct Windows {
-  using Axes = std::array<std::int64_t, 3>;  // fewer spatial axes: the first ones have extent 1
+  // One number per spatial axis. If there are fewer than 3 spatial axes, axes of length 1 are added
+  // before them.
+  using Axes = std::array<std::int64_t, 3>;
 
   std::size_t axes = 0;
   Axes extents{1, 1, 1}, kernel{1, 1, 1}, counts{1, 1, 1};

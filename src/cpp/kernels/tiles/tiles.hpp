@@ -37,13 +37,13 @@ struct TileTable {
   TileFunction operations[kTabledOpcodes][kDTypeCount];  // null for F16 and BF16
   TileFunction casts[kDTypeCount][kDTypeCount];          // [from][to], without F16 and BF16
   TileFunction pairs[kFirsts][kSeconds][2];              // last index: 0 for f32, 1 for f64
-  TileFunction where_greater[2];                         // a > b ? c : 0
-  TileFunction widen_f16, widen_bf16;                    // storage -> float32
-  TileFunction narrow_f16, narrow_bf16;                  // float32 -> storage
-  TileFunction round_f16, round_bf16;                    // float32 -> float32
+  TileFunction where_greater[2];                         // a > b ? c : 0, for f32 and f64
+  TileFunction widen_f16, widen_bf16;                    // 16-bit floats to float32
+  TileFunction narrow_f16, narrow_bf16;                  // float32 to 16-bit floats
+  TileFunction round_f16, round_bf16;                    // float32 to float32, rounded to the dtype
 };
 
-const TileTable& tile_table();  // of simd_level()
+const TileTable& tile_table();  // the functions of simd_level(), the level of this process
 
 // widening() returns the conversion from storage to tiles, and narrowing() the conversion from
 // tiles to storage. Both return null if the dtype is not a 16-bit float.

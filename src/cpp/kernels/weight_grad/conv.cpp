@@ -79,17 +79,17 @@ class WeightGradient final : public Kernel {
 
  private:
   std::int64_t padded_out() const { return round_up(s_.out, tile_.rows); }
-  // Return the number of elements of the sums. For each kernel position and each group of the
-  // data's channels, the sums are a matrix with one row per channel of dy and one column per
-  // channel of the group. If the threads divide the output positions, each thread has sums of its
-  // own. Otherwise, all threads share the sums.
+  // Return the number of elements of the sums. The sums are one matrix for each pair of a kernel
+  // position and a group of the data's channels. The matrix has one row per channel of dy, and one
+  // column per channel of the group. If the threads divide the output positions, each thread has
+  // sums of its own. Otherwise, all threads share the sums.
   std::int64_t sums() const { return s_.kernel_places() * s_.out * s_.in; }
   std::int64_t sums_offset(std::int64_t k, std::int64_t group) const {
     return s_.out * (k * s_.in + in_.begin(group));
   }
 
-  // Add the products of the output positions `positions` to the sums. rows: a range of the channels
-  // of dy.
+  // For the channels `rows` of dy, sum the products of dy and the data over `positions`, a range of
+  // the output positions. Overwrite `sums` with these sums.
   void add(const float* data, const float* dy, Range positions, Range rows, float* packed,
            float* sums) const {
     float* packed_dy = packed + block_ * tile_.columns;
@@ -178,7 +178,7 @@ class WeightGradient final : public Kernel {
   ConvShape s_;
   std::int64_t pieces_, positions_;
   ChannelGroups in_;
-  bool packs_dy_;  // because its channels do not fill whole tiles
+  bool packs_dy_;  // true if the channels of dy do not fill whole tiles
   std::int64_t block_;
   bool divides_positions_;
   std::int64_t piece_elements_;

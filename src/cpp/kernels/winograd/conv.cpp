@@ -278,8 +278,8 @@ class TileConv {
   std::int64_t depth_, columns_;  // channels of the data, and of the result
   std::int64_t tiles_per_thread_;
   bool divides_tiles_;
-  ChannelGroups groups_;              // of columns
-  std::int64_t block_, phase_tiles_;  // tiles
+  ChannelGroups groups_;              // of the result's channels
+  std::int64_t block_, phase_tiles_;  // tiles per block, and per phase
   std::vector<std::int64_t> kernel_offsets_;
   std::int64_t kernel_elements_ = 0, max_width_ = 0;
 };
@@ -394,9 +394,9 @@ class WeightGradient {
                           values + out_offset(g) + i * out_.width(g), values_stride(out_, g));
   }
 
-  // Multiply the transformed data by the transformed dy for `count` tiles, in plane v and for one
-  // pair of a group of the data's channels and a group of dy's channels. If `add`, add the products
-  // to plane v of the pair's sums, and otherwise store them there.
+  // Multiply plane v of the transformed data by plane v of the transformed dy, for `count` tiles. A
+  // pair is a group of the data's channels with a group of dy's channels. If `add`, add the
+  // products to plane v of the pair's sums, and otherwise store them there.
   void multiply(std::int64_t pair, std::int64_t v, std::int64_t count, bool add,
                 const float* values, float* sums) const {
     const std::int64_t in = pair / out_.count, out = pair % out_.count;
@@ -440,7 +440,7 @@ class WeightGradient {
   ChannelGroups in_, out_;
   std::int64_t step_, pairs_;  // elements from one kernel to the next; the number of pairs
   bool divides_tiles_;
-  std::int64_t block_, phase_pairs_;  // tiles; pairs
+  std::int64_t block_, phase_pairs_;  // tiles per block; pairs per phase
 };
 
 class Conv final : public Kernel {

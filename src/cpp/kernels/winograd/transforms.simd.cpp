@@ -14,7 +14,8 @@ namespace {
 using Vector = VectorOf<float, NGD_REGISTER_BYTES>::type;
 using Stored = VectorOf<float, NGD_REGISTER_BYTES>::stored;
 constexpr int kLanes = NGD_REGISTER_BYTES / 4;
-constexpr float kRoot = 1.41421356237309505F;  // the points are +-kRoot and +-kRoot / 2
+// The interpolation points are 0, +-kRoot / 2, +-kRoot and infinity.
+constexpr float kRoot = 1.41421356237309505F;
 
 NGD_INLINE Vector load(const float* from) { return *reinterpret_cast<const Stored*>(from); }
 NGD_INLINE void store(Vector value, float* to) { *reinterpret_cast<Stored*>(to) = value; }
@@ -116,7 +117,7 @@ NGD_INLINE void transform(const Vector (&in)[Transform::from][Transform::from],
   }
 }
 
-// Load a grid of vectors, one from each plane.
+// Load a grid of side x side vectors. Vector (i, j) is from plane i * side + j.
 template <int side>
 NGD_INLINE void load_grid(const float* from, std::int64_t plane_stride, Vector (&to)[side][side]) {
   NGD_UNROLL
