@@ -126,10 +126,10 @@ Offer offer_along_axis(const KernelQuery& query, const Machine&) {
   if (!is_index(query.inputs[1].dtype)) return Offer::refuse("the indices are not i32 or i64");
   if (tensor.dtype != selection.dtype) return Offer::refuse("dtypes differ");
   if (selection.shape != query.inputs[1].shape || selection.shape.size() != tensor.shape.size())
-    return Offer::refuse("the indices are not one for each element of the part");
+    return Offer::refuse("the indices do not have one element per element of the part");
   for (std::size_t a = 0; a < tensor.shape.size(); ++a)
     if (static_cast<std::int64_t>(a) != axis && selection.shape[a] != tensor.shape[a])
-      return Offer::refuse("shapes differ beside the axis");
+      return Offer::refuse("the shapes differ in another axis");
   return {std::make_unique<AlongAxis>(query)};
 }
 

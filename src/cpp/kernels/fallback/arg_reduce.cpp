@@ -154,22 +154,24 @@ Offer offer_arg_reduce(const KernelQuery& query, const Machine&) {
   if (input.shape[static_cast<std::size_t>(axis)] == 0)
     return Offer::refuse(std::string(query.op) + " of no elements");
   if (query.outputs[0].count() * input.shape[static_cast<std::size_t>(axis)] != input.count())
-    return Offer::refuse("the output has not the input's other axes");
+    return Offer::refuse("the output does not have the input's other axes");
   return {std::make_unique<ArgReduce>(query)};
 }
 
 Offer offer_top_k(const KernelQuery& query, const Machine& machine) {
-  if (query.outputs.size() != 2) return Offer::refuse("the outputs are not values and places");
+  if (query.outputs.size() != 2)
+    return Offer::refuse("the outputs are not two arrays, values and positions");
   const TensorType& input = query.inputs[0];
   const TensorType &values = query.outputs[0], &positions = query.outputs[1];
-  if (values.dtype != input.dtype) return Offer::refuse("the values have not the input's dtype");
-  if (positions.dtype != DType::I64) return Offer::refuse("the places are not i64");
+  if (values.dtype != input.dtype)
+    return Offer::refuse("the values differ from the input in dtype");
+  if (positions.dtype != DType::I64) return Offer::refuse("the positions are not i64");
   if (values.shape != positions.shape) return Offer::refuse("the outputs have different shapes");
   if (input.shape.empty() || input.shape.size() != positions.shape.size() ||
       !std::equal(input.shape.begin(), input.shape.end() - 1, positions.shape.begin()))
-    return Offer::refuse("the outputs have not the input's other axes");
+    return Offer::refuse("the outputs do not have the input's other axes");
   if (positions.shape.back() > input.shape.back())
-    return Offer::refuse("the outputs have more places than the input");
+    return Offer::refuse("the outputs have more elements along the axis than the input");
   return {std::make_unique<TopK>(query, machine)};
 }
 

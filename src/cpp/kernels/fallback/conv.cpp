@@ -281,13 +281,14 @@ class Conv final : public Kernel {
 }  // namespace
 
 Offer offer_conv(const KernelQuery& query, const Machine& machine) {
-  if (!is_floating(query.outputs[0].dtype)) return Offer::refuse("convolutions are of floats");
+  if (!is_floating(query.outputs[0].dtype))
+    return Offer::refuse("convolutions support only float dtypes");
   const ConvShape shape(query);
   if (!shape.refusal.empty()) return Offer::refuse(shape.refusal);
   if (shape.bias || !shape.post.empty())
-    return Offer::refuse("what follows stays an op of its own");
+    return Offer::refuse("a post-operation other than relu is a separate op here");
   if (shape.mixed) return Offer::refuse("dtypes are mixed");
-  if (shape.channels_last) return Offer::refuse("the channels come first here");
+  if (shape.channels_last) return Offer::refuse("this kernel needs channels first");
   if (shape.factors == DType::F64) return {std::make_unique<Conv<double>>(query, shape, machine)};
   return {std::make_unique<Conv<float>>(query, shape, machine), {}, !is_half(shape.factors)};
 }

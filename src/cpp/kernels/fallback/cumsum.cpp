@@ -76,8 +76,8 @@ Offer offer_cumsum(const KernelQuery& query, const Machine&) {
   const std::int64_t axis = query.attrs.integer("axis");
   if (axis < 0 || axis >= static_cast<std::int64_t>(input.shape.size()))
     return Offer::refuse("axis " + std::to_string(axis) + " is not in the input");
-  if (input != query.outputs[0]) return Offer::refuse("the output has not the input's type");
-  if (input.dtype == DType::Bool) return Offer::refuse("cumsum is not for bool");
+  if (input != query.outputs[0]) return Offer::refuse("the output differs from the input in type");
+  if (input.dtype == DType::Bool) return Offer::refuse("cumsum does not support bool");
   return {std::make_unique<CumSum>(query)};
 }
 

@@ -238,7 +238,8 @@ std::string refusal_of(const KernelQuery& query, const TensorType& tensor, const
   const Shape& indices = query.inputs[1].shape;
   expected.insert(expected.end(), indices.begin(), indices.end());
   expected.insert(expected.end(), tensor.shape.begin() + axis + 1, tensor.shape.end());
-  if (part.shape != expected) return "the indices' shape does not stand in place of the axis";
+  if (part.shape != expected)
+    return "the part does not have the axes of the indices in place of the axis";
   return "";
 }
 
@@ -259,7 +260,7 @@ Offer offer_scatter_add(const KernelQuery& query, const Machine&) {
 Offer offer_row_number(const KernelQuery& query, const Machine&) {
   for (const char* name : {"extents", "axes"})
     if (query.attrs.integers(name).size() != query.inputs.size())
-      return Offer::refuse(concat("there is not one of `", name, "` for each array of indices"));
+      return Offer::refuse(concat("`", name, "` does not have one number per array of indices"));
   for (const TensorType& input : query.inputs) {
     if (!is_index(input.dtype)) return Offer::refuse("the indices are not i32 or i64");
     if (input.shape != query.outputs[0].shape) return Offer::refuse("shapes differ");
@@ -269,12 +270,12 @@ Offer offer_row_number(const KernelQuery& query, const Machine&) {
 }
 
 Offer offer_one_hot(const KernelQuery& query, const Machine&) {
-  if (!is_integer(query.inputs[0].dtype)) return Offer::refuse("the indices are no integers");
+  if (!is_integer(query.inputs[0].dtype)) return Offer::refuse("the indices are not integers");
   Shape rows = query.outputs[0].shape;
   if (rows.empty()) return Offer::refuse("the output has no axis");
   rows.pop_back();
   if (rows != query.inputs[0].shape)
-    return Offer::refuse("the output is not the indices' shape and one axis more");
+    return Offer::refuse("the output does not have the indices' shape and one more axis");
   return {std::make_unique<OneHot>(query)};
 }
 

@@ -161,10 +161,10 @@ Offer offer(const KernelQuery& query, const MatmulShape& shape, const Machine& m
   if (!shape.refusal.empty()) return Offer::refuse(shape.refusal);
   if (shape.mixed) return Offer::refuse("dtypes are mixed");
   for (const std::string& post : shape.post)
-    if (post != "relu") return Offer::refuse(post + " stays an op of its own");
+    if (post != "relu") return Offer::refuse(post + " is a separate op here");
   const DType dtype = query.outputs[0].dtype;
   if (!shape.post.empty() && !is_floating(dtype))
-    return Offer::refuse("relu after a product is for floats");
+    return Offer::refuse("relu after a matmul supports only float dtypes");
   return visit_computed(dtype, [&]<class T>() -> Offer {
     return {std::make_unique<Matmul<T>>(query, machine), {}, !is_half(dtype)};
   });

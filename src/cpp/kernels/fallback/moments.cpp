@@ -179,7 +179,7 @@ class MomentsKernel final : public Kernel {
 
 Offer offer_moments(const KernelQuery& query, const Machine& machine) {
   const TensorType& x = query.inputs[0];
-  if (!is_floating(x.dtype)) return Offer::refuse("moments are of floats");
+  if (!is_floating(x.dtype)) return Offer::refuse("moments support only float dtypes");
   for (const std::int64_t axis : query.attrs.integers("axes"))
     if (axis < 0 || axis >= static_cast<std::int64_t>(x.shape.size()))
       return Offer::refuse("axis " + std::to_string(axis) + " is not in the input");
@@ -187,7 +187,7 @@ Offer offer_moments(const KernelQuery& query, const Machine& machine) {
   for (const TensorType& output : query.outputs)
     if (output.dtype != (is_half(x.dtype) ? DType::F32 : x.dtype) ||
         output.count() != g.kept_count * g.width)
-      return Offer::refuse("an output has not the input's dtype, widened, and kept axes");
+      return Offer::refuse("an output does not have the input's widened dtype and the kept axes");
   if (g.total == 0) return Offer::refuse("moments of no elements");
   if (x.dtype == DType::F64) return {std::make_unique<MomentsKernel<double>>(query, machine)};
   return {std::make_unique<MomentsKernel<float>>(query, machine)};

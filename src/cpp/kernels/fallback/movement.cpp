@@ -142,10 +142,10 @@ Offer offer_transpose(const KernelQuery& query, const Machine&) {
   const auto& permutation = query.attrs.integers("permutation");
   if (query.inputs[0].dtype != query.outputs[0].dtype) return Offer::refuse("dtypes differ");
   if (!is_permutation(permutation, from.size()) || to.size() != from.size())
-    return Offer::refuse("permutation is none of the input's axes");
+    return Offer::refuse("the permutation does not name each axis of the input once");
   for (std::size_t a = 0; a < to.size(); ++a)
     if (to[a] != from[static_cast<std::size_t>(permutation[a])])
-      return Offer::refuse("the output has not the permuted shape");
+      return Offer::refuse("the output does not have the permuted shape");
   const Shape strides = row_major_strides(query.inputs[0].shape);
   Shape permuted;
   for (const std::int64_t axis : permutation)
@@ -158,7 +158,7 @@ Offer offer_transpose(const KernelQuery& query, const Machine&) {
 Offer offer_slice(const KernelQuery& query, const Machine&) {
   if (query.inputs[0].dtype != query.outputs[0].dtype) return Offer::refuse("dtypes differ");
   if (!is_inside(query.outputs[0].shape, query.inputs[0].shape, query.attrs))
-    return Offer::refuse("starts and steps lead out of the input");
+    return Offer::refuse("starts and steps reach past the input");
   const Window window = window_of(query.inputs[0].shape, query.attrs);
   const Shape& shape = query.outputs[0].shape;
   const std::size_t item = size_of(query.outputs[0].dtype);
@@ -169,7 +169,7 @@ Offer offer_slice(const KernelQuery& query, const Machine&) {
 Offer offer_pad_slice(const KernelQuery& query, const Machine&) {
   if (query.inputs[0].dtype != query.outputs[0].dtype) return Offer::refuse("dtypes differ");
   if (!is_inside(query.inputs[0].shape, query.outputs[0].shape, query.attrs))
-    return Offer::refuse("starts and steps lead out of the output");
+    return Offer::refuse("starts and steps reach past the output");
   const Window window = window_of(query.outputs[0].shape, query.attrs);
   const Shape& shape = query.inputs[0].shape;
   const std::size_t item = size_of(query.outputs[0].dtype);
@@ -190,7 +190,7 @@ Offer offer_concat(const KernelQuery& query, const Machine&) {
       return Offer::refuse("an input has another dtype or rank");
     Shape rest = input.shape;
     total += std::exchange(rest[static_cast<std::size_t>(axis)], 0);
-    if (rest != expected) return Offer::refuse("an input differs beside the axis");
+    if (rest != expected) return Offer::refuse("an input differs in another axis");
   }
   if (total != output.shape[static_cast<std::size_t>(axis)])
     return Offer::refuse("the inputs do not fill the output's axis");

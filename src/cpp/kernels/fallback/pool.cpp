@@ -50,9 +50,10 @@ struct PoolShape : Windows {
     refusal = read(query.attrs, data.shape, windows.shape, query.attrs.integers("kernel"),
                    query.attrs.integer("ceil", 0) != 0);
     if (!refusal.empty()) return;
-    if (!is_floating(data.dtype) || data.dtype != windows.dtype) refusal = "pools are of floats";
+    if (!is_floating(data.dtype) || data.dtype != windows.dtype)
+      refusal = "pooling needs data and windows of one float dtype";
     if (data.shape[0] != windows.shape[0] || data.shape[1] != windows.shape[1])
-      refusal = "the images or the channels differ";
+      refusal = "the operands differ in batch size or channels";
     planes = data.shape[0] * data.shape[1];
   }
 
@@ -306,9 +307,9 @@ Offer offer_max_pool(const KernelQuery& query, const Machine&) {
   const TensorType positions{DType::I64, query.outputs[0].shape};
   const bool has_int32_indices = query.attrs.integer("channels_last", 0) != 0;
   if (has_int32_indices && shape.data_places() > std::numeric_limits<std::int32_t>::max())
-    return Offer::refuse("more places than an int32 counts");
+    return Offer::refuse("an image has more elements than an int32 can count");
   if (query.outputs.size() != 2 || query.outputs[1] != positions)
-    return Offer::refuse("the places are not i64, one a window");
+    return Offer::refuse("the positions are not i64 with one per window");
   return {std::make_unique<MaxPool>(query)};
 }
 
@@ -316,7 +317,7 @@ Offer offer_avg_pool(const KernelQuery& query, const Machine&) {
   auto kernel = std::make_unique<AvgPool>(query);
   if (!kernel->shape().refusal.empty()) return Offer::refuse(kernel->shape().refusal);
   for (const std::int64_t dilation : query.attrs.integers("dilations"))
-    if (dilation != 1) return Offer::refuse("a window that leaves places out");
+    if (dilation != 1) return Offer::refuse("the windows have a dilation");
   return {std::move(kernel)};
 }
 

@@ -121,7 +121,7 @@ Offer offer_reduce(const KernelQuery& query, const Machine&) {
       return Offer::refuse("axis " + std::to_string(axis) + " is not in the input");
   const Geometry g = make_geometry(input.shape, query.attrs.integers("axes"));
   if (g.kept_count * g.width != query.outputs[0].count())
-    return Offer::refuse("the output has not the input's kept axes");
+    return Offer::refuse("the output does not have the input's kept axes");
   const bool is_ordered = op == "max" || op == "min";
   if (is_ordered && g.total == 0 && query.outputs[0].count() > 0)
     return Offer::refuse(op + " of no elements");

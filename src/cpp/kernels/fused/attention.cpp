@@ -570,19 +570,19 @@ class Backward final : public Kernel, Attention<T> {
 std::string refusal(const KernelQuery& query, std::size_t mask_index) {
   const std::vector<TensorType>& in = query.inputs;
   const DType dtype = in[0].dtype;
-  if (dtype != DType::F32 && dtype != DType::F64) return "attention is of float32 or float64";
+  if (dtype != DType::F32 && dtype != DType::F64) return "the operands are not float32 or float64";
   const std::size_t rank = in[0].shape.size();
   if (rank < 3 || in[1].shape.size() != rank || in[2].shape.size() != rank)
-    return "the operands have not one rank of at least 3";
+    return "the operands do not have one rank of at least 3";
   const Shape scores = shape_of_scores(query);
   if (scores.back() == 0) return "there are no keys";
   if (in.size() > mask_index && !Mask::fits(in[mask_index], scores))
     return "the mask does not broadcast to the scores";
   if (in.size() > mask_index && in[mask_index].dtype != DType::Bool &&
       in[mask_index].dtype != dtype)
-    return "the mask is neither of bools nor of the operands' dtype";
+    return "the mask is not of dtype bool or of the operands' dtype";
   for (std::size_t i = 1; i < std::min(in.size(), mask_index); ++i)
-    if (in[i].dtype != dtype) return "the operands have not one dtype";
+    if (in[i].dtype != dtype) return "the operands do not have one dtype";
   return "";
 }
 

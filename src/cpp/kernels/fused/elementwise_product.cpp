@@ -177,19 +177,20 @@ std::string refusal_of(const KernelQuery& query) {
     previous = i;
   }
   const DType dtype = query.inputs[0].dtype;
-  if (dtype != DType::F32 && dtype != DType::F64) return "products of f32 and f64 alone";
+  if (dtype != DType::F32 && dtype != DType::F64)
+    return "only products of f32 and f64 are supported";
   const Shape& product_shape = query.attrs.integers("product_shape");
-  if (product_shape.size() != 2) return "products of two axes alone";
+  if (product_shape.size() != 2) return "only products of two axes are supported";
   if (query.outputs[0].count() == 0 || element_count(product_shape) != query.outputs[0].count())
-    return "the outputs have not the products' elements";
+    return "the outputs differ from the products in the number of elements";
   const MatmulShape first(matmul_of(query, 0));
   for (std::size_t i = 0; i < products; ++i) {
     const MatmulShape shape(matmul_of(query, i));
     if (!shape.refusal.empty()) return shape.refusal;
     if (shape.k != first.k) return "the products have different depths";
   }
-  if (first.k == 0) return "nothing to multiply";
-  if (first.k > kMaxDepth) return "too much to add up";
+  if (first.k == 0) return "the inputs have no elements to multiply";
+  if (first.k > kMaxDepth) return "the inner length is too large";
   return {};
 }
 

@@ -176,7 +176,7 @@ Offer offer_elementwise_reduce(const KernelQuery& query, const Machine&) try {
   const std::vector<std::string> ops = query.attrs.texts("reductions");
   const std::vector<std::int64_t>& axes = query.attrs.integers("axes");
   if (ops.empty() || ops.size() != plan.kept.size() || ops.size() > kMaxReductions)
-    return Offer::refuse("a reduction for each reduced instruction, at most 8, is expected");
+    return Offer::refuse("the reduced statements need one reduction each, and at most 8");
   const Geometry g = reduce::make_geometry(query.attrs.integers("shape"), axes);
   for (std::size_t k = 0; k < ops.size(); ++k) {
     const TensorType& output = query.outputs[plan.outputs.size() + k];
@@ -184,11 +184,11 @@ Offer offer_elementwise_reduce(const KernelQuery& query, const Machine&) try {
     if (const std::string reason = Reducer::refusal(ops[k], dtype); !reason.empty())
       return Offer::refuse(reason);
     if (output.count() != g.kept_count * g.width)
-      return Offer::refuse("a reduced output has not the kept axes");
+      return Offer::refuse("a reduced output does not have the kept axes");
     if ((ops[k] == "max" || ops[k] == "min") && g.total == 0 && output.count() > 0)
       return Offer::refuse(ops[k] + " of no elements");
     if (is_floating(dtype) && !is_block(plan, g, size_of(is_half(dtype) ? DType::F32 : dtype)))
-      return Offer::refuse("a wider dtype cuts rows into smaller tiles than a block");
+      return Offer::refuse("a wider dtype makes the tiles of a row smaller than a block");
   }
   return {std::make_unique<ElementwiseReduce>(std::move(plan), query)};
 } catch (const Refusal& refusal) {

@@ -66,14 +66,14 @@ Statement parse_head(std::string_view head) {
   Statement statement;
   std::size_t row = 0;
   while (row < std::size(kOpcodes) && kOpcodes[row].name != name) ++row;
-  if (row == std::size(kOpcodes)) refuse("no elementwise opcode is called ", name);
+  if (row == std::size(kOpcodes)) refuse("there is no elementwise opcode ", name);
   if (colon == std::string_view::npos) refuse(head, " lacks its dtype");
   statement.opcode = static_cast<Opcode>(row);
   const std::string_view dtypes = head.substr(colon + 1);
   const std::size_t arrow = dtypes.find('>');
   statement.dtype = parse_dtype(dtypes.substr(0, arrow));
   if ((arrow != std::string_view::npos) != (statement.opcode == Opcode::cast))
-    refuse(head, ": a cast, and nothing else, has two dtypes");
+    refuse(head, ": only a cast has two dtypes");
   statement.result = arrow != std::string_view::npos         ? parse_dtype(dtypes.substr(arrow + 1))
                      : kOpcodes[row].result == Result::Truth ? DType::Bool
                                                              : statement.dtype;
@@ -92,7 +92,7 @@ Operand parse_operand(std::string_view word, DType dtype, const std::vector<Tens
   const std::size_t limit = word[0] == 'i' ? inputs.size() : earlier.size();
   if ((word[0] != 'i' && word[0] != 't') || !number || *number < 0 ||
       static_cast<std::size_t>(*number) >= limit)
-    refuse("operand ", word, " is neither an input, an earlier result nor an immediate");
+    refuse("operand ", word, " is not an input, an earlier result or an immediate");
   operand.index = *number;
   const auto index = static_cast<std::size_t>(operand.index);
   const DType actual = word[0] == 'i' ? inputs[index].dtype : earlier[index].result;
@@ -139,7 +139,7 @@ std::uint64_t bits_of_immediate(const Operand& operand) {
   } else if (const auto value = parse_number<std::int64_t>(operand.text)) {
     return dtype == DType::Bool ? *value != 0 : static_cast<std::uint64_t>(*value);
   }
-  throw Refusal(concat("immediate #", operand.text, " is no ", short_name_of(dtype)));
+  throw Refusal(concat("immediate #", operand.text, " is not of dtype ", short_name_of(dtype)));
 }
 
 namespace {
@@ -153,7 +153,7 @@ std::vector<std::int64_t> statements_in(const KernelQuery& query, const char* at
   const std::vector<std::int64_t>& numbers = query.attrs.integers(attribute);
   for (const std::int64_t t : numbers)
     if (t < 0 || t >= static_cast<std::int64_t>(num_statements))
-      throw Refusal(concat(attribute, " name ", t, ", which is no instruction"));
+      throw Refusal(concat(attribute, " name ", t, ", which is not a statement"));
   return numbers;
 }
 
@@ -164,13 +164,13 @@ Body::Body(const KernelQuery& query)
       results(statements_in(query, "results", statements.size())),
       reduced(statements_in(query, "reduced", statements.size())) {
   if (query.outputs.empty() || results.size() + reduced.size() != query.outputs.size())
-    throw Refusal(concat(results.size(), " results and ", reduced.size(), " that are reduced for ",
-                         query.outputs.size(), " outputs"));
+    throw Refusal(concat(results.size(), " results and ", reduced.size(),
+                         " reduced statements for ", query.outputs.size(), " outputs"));
   shape = reduced.empty() ? query.outputs[0].shape : query.attrs.integers("shape");
   for (std::size_t k = 0; k < query.outputs.size(); ++k) {
     const std::int64_t t = k < results.size() ? results[k] : reduced[k - results.size()];
     if (query.outputs[k].dtype != statements[static_cast<std::size_t>(t)].result)
-      throw Refusal(concat("output ", k, " has not the dtype of its instruction"));
+      throw Refusal(concat("output ", k, " differs from its statement in dtype"));
     if (k < results.size() && query.outputs[k].shape != shape)
       throw Refusal("the outputs have different shapes");
   }

@@ -93,7 +93,7 @@ void choose_tiles(Plan& plan, std::int64_t max_length) {
 // tile is one block of kBlockBytes.
 void choose_reduced_tiles(Plan& plan, std::int64_t max_length, const reduce::Geometry& g) {
   if (plan.inner != (g.by_rows ? g.along.length : g.width))
-    throw Refusal("an input is read unevenly along a row");
+    throw Refusal("an input has no constant stride along a row");
   if (plan.inner == 0 || plan.rows == 0) return;
   if (!g.by_rows) {
     plan.rows_per_tile = g.column_pieces == 1 ? reduce::rows_of_a_tile(max_length, plan.inner) : 1;
@@ -121,7 +121,7 @@ Reading reading_of(const Plan& plan, const InputPlan& input, const Shape& dense,
                                             [](std::int64_t stride) { return stride == 0; });
   const std::int64_t step = input.strides.back();
   if (is_given) {
-    if (input.strides != dense) throw Refusal("a product is read unevenly");
+    if (input.strides != dense) throw Refusal("a product is not read in its own order");
     return Reading::Given;
   }
   if (input.strides == dense) return Reading::InPlace;
@@ -140,7 +140,7 @@ void choose_readings(Plan& plan, const KernelQuery& query) {
     for (std::size_t axis = 0; axis < plan.shape.size(); ++axis)
       last += (plan.shape[axis] - 1) * input.strides[axis];
     if (plan.tiles > 0 && last >= query.inputs[i].count())
-      throw Refusal(concat("the strides of input ", i, " lead beyond its end"));
+      throw Refusal(concat("the strides of input ", i, " reach past its end"));
     input.reading = reading_of(plan, input, dense, is_given(plan, i));
   }
 }

@@ -310,8 +310,8 @@ class SoftmaxCrossEntropy final : public Kernel {
 Offer offer_softmax(const KernelQuery& query, const Machine& machine) {
   const TensorType& input = query.inputs[0];
   const std::int64_t axis = query.attrs.integer("axis");
-  if (!is_floating(input.dtype)) return Offer::refuse("the input is no float");
-  if (query.outputs[0] != input) return Offer::refuse("the output has not the input's type");
+  if (!is_floating(input.dtype)) return Offer::refuse("the input is not of a float dtype");
+  if (query.outputs[0] != input) return Offer::refuse("the output differs from the input in type");
   if (axis < 0 || axis >= static_cast<std::int64_t>(input.shape.size()))
     return Offer::refuse("axis " + std::to_string(axis) + " is not in the input");
   return {std::make_unique<Softmax>(query, machine)};
@@ -320,16 +320,16 @@ Offer offer_softmax(const KernelQuery& query, const Machine& machine) {
 Offer offer_softmax_cross_entropy(const KernelQuery& query, const Machine& machine) {
   const TensorType& logits = query.inputs[0];
   const bool is_gradient = query.op == "softmax_cross_entropy_grad";
-  if (!is_floating(logits.dtype)) return Offer::refuse("the logits are no floats");
+  if (!is_floating(logits.dtype)) return Offer::refuse("the logits are not of a float dtype");
   if (logits.shape.empty()) return Offer::refuse("the logits have no axis");
   if (!is_index(query.inputs[1].dtype)) return Offer::refuse("the labels are not i32 or i64");
   if (query.inputs.size() != (is_gradient ? 3 : 2)) return Offer::refuse("wrong number of inputs");
   const TensorType losses{logits.dtype, Shape(logits.shape.begin(), logits.shape.end() - 1)};
   if (query.inputs[1].shape != losses.shape)
-    return Offer::refuse("the labels have not the logits' shape but for its last axis");
+    return Offer::refuse("the labels do not have the logits' shape without its last axis");
   if (query.outputs[0] != (is_gradient ? logits : losses) ||
       (is_gradient && query.inputs[2] != losses))
-    return Offer::refuse("dy or the output has another type");
+    return Offer::refuse("dy or the output differs from the logits in type");
   return {std::make_unique<SoftmaxCrossEntropy>(query, machine)};
 }
 

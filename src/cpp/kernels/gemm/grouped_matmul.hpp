@@ -144,22 +144,22 @@ class GroupedWeightGrad final : public Grouped<Products> {
 // can.
 inline std::string refusal_of_grouped(const KernelQuery& query) {
   const DType dtype = query.outputs[0].dtype;
-  if (!is_floating(dtype)) return "the output is not of floats";
+  if (!is_floating(dtype)) return "the output is not of a float dtype";
   if (query.inputs[0].dtype != dtype || query.inputs[1].dtype != dtype) return "dtypes differ";
   const TensorType& offsets = query.inputs[2];
   if (!is_index(offsets.dtype)) return "the offsets are not i32 or i64";
-  if (offsets.shape.size() != 1) return "the offsets have not one axis";
+  if (offsets.shape.size() != 1) return "the offsets do not have exactly one axis";
   const Shape &a = query.inputs[0].shape, &b = query.inputs[1].shape, &out = query.outputs[0].shape;
   const std::int64_t groups = offsets.shape[0];
   if (a.size() != 2) return "the rows are not a matrix";
   if (query.op == "grouped_weight_grad")
     return b.size() == 2 && a[0] == b[0] && out == Shape{groups, a[1], b[1]}
                ? ""
-               : "the shapes do not fit";
-  if (out.size() != 2 || out[0] != a[0]) return "the shapes do not fit";
+               : "the shapes do not match";
+  if (out.size() != 2 || out[0] != a[0]) return "the shapes do not match";
   Shape weight{groups, a[1], out[1]};
   if (query.attrs.integer("transpose_b", 0) != 0) std::swap(weight[1], weight[2]);
-  return b == weight ? "" : "the shapes do not fit";
+  return b == weight ? "" : "the shapes do not match";
 }
 
 }  // namespace ngd::kernels

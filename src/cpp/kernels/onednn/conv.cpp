@@ -304,22 +304,24 @@ bool is_trusted_in_16_bits(const ConvShape& s) {
 
 Offer offer_conv(const KernelQuery& query, const Machine& machine) {
   const DType dtype = query.outputs[0].dtype;
-  if (dtype != DType::F32 && !is_half(dtype)) return Offer::refuse("oneDNN has no such dtype");
+  if (dtype != DType::F32 && !is_half(dtype))
+    return Offer::refuse("oneDNN does not support the dtype");
   const ConvShape shape(query);
   if (!shape.refusal.empty()) return Offer::refuse(shape.refusal);
   dnnl::post_ops checked_posts;
   for (const std::string& post : shape.post)
     if (!append_post(checked_posts, post))
-      return Offer::refuse("no post-operation is called " + post);
+      return Offer::refuse("there is no post-operation " + post);
   if (shape.data.count() == 0 || shape.weights.count() == 0 || shape.result.count() == 0)
-    return Offer::refuse("nothing to convolve");
+    return Offer::refuse("the operands have no elements to convolve");
   if (is_half(shape.factors) && !is_trusted_in_16_bits(shape))
-    return Offer::refuse("not trusted in two bytes");
+    return Offer::refuse("oneDNN's kernels for 16-bit floats are not used here");
   try {
     auto kernel = std::make_unique<Conv>(query, threads_for(shape, machine));
     // If oneDNN has only its slow reference code for channels last, the kernel is refused, and the
     // compiler uses channels first.
-    if (shape.channels_last && kernel->plan().is_slow()) return Offer::refuse("slow in oneDNN");
+    if (shape.channels_last && kernel->plan().is_slow())
+      return Offer::refuse("oneDNN has only its slow reference kernel");
     return {std::move(kernel), {}, has_native_products(shape.factors)};
   } catch (const dnnl::error& error) {
     return Offer::refuse(error.what());

@@ -41,8 +41,10 @@ template <template <class> class Op>
 Offer offer(const KernelQuery& query, const Machine& machine) {
   std::string refusal = refusal_of_grouped(query);
   if (!refusal.empty()) return Offer::refuse(std::move(refusal));
-  if (query.outputs[0].dtype != DType::F32) return Offer::refuse("sgemm has no such dtype");
-  if (query.inputs[0].shape[1] == 0) return Offer::refuse("nothing to multiply");
+  if (query.outputs[0].dtype != DType::F32)
+    return Offer::refuse("sgemm does not support the dtype");
+  if (query.inputs[0].shape[1] == 0)
+    return Offer::refuse("the inputs have no elements to multiply");
   return {std::make_unique<Op<Sgemm>>(query, machine)};
 }
 

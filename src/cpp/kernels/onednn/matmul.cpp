@@ -207,18 +207,20 @@ class Matmul final : public Kernel {
 
 Offer offer_matmul(const KernelQuery& query, const Machine& machine) {
   const DType dtype = query.outputs[0].dtype;
-  if (dtype != DType::F32 && !is_half(dtype)) return Offer::refuse("oneDNN has no such dtype");
+  if (dtype != DType::F32 && !is_half(dtype))
+    return Offer::refuse("oneDNN does not support the dtype");
   const MatmulShape shape(query);
   if (!shape.refusal.empty()) return Offer::refuse(shape.refusal);
   dnnl::post_ops checked_posts;
   for (std::size_t i = 0; i < shape.post.size(); ++i) {
     const std::string& post = shape.post[i];
     if (post != "relu" && post != "add" && !append_post(checked_posts, post))
-      return Offer::refuse("no post-operation is called " + post);
+      return Offer::refuse("there is no post-operation " + post);
     if (post != "relu" && i > 0 && shape.post[i - 1] == "relu")
-      return Offer::refuse(post + " behind relu");
+      return Offer::refuse(post + " after relu");
   }
-  if (query.outputs[0].count() == 0 || shape.k == 0) return Offer::refuse("nothing to multiply");
+  if (query.outputs[0].count() == 0 || shape.k == 0)
+    return Offer::refuse("the inputs have no elements to multiply");
   try {
     return {
         std::make_unique<Matmul>(query, machine), {}, has_native_products(query.inputs[0].dtype)};

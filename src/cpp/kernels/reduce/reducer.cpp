@@ -34,9 +34,9 @@ Reducer::Reducer(const std::string& op, DType dtype_, std::int64_t total)
 
 std::string Reducer::refusal(const std::string& op, DType dtype) {
   const auto reduction = reduction_named(op);
-  if (!reduction) return "no reduction is called " + op;
-  if (op == "mean" && !is_floating(dtype)) return "mean is for floats";
-  if (loops_of(*reduction, dtype).row == nullptr) return op + " is not for bool";
+  if (!reduction) return "there is no reduction " + op;
+  if (op == "mean" && !is_floating(dtype)) return "mean supports only float dtypes";
+  if (loops_of(*reduction, dtype).row == nullptr) return op + " does not support bool";
   return {};
 }
 

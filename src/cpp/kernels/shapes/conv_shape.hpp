@@ -58,7 +58,7 @@ struct ConvShape : Windows {
     if (weights.shape.size() != data.shape.size() || groups < 1 || weights.shape[0] % groups != 0 ||
         weights.shape[1] * groups != data.shape[1] || weights.shape[0] != result.shape[1] ||
         result.shape[0] != data.shape[0]) {
-      refusal = "the channels or the batch do not fit";
+      refusal = "the operands differ in channels or batch size";
       return;
     }
     bias = query.inputs.size() > 2;
@@ -66,7 +66,7 @@ struct ConvShape : Windows {
     mixed = mixed || (bias && query.inputs[2].dtype != dtype);
     if (bias && (which != Which::Forward || !holds_product(query.inputs[2].dtype, dtype) ||
                  query.inputs[2].shape != Shape{weights.shape[0]}))
-      refusal = "the bias is not one number a channel of a result";
+      refusal = "the bias does not have one number per channel of the result";
     if (query.attrs.has("post")) post = query.attrs.texts("post");
     batch = data.shape[0];
     in = weights.shape[1];

@@ -67,8 +67,9 @@ struct MatmulShape {
     n = b[b.size() - (transpose_b ? 2 : 1)];
     if (b[b.size() - (transpose_b ? 1 : 2)] != k) refusal = "the inner lengths differ";
     if (out[rank] != m || out[rank + 1] != n) refusal = "the output has another shape";
-    if (adds && query.inputs.back().shape != out) refusal = "what is added has another type";
-    if (bias && query.inputs[2].shape != Shape{n}) refusal = "the bias has not n elements";
+    if (adds && query.inputs.back().shape != out)
+      refusal = "the addend differs from the output in shape";
+    if (bias && query.inputs[2].shape != Shape{n}) refusal = "the bias does not have n elements";
     batch.assign(out.begin(), out.end() - 2);
     batch_a = batch_of(a, rank);
     batch_b = batch_of(b, rank);

@@ -33,12 +33,12 @@ struct Windows {
     const std::size_t rank = data.size();
     axes = rank - 2;
     if (rank < 3 || rank > 5 || windows.size() != rank || kernel_shape.size() < axes)
-      return "the operands have not 1 to 3 spatial axes";
+      return "the operands do not have 1 to 3 spatial axes";
     const auto& stride = attrs.integers("strides");
     const auto& dilation = attrs.integers("dilations");
     const auto& padding = attrs.integers("padding");
     if (stride.size() != axes || dilation.size() != axes || padding.size() != 2 * axes)
-      return "an attribute has not a number an axis";
+      return "an attribute does not have one number per axis";
     for (std::size_t a = 0; a < axes; ++a) {
       const std::size_t at = 3 - axes + a;
       extents[at] = data[2 + a];
@@ -51,9 +51,10 @@ struct Windows {
       const std::int64_t span = (kernel[at] - 1) * dilations[at] + 1;
       const std::int64_t left = extents[at] + before[at] + after[at] - span;
       if (strides[at] < 1 || dilations[at] < 1 || kernel[at] < 1 || left < 0)
-        return "a window does not fit";
+        return "a window is larger than the padded data";
       const std::int64_t num_extra = counts[at] - (left / strides[at] + 1);
-      if (num_extra != 0 && !(beyond && num_extra == 1)) return "another number of windows fits";
+      if (num_extra != 0 && !(beyond && num_extra == 1))
+        return "the output differs from the number of windows that fit";
     }
     return {};
   }

@@ -206,11 +206,11 @@ bool is_fastest(const ConvShape& s, const Machine& machine) {
 Offer offer_conv(const KernelQuery& query, const Machine& machine) {
   const ConvShape s(query);
   if (!s.refusal.empty()) return Offer::refuse(s.refusal);
-  if (s.factors != DType::F32 || s.mixed) return Offer::refuse("not of f32");
+  if (s.factors != DType::F32 || s.mixed) return Offer::refuse("the operands are not f32");
   if (s.axes != 2 || !s.channels_last || s.groups > 1)
-    return Offer::refuse("not of two axes, channels last, one group");
+    return Offer::refuse("the convolution needs two axes, channels last and one group");
   if (s.in % kVector != 0 || s.out % kVector != 0 || s.data.count() == 0 || s.result.count() == 0)
-    return Offer::refuse("not of whole vectors");
+    return Offer::refuse("the channels do not fill whole vectors");
   if (!is_fastest(s, machine)) return Offer::refuse("oneDNN is faster, or nearly so");
   return {std::make_unique<WeightGradient>(s, machine)};
 }

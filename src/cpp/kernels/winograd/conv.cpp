@@ -490,17 +490,19 @@ bool is_fastest(const Tiling& tiling) {
 Offer offer_conv(const KernelQuery& query, const Machine& machine) {
   const ConvShape s(query);
   if (!s.refusal.empty()) return Offer::refuse(s.refusal);
-  if (s.factors != DType::F32 || s.mixed) return Offer::refuse("not of f32");
+  if (s.factors != DType::F32 || s.mixed) return Offer::refuse("the operands are not f32");
   if (s.axes != 2 || !s.channels_last || s.groups > 1 || !s.post.empty())
-    return Offer::refuse("not of two axes, channels last, one group, nothing behind");
+    return Offer::refuse(
+        "the convolution needs two axes, channels last, one group and no post-operation");
   for (std::size_t axis = 1; axis < 3; ++axis)
     if (s.kernel[axis] != kKernel || s.strides[axis] != 1 || s.dilations[axis] != 1 ||
         s.before[axis] >= kKernel || s.after[axis] >= kKernel)
-      return Offer::refuse("not of 3 x 3 places side by side");
-  if (s.in == 0 || s.out == 0) return Offer::refuse("nothing to convolve");
-  if (s.in % kLine != 0 || s.out % kLine != 0) return Offer::refuse("not of whole vectors");
+      return Offer::refuse("the kernel is not 3 x 3 with stride and dilation 1");
+  if (s.in == 0 || s.out == 0) return Offer::refuse("the operands have no elements to convolve");
+  if (s.in % kLine != 0 || s.out % kLine != 0)
+    return Offer::refuse("the channels do not fill whole vectors");
   if (!is_fastest(Tiling(s, machine)))
-    return Offer::refuse("few tiles, or tiles that are mostly empty");
+    return Offer::refuse("there are few tiles, or they are mostly empty");
   if (s.which == Which::WeightGrad) return {std::make_unique<WeightGrad>(s, machine)};
   return {std::make_unique<Conv>(s, machine)};
 }
