@@ -39,8 +39,8 @@ struct RunContext {
 class Executor {
  public:
   // `variables` are device pointers, numbered as in the program. Their memory must be valid during
-  // each run; move_variables() changes the pointers. communicators[i] is the communicator of group i
-  // of the program. The communicators belong to one family and must outlive the executor.
+  // each run; move_variables() changes the pointers. communicators[i] is the communicator of group
+  // i of the program. The communicators belong to one family and must outlive the executor.
   // `interrupt` is called between two instructions, but not more often than every 100 ms. If it
   // returns true, the run throws Interrupted. `arena`: memory that this program and other programs
   // use in turn (arena.hpp), so only one of them runs at a time; null = the executor has memory of

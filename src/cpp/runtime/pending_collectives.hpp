@@ -48,8 +48,8 @@ struct PendingCollective {
 
 class PendingCollectives {
  public:
-  // communicators[i] is the communicator of groups[i]. The communicators belong to one family. They,
-  // `groups` and the queue must outlive this object.
+  // communicators[i] is the communicator of groups[i]. The communicators belong to one family. The
+  // communicators, `groups` and the queue must outlive this object.
   PendingCollectives(device::Device& device, device::Queue& queue,
                      std::vector<comm::Communicator*> communicators,
                      const std::vector<GroupSequence>& groups);

@@ -52,9 +52,9 @@ class Member {
   virtual void expect_no_failure(const CallRecord& mine) { static_cast<void>(mine); }
 };
 
-// The longest time that a rank waits until its peers have received its last message: that it has
-// failed, or that it leaves. kQuickLeaveSeconds is the limit for a short failure text while no long
-// messages are pending, and for a group that is closed without a failure.
+// The longest time that a rank waits for the delivery of its last message: that it has failed, or
+// that it leaves. kQuickLeaveSeconds is the limit for a short failure text while no long messages
+// are pending, and for a group that is closed without a failure.
 inline constexpr double kLeaveSeconds = 1.0;
 inline constexpr double kQuickLeaveSeconds = 0.05;
 
