@@ -93,7 +93,7 @@ struct Collective {
   Kind kind = Kind::Barrier;
   ReduceOp op = ReduceOp::None;
   DType dtype = DType::U8;
-  std::uint64_t count = 0;  // the elements of the array or of a block; see above
+  std::uint64_t count = 0;  // the number of elements of the array, or of one block
   int root = 0;             // the root's rank; of a send or a receive: the other rank
   int tag = 0;  // of a send or a receive: must be equal on both ranks; it selects no message
   const void* source = nullptr;
@@ -137,7 +137,8 @@ std::uint64_t destination_elements(const Collective& collective, int rank, int s
 void validate(const Collective& collective, int rank, int size);
 
 // Return the text for messages: "all_reduce(mean) of 512 float32", and " at train.py:42" if the
-// site is known. For a collective that ngd itself calls in a public function, it is only the site.
+// site is known. For a collective that ngd itself calls in a public function, the text is only the
+// site: "join() at train.py:42".
 std::string describe(const Collective& collective);
 
 // Return the prefix of a site that names a public function of ngd: "join() at " for "join() at

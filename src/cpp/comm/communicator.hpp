@@ -14,9 +14,9 @@
 // the first failure.
 //
 // Families. split() makes smaller groups. A group and all groups that were split from it are a
-// family. One thread at a time drives a family. A blocking call in one group advances the works of
-// all groups of the family, so the collectives of two groups may overlap in time. Memory that one
-// group has allocated is shared memory for all groups of the family.
+// family. Only one thread at a time advances the works of a family. A blocking call in one group
+// advances the works of all groups of the family, so the collectives of two groups may overlap in
+// time. Memory that one group has allocated is shared memory for all groups of the family.
 #pragma once
 
 #include <atomic>
@@ -53,8 +53,8 @@ class Communicator : public Collectives, public HostMemory, public Peers {
   const Membership& membership() const noexcept { return membership_; }
 
   // submit(), wait() and split() do the same as try_submit(), try_wait() and try_split(), but throw
-  // Busy if another thread uses the group. The try_ functions return Progress::Busy or nothing
-  // then.
+  // Busy if another thread uses the group. In this case, try_wait() returns Progress::Busy, and
+  // try_submit() and try_split() return nullopt.
   Work submit(const Collective& collective) {
     const std::optional<Work> work = try_submit(collective);
     if (!work) [[unlikely]]
@@ -159,8 +159,8 @@ std::unique_ptr<Communicator> make_group_of(Communicator& world, const std::vect
                                             const std::function<bool()>& interrupt = {});
 // Return the lowest number that this rank can give to a new group: it is above the numbers of all
 // groups that this rank has made. The number of a group gives its message tags. The members of a
-// new group pass the largest of their values to make_group_of(), so that no member has two groups
-// with one number.
+// new group pass the largest of their values to make_group_of(), so that the groups of a member
+// have different numbers.
 int next_group_number(Communicator& world);
 
 // Load the MPI library that this process uses. `name`: "openmpi", "mpich" (any MPI with the ABI of

@@ -42,8 +42,8 @@ class PageMap {
   PageMap& operator=(const PageMap&) = delete;
   ~PageMap() { ::close(fd_); }
 
-  // Call visit(number) for each of the `count` pages from page `first` on of which this process has
-  // a private copy.
+  // Call visit(number) for each page of which this process has a private copy. Only the pages
+  // `first` to `first` + `count` - 1 are examined.
   template <typename Visit>
   void each_copy(std::uint64_t first, std::size_t count, Visit visit) const {
     std::array<std::uint64_t, 4096> entries;

@@ -33,7 +33,7 @@ class CopyOnWriteMapping {
 
  private:
   std::byte* base_;
-  std::size_t mapped_;  // the number of bytes mapped from base_ on: whole pages
+  std::size_t mapped_;  // the number of bytes from base_ to the end of the range
   std::size_t begin_;   // the offset of the range from base_, in bytes
   std::size_t bytes_;
 };

@@ -52,8 +52,8 @@ class Grouped {
   void describe_list(const std::vector<Tensor>& tensors);
   void plan(const std::vector<Tensor>& tensors);
   void start(Pack& pack);
-  // Wait for the packs, one after the other. `limits` is a function that returns a WaitLimits (such
-  // as the timeout). It is called once per pack, before the wait for that pack.
+  // Wait for the packs, one after the other. limits() returns the WaitLimits for the next pack: for
+  // example, the timeout. It is called once per pack, before the wait for that pack.
   template <class Limits>
   Progress try_wait(Limits&& limits);
   void unpack(Pack& pack);

@@ -45,7 +45,7 @@ struct WaitLimits {
 
   double timeout_seconds = 0;          // after which CollectiveTimeout is thrown; 0: no limit
   double waited_seconds = 0;           // the part of the timeout that has passed before this call
-  double patience_seconds = kForEver;  // after which NotYet is returned; excludes a timeout
+  double patience_seconds = kForEver;  // after which NotYet is returned; only without a timeout
 
   static WaitLimits patience(double seconds) { return {0, 0, seconds}; }
   bool has_patience() const noexcept { return patience_seconds != kForEver; }
@@ -58,7 +58,7 @@ struct CallStats {
   ReduceOp op = ReduceOp::None;
   std::string site;
   std::uint64_t calls = 0;
-  std::uint64_t bytes = 0;          // the sum of the larger of source and destination
+  std::uint64_t bytes = 0;          // each call adds the larger of its source and destination
   double seconds = 0;               // the sum of the times from submit to completion
   double waited_seconds = 0;        // the part of `seconds` inside wait()
   std::vector<std::uint64_t> last;  // by rank: in how many calls it arrived last
@@ -102,11 +102,11 @@ struct SharedBlock {
   std::size_t bytes = 0;
 };
 
-// Memory that all ranks of a group read and write. One rank, the maker, makes the memory with
-// make_common(), which returns a number. The maker sends the number to the other ranks; then every
-// rank opens the memory by the maker's rank and that number, including the maker. The memory exists
-// until all ranks have released it, even if the group has ended before. It is 64-byte aligned. The
-// ranks must order their writes themselves. Throws OutOfMemory.
+// Memory that all ranks of a group read and write. One rank, the maker, calls make_common(), which
+// returns a number, and sends the number to the other ranks. Then every rank, including the maker,
+// calls open_common() with the maker's rank and the number. The memory is 64-byte aligned. The
+// memory exists until all ranks have released it, even if the group has ended before. The ranks
+// must order their writes themselves. make_common() throws OutOfMemory.
 class CommonMemory {
  public:
   virtual ~CommonMemory() = default;
@@ -154,8 +154,8 @@ class Peers {
   // waits in group 2 for rank C, which fails. A is in a group with C too. With the watch, the wait
   // of A ends with the failure of C. Without the watch, it ends only at its deadline.
   virtual void watch(bool is_on) noexcept = 0;
-  // Throw the failure that a rank of this group has reported, if that is known without receiving a
-  // message.
+  // Throw the failure that a rank of this group has reported. Only a group over shared memory, in
+  // which each rank can read the reports of all ranks, overrides this function.
   virtual void check_peers() const {}
 
   // Publish the rank that this rank waits for; -1: it waits for none. On the other ranks,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The layout of an array is its shape. The layout of a list of arrays is the dtype, size and layout
-// of each array. A collective itself moves a plain sequence of elements (Row), so ranks with
-// different layouts would combine elements of different positions. Therefore the ranks compare
-// their layouts.
+// of each array. A collective itself moves a plain sequence of elements, so ranks with different
+// layouts would combine elements of different positions. Therefore the ranks compare their layouts.
+// Layout::Of::Row is the layout of a plain sequence of elements.
 #pragma once
 
 #include <cstddef>
@@ -30,9 +30,9 @@ struct Layout {
 
 // Return the layout of an array. Axes of extent 1 are left out, because they do not change the
 // order of the elements. `extra` is another value that the ranks must agree on, such as the axis of
-// an op; 0 if the op has no such value. If at most one axis is left and `extra` is 0, the layout is
-// a Row, which has no hash: then the ranks compare only the number of elements. `storage` has space
-// for one number per axis, and the layout points to it.
+// an op; 0 if the op has no such value. If at most one axis is left and `extra` is 0, the result is
+// a plain sequence of elements (Of::Row), which has no hash. Then the ranks compare only the number
+// of elements. `storage` has space for one number per axis, and the layout points to it.
 Layout layout_of_shape(const std::int64_t* extents, int axes, std::uint64_t extra,
                        std::uint64_t* storage) noexcept;
 

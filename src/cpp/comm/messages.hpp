@@ -12,8 +12,8 @@
 
 namespace ngd::comm {
 
-// Return the first or the last `max_bytes` bytes of a text, or up to three bytes less, so that no
-// UTF-8 character is cut.
+// head_of() returns the first `max_bytes` bytes of a text, and tail_of() the last ones. The result
+// may have up to three bytes less, so that no UTF-8 character is cut.
 std::string_view head_of(std::string_view text, std::size_t max_bytes) noexcept;
 std::string_view tail_of(std::string_view text, std::size_t max_bytes) noexcept;
 
@@ -87,8 +87,9 @@ inline constexpr std::string_view kForkedChild =
     "collectives do not work in a forked child of a rank: start a process of its own "
     "(multiprocessing with the start method \"spawn\"), and call no collectives in it";
 
-// Return the text of the error for a call that is refused: the group was closed by an earlier
-// failure, by close(), or by close() during the call.
+// Return the text of a GroupClosed error. closed_by_failure(): an earlier failure has closed the
+// group, and `failure` is its text. closed_in_order(): close() was called before this call.
+// closed_while_waiting(): close() was called while this call waited.
 std::string closed_by_failure(std::string_view call, std::string_view failure);
 std::string closed_in_order(std::string_view call);
 std::string closed_while_waiting(std::string_view call);

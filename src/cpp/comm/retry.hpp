@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Repeated tries of a call that is part of a larger call. When the larger call has begun, it cannot
-// return Busy any more, so it waits until the other thread no longer uses the group.
+// Repeated tries of a call that is part of a larger call, such as the run of a step. A larger call
+// that has begun cannot return Busy any more. If another thread uses the group, the larger call
+// waits until the group is free.
 #pragma once
 
 #include <chrono>

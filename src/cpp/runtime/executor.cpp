@@ -419,7 +419,7 @@ void Executor::execute(BoundInstruction& bound) {
   }
   try {
     bound.kernel->run({bound.inputs.data(), bound.outputs.data(), scratch_.data(), queue_});
-  } catch (const std::out_of_range& error) {  // the text begins with the public call
+  } catch (const std::out_of_range& error) {  // its text already names the public call
     throw std::out_of_range(concat(error.what(), " (made at ", bound.instruction->site, ")"));
   } catch (const Error& error) {
     throw with_site(error, *bound.instruction);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs a program. The constructor builds the kernels and binds the operands; a call computes.
+// Runs a program. The constructor builds the kernels and binds the operands; run() computes.
 //
-// An executor has one queue for all its kernels. On a device with asynchronous queues a call
+// An executor has one queue for all its kernels. On a device with asynchronous queues, run()
 // enqueues kernels. It waits if the host needs a value: before a collective is submitted, for the
-// predicate of a Cond, and for checks of values. A call returns when all its kernels have ended. So
-// the call throws the errors of all its kernels, and no kernel uses the variables after it.
+// predicate of a Cond, and for checks of values. run() returns when all its kernels have ended. So
+// it throws the errors of all its kernels, and no kernel uses the variables afterwards.
 #pragma once
 
 #include <atomic>
@@ -39,11 +39,12 @@ struct RunContext {
 class Executor {
  public:
   // `variables` are device pointers, numbered as in the program. Their memory must be valid during
-  // each run; move_variables() changes the pointers. `communicators` are those of the program's
-  // groups. They belong to one family and must outlive the executor. `interrupt` is called between
-  // two instructions, but not more often than every 100 ms. If it returns true, the run throws
-  // Interrupted. `arena`: memory that this program and other programs use in turn (arena.hpp), so
-  // only one of them runs at a time; null = the executor has memory of its own.
+  // each run; move_variables() changes the pointers. communicators[i] is the communicator of group
+  // i of the program. The communicators belong to one family and must outlive the executor.
+  // `interrupt` is called between two instructions, but not more often than every 100 ms. If it
+  // returns true, the run throws Interrupted. `arena`: memory that this program and other programs
+  // use in turn (arena.hpp), so only one of them runs at a time; null = the executor has memory of
+  // its own.
   Executor(Program program, device::Device& device, kernels::KernelTable table,
            std::vector<comm::Communicator*> communicators, std::vector<void*> variables,
            Interrupt interrupt = nullptr, std::shared_ptr<Arena> arena = nullptr);
@@ -60,8 +61,8 @@ class Executor {
   // Busy, without any effect, if a run of this executor or of another program of its arena is
   // active, or if another thread uses the group of the run's first collective. If another thread
   // uses a group later in the run, the run waits until the group is free. If a run of a program
-  // with collectives fails, this rank leaves the common sequence of collectives, so the call closes
-  // their groups and notifies the other ranks.
+  // with collectives fails, this rank cannot submit the same sequence of collectives as the other
+  // ranks any more. So the call closes the groups of the program and notifies the other ranks.
   void run(const void* const* inputs, void* const* outputs);
 
   // Run a nested program. The pointers are device pointers. Enqueued work may be unfinished when
@@ -120,7 +121,7 @@ class Executor {
   const std::uint64_t number_ = recording().next_program();
   mutable std::mutex recorded_mutex_;  // protects record_ and recorded_in_; held by a recorded run
   Record record_;
-  std::uint64_t recorded_in_ = 0;  // the number of the recording that record_ has
+  std::uint64_t recorded_in_ = 0;  // the number of the recording whose times record_ has
   std::atomic<bool> own_running_{false};
   std::atomic<bool>& running_;
   bool variables_touched_ = false;

@@ -143,7 +143,7 @@ const Member* maker_of(const Instruction& instruction, std::size_t output) {
   std::size_t number = members.size();
   if (output < results.size())
     number = static_cast<std::size_t>(results[output]);
-  else if (instruction.attrs.has("reduced"))  // the members of reductions are at the end
+  else if (instruction.attrs.has("reduced"))  // the last members are the reductions
     number -= instruction.attrs.integers("reduced").size() - (output - results.size());
   return number < members.size() ? &members[number] : &members.back();
 }

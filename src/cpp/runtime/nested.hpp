@@ -21,7 +21,7 @@ class Nested {
  public:
   virtual ~Nested() = default;
   virtual void run(const void* const* inputs, void* const* outputs) = 0;
-  virtual std::vector<const Executor*> programs() const = 0;  // one per body of the instruction
+  virtual std::vector<const Executor*> programs() const = 0;  // the executor of each body
 };
 
 // Build the nested programs of an instruction. `query` has the types of its operands and results.

@@ -168,7 +168,7 @@ void PendingCollectives::submit(PendingCollective& pending) {
 }
 
 void PendingCollectives::wait(PendingCollective& pending) {
-  // Submit all started collectives: a peer may need a later one first.
+  // Submit all started collectives, not only this one: a peer may wait for a later one first.
   if (is_asynchronous_) submit_started(true);
   comm::wait_retrying(*pending.communicator, pending.work, timeout_seconds_);
   if (pending.is_staged) {

@@ -40,7 +40,7 @@ struct PendingCollective {
   // rank receives a result
   std::size_t bytes_to_clear = 0;
   bool is_staged = false;              // operand and result are copied through host memory
-  device::Buffer source, destination;  // the host memory, if it is staged
+  device::Buffer source, destination;  // in host memory; empty if not is_staged
   // Events of an asynchronous queue: the operand is computed, and the operand is copied to the
   // host.
   std::unique_ptr<device::Event> operand_ready, operand_staged;
@@ -48,8 +48,8 @@ struct PendingCollective {
 
 class PendingCollectives {
  public:
-  // The communicators are those of `groups`, and belong to one family. They must outlive this
-  // object, and so must `groups` and the queue.
+  // communicators[i] is the communicator of groups[i]. The communicators belong to one family. The
+  // communicators, `groups` and the queue must outlive this object.
   PendingCollectives(device::Device& device, device::Queue& queue,
                      std::vector<comm::Communicator*> communicators,
                      const std::vector<GroupSequence>& groups);
@@ -83,8 +83,8 @@ class PendingCollectives {
   void start(PendingCollective& pending, const void* operand, void* result);
   void wait(PendingCollective& pending);
 
-  // Close the groups of the collectives, because this rank has failed and leaves the common
-  // sequence. The peers are notified of `why`.
+  // Close the groups of the collectives, because this rank has failed and will not submit the
+  // collectives that its peers wait for. The peers are notified of `why`.
   void abort(std::string_view why) noexcept;
   // Wait until the copies that were enqueued here do not read the operands any more.
   void drain() noexcept;

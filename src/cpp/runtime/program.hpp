@@ -41,7 +41,9 @@ struct Program;
 // An op of the user's graph that an instruction computes. The errors of NGD_CHECK_FINITE name it.
 struct Member {
   std::string op, site;
-  int application = -1;  // equal for all ops into which one op was expanded; -1: not expanded
+  // If the compiler has expanded one op of the user into several ops, a number that only these ops
+  // have in common. Otherwise -1.
+  int application = -1;
 };
 
 struct Instruction {
@@ -55,7 +57,7 @@ struct Instruction {
   std::string site;  // the user's "file:line"
   std::vector<Program> bodies;
   // The ops that the instruction computes; not part of the text form (to_string). A fused kernel
-  // has one per statement, then one per reduction.
+  // has one op per statement of its body, then one per reduction.
   std::vector<Member> members = {};
 };
 
@@ -64,7 +66,7 @@ struct Instruction {
 struct GroupSequence {
   // one line per collective with its call site, in order; then the name of the step
   std::string text;
-  std::uint64_t hash = 0;  // a hash of the same lines without the call sites; 0: no collective
+  std::uint64_t hash = 0;         // a hash of the collectives without call sites; 0: no collective
   std::uint64_t computation = 0;  // a hash of all that the step computes (comm/computations.hpp)
 };
 

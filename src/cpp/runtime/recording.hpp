@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Recordings: the times of instructions.
 //
-// A process makes one recording at a time. It has the total times of each instruction and, if they
-// are wanted, single executions as events. An executor checks once per run whether a recording is
-// on. An instruction begins when the previous one ends, so the times add up to the time of the run.
-// On a device with asynchronous queues a recorded run waits after each instruction; otherwise the
-// time of an instruction would not be known.
+// A process makes one recording at a time. A recording has the total times of each instruction. If
+// begin() was called with max_events > 0, it also has single executions as events. An executor
+// checks once per run whether a recording is on. An instruction begins when the previous one ends,
+// so the times add up to the time of the run. On a device with asynchronous queues a recorded run
+// waits after each instruction; otherwise the time of an instruction would not be known.
 #pragma once
 
 #include <atomic>
@@ -81,7 +81,8 @@ class Recording {
   // Add events of the executor with this number. They are dropped if memory is short.
   void add(std::uint64_t number, const Program& program, const std::vector<Event>& events) noexcept;
 
-  // Return copies of the recorded data.
+  // Return copies of the events, and of the labels of each program by its number (Event::program).
+  // dropped() returns the number of events that were not kept.
   std::vector<Event> events() const;
   std::unordered_map<std::uint64_t, std::vector<Label>> labels() const;
   std::uint64_t dropped() const noexcept;

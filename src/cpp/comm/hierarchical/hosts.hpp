@@ -30,8 +30,8 @@ struct Roster {
   std::vector<int> here;
 };
 
-// Return a copy of `roster` (the hosts of the ranks of a family) whose `here`, the ranks on this
-// host, has only those that are in `group`. This rank must be in `group`.
+// Return the roster of `group`: a copy of `roster`, in which `here` has only the ranks of `group`
+// on this host, in the order of the group. This rank must be in `group`.
 std::shared_ptr<const Roster> roster_among(const Roster& roster, const mpi::RankSet& group);
 
 // Return the group of the ranks of `roster.here`, connected over shared memory. `rank` is the world
@@ -107,7 +107,7 @@ class Hosts final : public mpi::HostLayer {
   std::vector<int> missing(Work work) const { return local_->missing(work); }  // as world ranks
 
  private:
-  int number_here(int world_rank) const noexcept;  // its rank in shared memory; -1: on another host
+  int number_here(int world_rank) const noexcept;  // its rank in local(); -1: on another host
 
   mpi::RankSet group_;
   std::shared_ptr<const Roster> roster_;

@@ -47,9 +47,10 @@ auto LocalGroup::locked(const char* name, Call&& call) {
   return notify_on_failure(call_locked, [&](const FailureView& failure) { report(failure, name); });
 }
 
-// Called with the lock held while an error is thrown. If the error has closed the group over shared
-// memory (the inner group), also report it to the family over MPI (all groups of this rank over
-// MPI), which notifies the ranks of other hosts.
+// Called with the lock held while a call of the inner group (over shared memory) throws an error.
+// If the error has closed the inner group, fail the family (all groups that use the same MPI
+// communicator), which notifies the ranks of other hosts. If the inner group was closed because the
+// family has failed, throw the failure of the family instead.
 void LocalGroup::report(const FailureView& failure, const char* call) {
   if (in_child()) return;
   const bool is_closed = failure.kind == ErrorKind::GroupClosed;
@@ -91,7 +92,7 @@ std::optional<Work> LocalGroup::try_submit(const Collective& collective) {
   const Entry entry(*this);
   if (!entry) return std::nullopt;
   return locked(name_of(collective.kind).data(), [&] {
-    in_flight_.reserve(in_flight_.size() + 1);  // first: it may throw
+    in_flight_.reserve(in_flight_.size() + 1);  // before the submission: it may throw
     const std::optional<Work> work = inner_->try_submit(collective);
     if (!work) return work;
     in_flight_.emplace_back().work = *work;
@@ -231,10 +232,10 @@ void LocalGroup::expect_no_failure(const CallRecord&) {
   inner_->check_peers();
 }
 
-// Called with the lock held. A compiled step that uses several groups watches all of them while it
-// runs. If this group is not watched, do nothing. If it is watched, and a rank has reported a
-// failure in another watched group of the family, throw that failure. Otherwise this wait might
-// last until its deadline.
+// Called with the lock held, during a wait. A compiled step that uses several groups watches all of
+// them while it runs. If this group is not watched, do nothing. If it is watched, and a rank has
+// reported a failure in another watched group of the family, throw that failure. Without this
+// check, the wait might last until its deadline.
 void LocalGroup::check_other_groups() {
   if (!is_watched()) return;
   const auto submission = std::find_if(

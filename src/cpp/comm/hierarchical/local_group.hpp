@@ -66,7 +66,7 @@ class LocalGroup final : public Communicator, private mpi::Member {
   std::vector<Submitted> in_flight_;
   Work awaited_work_;
   std::uint64_t num_done_ = 0;
-  std::exception_ptr failure_elsewhere_;  // of another group, which has ended the wait
+  std::exception_ptr failure_elsewhere_;  // the failure in another group that ended the wait
   std::unique_lock<std::mutex>* active_lock_ = nullptr;  // the lock of the call in progress
 };
 

@@ -45,7 +45,7 @@ std::vector<HostInfo> exchange_host_infos(Communicator& world, double timeout_se
 }
 
 Roster roster_of(const std::vector<HostInfo>& infos, int rank) {
-  std::map<std::string, int> numbers;  // name of a host -> number, by the first ranks
+  std::map<std::string, int> numbers;  // name -> number of a host; rank 0 is on host 0
   Roster roster;
   for (const HostInfo& info : infos)
     roster.host_of.push_back(

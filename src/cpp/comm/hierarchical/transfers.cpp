@@ -87,13 +87,14 @@ class HostWindows : public WindowedTransfer {
 
   // Return true if step number `step` of a slice submits a local step.
   virtual bool submits(int step) const = 0;
-  // Return the local step to submit in step number window.step. `counts` has space for one number
-  // per rank of the host, and the result may point to it. After a refusal this is called again for
-  // the same step, so a second call must have the same effect as one.
+  // Return the collective inside this host that step number window.step submits. `counts` has space
+  // for one number per rank of the host, and the result may point to it. If the submission is
+  // refused, submission() is called again for the same step, so two calls must have the same effect
+  // as one.
   virtual Collective submission(const Window& window, std::span<std::uint64_t> counts) const = 0;
-  // Carry out the part of step window.step that follows the submission of its local step, if it has
-  // one. Return true if the slice has such a step. Return false if the previous step was the last
-  // one of the slice.
+  // Carry out step number window.step. If the step submits a local step, the caller has done that
+  // before. Return false, without any effect on the slice, if the previous step was the last one of
+  // the slice; otherwise return true.
   virtual bool complete_step(Window& window) = 0;
 
   void end_turn() { ++turn_; }
@@ -129,7 +130,7 @@ class HostWindows : public WindowedTransfer {
   }
 
   const std::uint64_t ticket_;
-  std::size_t slices_left_;  // whose last local step is not submitted
+  std::size_t slices_left_;  // slices whose last local step is not submitted
   std::size_t turn_ = 0;
   std::vector<std::uint64_t> counts_;
   std::vector<std::optional<Work>> works_;  // the pending local step of each window, if any
@@ -158,10 +159,10 @@ class AllReduce final : public HostWindows {
   static constexpr std::size_t kLeastWindowBytes = std::size_t{256} << 10;
   static constexpr int kWindows = 4;
 
-  // Divide the operand into slices: one slice per window, if the limits of the size allow it. A
-  // slice has at least kLeastWindowBytes, so a small operand uses fewer than kWindows windows. A
-  // slice has at most mpi::reduce_window() elements, so in a large operand each window transfers
-  // several slices, one after the other.
+  // Divide the operand evenly into kWindows slices, one per window, within two limits. A slice has
+  // at least kLeastWindowBytes, so a small operand uses fewer windows. A slice has at most
+  // mpi::reduce_window() elements, so in a large operand each window transfers several slices, one
+  // after the other.
   static Windowing windowing(const Hosts& hosts, const Collective& collective) {
     const std::size_t least = kLeastWindowBytes / size_of(collective.dtype);
     const std::size_t most = mpi::reduce_window(collective.dtype, hosts.ranks());
@@ -387,8 +388,8 @@ class HostBlocks : public Transfer {
   // host). Always true in a reduce_scatter. In an all_gather, a counterpart on another host sends
   // the operand of each step except the first.
   virtual bool has_operand(int number) = 0;
-  // Return the collective of local step `number`. After a refusal it is called again for the same
-  // step.
+  // Return the collective to submit as local step `number`. If the group of this host refuses it,
+  // submission() is called again for the same step.
   virtual Collective submission(int number) const = 0;
 
   // Submit the local steps in order, up to the first one that cannot begin yet.
@@ -401,7 +402,8 @@ class HostBlocks : public Transfer {
       ++steps_;
     }
   }
-  // Return true if the local step for the region of host h has ended.
+  // Return true if the local step (a collective inside this host) for the region of host h was
+  // submitted and is complete.
   bool has_ended(int h) {
     std::optional<Work>& work = works_[static_cast<std::size_t>(h)];
     return work && hosts_.is_done(*work);
@@ -491,9 +493,11 @@ class ReduceScatter final : public HostBlocks {
            divisor_between(hosts_, collective_));
   }
 
-  const std::vector<std::size_t> begins_;  // byte offsets in scratch_, one per host and the end
+  // Element h: the offset in scratch_, in bytes, of the sums for host h. Last element: their end.
+  const std::vector<std::size_t> begins_;
   std::byte* const scratch_;  // the blocks, summed over this host; its ranks share this memory
-  std::byte* const contributions_;  // this rank's block, summed over each other host
+  // One array per other host: this rank's block, summed over the ranks of that host.
+  std::byte* const contributions_;
 };
 
 class AllGather final : public HostBlocks {

@@ -65,7 +65,7 @@ std::unique_ptr<Transfer> choose_transfer(const RankSet& group, HostLayer* hosts
     case Kind::Send:
     case Kind::Receive:
     case Kind::Barrier:
-      break;  // no transfer: the data travel with the header, or see pairs.hpp
+      break;  // no transfer: a barrier has no data, and Pairs sends the other data
   }
   fail(ErrorKind::Internal, describe(collective), ": no transfer of this kind");
 }

@@ -31,7 +31,7 @@ constexpr auto kLongestRest = std::chrono::milliseconds(100);
 // The number of MPI calls that Family::pump() makes. Open MPI polls its sockets only in every
 // eighth call that finds no message (opal_progress). Of eight calls in a row, one polls them.
 constexpr int kCallsForSockets = 8;
-constexpr std::size_t kAtOnceBytes = 2048;  // MPI sends a message of this size at once
+constexpr std::size_t kAtOnceBytes = 2048;  // MPI sends messages of up to this size eagerly
 
 // Ask Linux for short time slices. A thread with short slices runs at once when it wakes, even if
 // compute threads keep all cores busy. Linux 6.12 and later give short slices to every thread that
@@ -108,7 +108,7 @@ void Family::fail(ErrorKind kind, std::string_view text, std::span<const int> ra
   failed_ = true;
   failure_.kind = kind;
   try {
-    failure_.text = text;  // the text before the ranks, because memory may be short
+    failure_.text = text;  // first, so that the text is kept if there is no memory for the ranks
     failure_.ranks.assign(ranks.begin(), ranks.end());
     if (ranks.empty()) failure_.ranks.push_back(endpoint_.rank);
   } catch (const std::bad_alloc&) {
@@ -163,10 +163,10 @@ std::uint64_t Family::moves() const noexcept {
   return sum;
 }
 
-// Use the thread-local variables of the C++ runtime (for exceptions) and of MPI once, by a call of
-// a function of each. The C library allocates the thread-local variables of a shared library at the
-// first use in each thread, and ends the process if it has no memory for them. So the progress
-// thread calls this when it starts, before memory can run out.
+// Call a function of the C++ runtime and functions of MPI that use thread-local variables. The C
+// library allocates the thread-local variables of a shared library at their first use in each
+// thread, and ends the process if it has no memory for them. So the progress thread calls this when
+// it starts, before memory can run out.
 void Family::touch_thread_locals() const noexcept {
   static_cast<void>(std::uncaught_exceptions());
   pump();

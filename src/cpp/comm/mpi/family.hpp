@@ -46,14 +46,17 @@ class Member {
   // Called after a failure: end all works (collectives, sends and receives). If MPI still holds the
   // memory of one of their messages, left_to_mpi() is true afterwards.
   virtual void drop_works() noexcept = 0;
-  // If the compiled step that runs on this rank uses this group too, and a rank of this group has
-  // reported a failure, throw it. This rank waits in another group, in the call `mine`, which the
-  // error message shows.
+  // Throw the failure that a rank of this group has reported. Do nothing if the group is not
+  // watched (Communicator::watch). This rank waits in another group of the family; `mine` is the
+  // call in which it waits, for the error message.
   virtual void expect_no_failure(const CallRecord& mine) { static_cast<void>(mine); }
 };
 
-inline constexpr double kLeaveSeconds = 1.0;        // the time to report a failure before MPI_Abort
-inline constexpr double kQuickLeaveSeconds = 0.05;  // the same if more time does not help
+// The longest time that a rank waits for the delivery of its last message: that it has failed, or
+// that it leaves. kQuickLeaveSeconds is the limit for a short failure text while no long messages
+// are pending, and for a group that is closed without a failure.
+inline constexpr double kLeaveSeconds = 1.0;
+inline constexpr double kQuickLeaveSeconds = 0.05;
 
 class Family {
  public:
@@ -94,8 +97,8 @@ class Family {
   // failure. Later calls of the family's groups throw GroupClosed, so the failure is thrown only
   // once.
   void mark_thrown() noexcept { has_thrown_ = true; }
-  // Throw the failure of the family at the first call. At later calls throw GroupClosed with its
-  // text.
+  // Throw the failure of the family at the first call. At later calls, throw GroupClosed with the
+  // text of the failure.
   [[noreturn]] void throw_failure(std::string_view call);
   // Return the seconds that are left for closing a group after a failure. All groups of the family
   // share one limit.

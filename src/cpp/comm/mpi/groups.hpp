@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Makes groups over MPI: of all ranks of an MPI communicator, by a split, or by a call of only the
-// ranks of the new group.
+// Makes groups over MPI in three ways: a group of all ranks of an MPI communicator, the groups of a
+// split, and a group in whose construction only its own ranks take part.
 //
 // The groups of a family have the same MPI communicator, and differ in their tags: group `number`
 // has kTagsPerGroup of them. Groups that share a rank have different numbers.

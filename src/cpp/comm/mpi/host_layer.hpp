@@ -37,19 +37,20 @@ class HostLayer {
   // Split the host group. Returns nothing while another thread uses the host group.
   [[nodiscard]] virtual std::optional<std::unique_ptr<Communicator>> try_split_local(int color,
                                                                                      int key) = 0;
-  // Return the layer of a group that was split from this one; `local` is its host group.
+  // Return the layer of `group`, which was split from the group of this layer. `local` is the host
+  // group of `group`: its ranks on this host.
   virtual std::unique_ptr<HostLayer> for_split(const RankSet& group,
                                                std::unique_ptr<Communicator> local) const = 0;
 
-  // Return the layer of a group that make_group_of() makes (communicator.hpp): only the members of
-  // that group take part in the call. The members on this host connect to each other over shared
-  // memory. They find each other by `key`, a text that no other group has and that all members pass
-  // to make_group_of().
+  // The way in which the members of a new group on this host find each other. `key` is a text that
+  // no other group has, and that all members pass to make_group_of() (communicator.hpp).
   struct Rendezvous {
     const std::string& key;
     double timeout_seconds;
     const std::function<bool()>& interrupt;
   };
+  // Return the layer of a group that make_group_of() makes. Only the members of that group take
+  // part in the call. The members on this host connect to each other over shared memory.
   virtual std::unique_ptr<HostLayer> for_members(const RankSet& group,
                                                  const Rendezvous& rendezvous) const = 0;
   // Return true if all ranks of `group` are on this host.

@@ -37,7 +37,7 @@ class Library {
 
   virtual bool initialised() const noexcept = 0;
   virtual bool finalized() const noexcept = 0;
-  virtual int initialise() const noexcept = 0;  // any thread may call MPI then, if MPI allows it
+  virtual int initialise() const noexcept = 0;  // requests MPI_THREAD_MULTIPLE
   virtual Threads threads() const noexcept = 0;
   virtual void finalize() const noexcept = 0;
   virtual void abort() const noexcept = 0;

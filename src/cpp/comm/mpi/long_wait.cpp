@@ -64,8 +64,8 @@ void LongWait::throw_timeout(double timeout_seconds) {
   std::vector<std::string> facts;
   bool is_certain = false;
   if (has_begun) facts = find_culprits(missing, is_certain);
-  // Another rank may know for certain which rank has stopped. It sends its failure at the same
-  // deadline, so wait for it.
+  // Another rank may know for certain which rank has stopped, and reports it at its own deadline,
+  // which is about now. So wait a short time for a report. If one arrives, await() throws it.
   if (has_begun && !is_certain) group_.family->or_fail([&] { reports_.await(*works_.front()); });
   facts.insert(facts.end(), calls.begin(), calls.end());
   const std::string message = late(describe(works_.call_of(work_)), missing, has_begun,

@@ -65,7 +65,8 @@ class OwnersExchange {
       window.requests.send(mine.data(), mine.size(), after(distance), window.tag);
   }
 
-  // The same as exchange_results(), but only the root gets the results.
+  // Send `mine`, the result of this rank, to the root. On the root, receive the result of every
+  // other owner into result_of(rank).
   template <class ResultOf>
   void send_results_to(int root, Window& window, std::span<const std::byte> mine,
                        ResultOf&& result_of) const {

@@ -60,7 +60,9 @@ class Pairs {
     bool is_matched = false;  // of a receive: the header of the sender has arrived
     std::optional<LongMessage> message;
   };
-  using Queue = std::deque<Pair>;  // of one peer and direction; the data of the first one move
+  // The pending sends to one peer, or the pending receives from it, oldest first. Only the data of
+  // the oldest one are being transferred.
+  using Queue = std::deque<Pair>;
 
   const Pair* find(std::uint64_t number) const;
   bool advance(Mailbox& mailbox, int peer, Pair& oldest);

@@ -60,9 +60,9 @@ void PeerReports::throw_end(int peer, const CallRecord& mine) const {
 }
 
 // A receive whose header has arrived (`is_matched`) continues if its peer has left without a
-// failure, because the data may still arrive. If `is_matched` is false, the work also ends when any
-// other rank of the group has failed. The reason: the peer may have died without a report, and the
-// other rank may have failed because of that.
+// failure, because the data may still arrive. If `is_matched` is false, the send or receive also
+// fails when any other rank of the group has failed. The reason: the peer may have died without a
+// report, and its death may have caused the failure of the other rank.
 void PeerReports::check_pair(int peer, const CallRecord& mine, bool is_matched,
                              Clock::time_point start) const {
   if (mailbox_.ended(peer) && !(is_matched && has_left_in_order(peer))) throw_end(peer, mine);

@@ -40,8 +40,8 @@ class FlatReduction final : public WindowedTransfer {
     return window.step < 2 ? Outcome::Continues : Outcome::SliceComplete;
   }
 
-  // Return the part of the window's slice that `owner` reduces. The begin of the result is counted
-  // from the first element of the source.
+  // Return the part of the window's slice that `owner` reduces, as a range of elements of the
+  // source.
   Slice owned(const Window& window, int owner) const {
     if (!is_scatter_) return part_of(window.slice, owner, size_);
     const Slice block = blocks_[owner];

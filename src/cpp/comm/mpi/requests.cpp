@@ -93,7 +93,9 @@ bool give_up(Request& request) noexcept {
 bool Requests::cancel() noexcept {
   bool is_clean = true;
   for (Request& request : requests_) is_clean = is_clean && give_up(request);
-  if (!is_clean) leave_to_mpi();  // nothing calls MPI any more: the other requests end here
+  // If a request cannot be cancelled, the requests after it are not cancelled either: after
+  // leave_to_mpi(), ngd makes no MPI call that moves messages.
+  if (!is_clean) leave_to_mpi();
   requests_.clear();
   peers_.clear();
   return is_clean;

@@ -10,7 +10,8 @@
 
 namespace ngd::comm::mpi {
 
-// Compute the result of a small collective from contributions[r], the source of rank r.
+// Compute the result of a small collective, and write it to the destination of `rank`, this rank.
+// contributions[r] is the source of rank r.
 void finish_small(const Collective& collective, int rank, int size,
                   const std::vector<const std::byte*>& contributions);
 

@@ -9,7 +9,8 @@
 namespace ngd::comm::mpi {
 
 TaskThread::TaskThread() {
-  sigset_t all, old_mask;  // blocked: the threads of the program handle signals
+  // Block all signals in the new thread: the threads of the program handle them.
+  sigset_t all, old_mask;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &old_mask);
   struct Restore {

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of a group: it reports its failure or that it leaves, and gives its peers time to receive
-// that.
+// The end of a group on this rank. The rank reports that it has failed or that it leaves, and gives
+// its peers time to receive the report.
 //
-// A group that fails marks the process, which then ends in MPI_Abort: its peers may never call
-// MPI_Finalize. The mark is removed if all ranks of the group are found to leave in order.
+// A group that fails marks the process (mark_failed() in process.hpp). A marked process ends with
+// MPI_Abort, because its peers may never call MPI_Finalize. The mark is removed if all ranks of the
+// group have sent Left, and all messages of this rank were sent.
 #pragma once
 
 #include <cstdint>

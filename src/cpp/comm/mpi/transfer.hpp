@@ -70,8 +70,8 @@ class WindowedTransfer : public Transfer {
 
  protected:
   struct Windowing {
-    std::size_t elements;         // the elements of the collective
-    std::size_t window_elements;  // the elements of a slice
+    std::size_t elements;         // the number of elements that are divided into slices
+    std::size_t window_elements;  // the number of elements of a slice
     int num_windows;              // the number of windows that are active at once
   };
   WindowedTransfer(const RankSet& group, int tag, const Collective& collective,
@@ -126,7 +126,7 @@ class LongMessage {
   std::size_t bytes_;
   std::size_t posted_ = 0;
   std::size_t messages_ = 0;
-  std::vector<Requests> slots_;  // message m uses slot m % kDepth: they are posted in order
+  std::vector<Requests> slots_;  // the n-th MPI message uses slots_[n % kDepth]
 };
 
 // ---- transfers over MPI only, on the tags from `tag` on; choose.hpp chooses

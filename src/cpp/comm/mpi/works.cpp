@@ -107,7 +107,7 @@ bool Works::advance_transfer(PendingCollective& work) {
     is_finished = work.transfer->advance();
   } catch (const Unreachable&) {
     throw;
-  } catch (const Error&) {  // the shared memory of the host has failed
+  } catch (const Error&) {  // the group over shared memory has failed
     reports_.await(work);
     throw;
   }
