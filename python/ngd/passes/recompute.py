@@ -48,7 +48,7 @@ SMALL: Final = 16
 """A copy may be computed from a kept value that is this many times smaller than the copied value.
 """
 LONGEST: Final = 16
-"""The largest number of ops that compute a copy."""
+"""The largest number of ops that recompute one value."""
 
 
 def plan_within_limit(
@@ -98,7 +98,7 @@ def bytes_of(plan: Plan) -> int:
 def difference(all: Cost, without: Cost) -> Cost:
     """Return the operations and bytes that recomputation adds: `all` minus `without`.
 
-    `all` is the cost of the graph with recomputed values; `without` is that of the first graph.
+    `all` is the cost of the graph that recomputes values; `without` is that of the original graph.
     """
     return Cost(all.flops - without.flops, all.bytes - without.bytes)
 
@@ -247,9 +247,9 @@ class Waiting:
         return [*leaves, *self.order]
 
     def make_copy(self, copy: Copy, reader: Node, new: dict[Node, Node]) -> Node:
-        """Return the node of a copy.
+        """Return the node of a copy of a value: a second computation of the value.
 
-        It is computed after the gate, an op shortly before the first reader of the copy.
+        The copy is computed after the gate, an op shortly before the first reader of the copy.
         """
         gates = [new[gate] for gate in self.gates(self.position[reader])]
         made: dict[Node, Node] = {}

@@ -62,7 +62,7 @@ class Storage:
     byte offset `position` already includes it."""
 
     def keep(self, until: int) -> None:
-        """Extend the lifetime to an instruction, if it ends earlier."""
+        """Extend the lifetime to instruction number `until`, if the lifetime ends before it."""
         self.last = max(self.last, until)
         if self.whole is not None:
             self.whole.keep(until)
