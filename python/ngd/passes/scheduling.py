@@ -44,7 +44,7 @@ class Schedule:
     the end of `order`.
     """
     stores: tuple[tuple[Node, Node], ...]
-    """The pairs (variable or this rank's part of it, next value) of the other updates. Each of these
+    """The other updates, as pairs (variable or this rank's part of it, next value). Each of these
     next values is copied to its variable after all nodes of `order`."""
 
 

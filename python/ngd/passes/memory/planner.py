@@ -61,7 +61,7 @@ class Uses:
         self.num_sends = Counter(
             source_of(n.inputs[0]) for n in schedule.order if isinstance(n.op, Start)
         )
-        """For each value, the number of collectives with it, or a view of it, as operand."""
+        """For each value, the number of collectives whose operand is the value or a view of it."""
         self.gathers = self.sole_gathers(schedule)
         outputs = schedule.graph.outputs
         self.output_number = {n: i for i, n in reversed(list(enumerate(outputs)))}
@@ -75,7 +75,7 @@ class Uses:
 
         The keys are the operands, and the values are the starts of the all_gathers. The all_gather
         is the last reader of such an operand, and no other collective reads it. The operand is a
-        whole value, not a slice of a value, so that the whole value fits in the result.
+        whole value. A value of which it is a slice would not fit in this rank's block.
         """
         return {
             source: node
@@ -199,7 +199,8 @@ class Planner:
         """Copy outputs of the step to the arrays that the call returns.
 
         An output that was computed in its array is not copied. If `are_variables` is True, copy
-        only the outputs that are old values of variables. If it is False, copy only the others.
+        only the outputs that are old values of variables. If it is False, copy only the other
+        outputs.
         """
         for number, output in enumerate(self.schedule.graph.outputs):
             if (source_of(output).op is VARIABLE) is not are_variables:
@@ -342,7 +343,8 @@ class Planner:
 
         If the collective can work in place, and no later node and no other collective reads the
         operand, this is the storage of the operand or a part of it. For an all_gather whose operand
-        was computed inside the result, it is the storage that was chosen then (`block_of_gather`).
+        was computed inside the result, it is the storage that `block_of_gather` made for the
+        result.
         Otherwise it is a new storage.
         """
         assert isinstance(node.op, Start)

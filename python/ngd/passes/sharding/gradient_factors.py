@@ -56,10 +56,10 @@ def factors_of(
 ) -> Factors | None:
     """Return the gradient factors to exchange for a sum over the ranks; None to reduce the sum.
 
-    `old` is the sum in the old graph. `operand` is the sum's operand in the new graph: the gradient
-    of this rank, a matmul of the factors. `reads` is the number of readers of the operand in the
-    old graph. If the sum is not the only reader, the operand is computed anyway, and the result is
-    None. `bounds` has the index at which each rank's shard of the sum begins, and the index at
+    `old` is the sum in the old graph, and `operand` is the sum's operand in the new graph. Its
+    factors are A and B if it is a matmul A^T B. `reads` is the number of readers of the operand in
+    the old graph. If the sum is not the only reader, the operand is computed anyway, and the result
+    is None. `bounds` has the index at which each rank's shard of the sum begins, and the index at
     which the last shard ends.
     """
     ranks, one_host = target.size, target.sharing.partition.counterparts.size == 1

@@ -164,7 +164,8 @@ def computations_of(graph: Graph) -> dict[Node, bytes]:
 def source_of_variation(value: Node, group: Any) -> Node:
     """Return a node that makes a value differ between ranks, to name it in an error message.
 
-    It is a leaf or a collective. No other collective is between it and the value.
+    The returned node is a leaf or a collective. A path leads from it to `value` without another
+    collective.
     """
     to_visit, seen = [value], {value}
     while to_visit:

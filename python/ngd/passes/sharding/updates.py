@@ -365,7 +365,7 @@ class ShardedGraph:
                     self.totals[total] = shape.reshape(slicing.slice(row, i), total.shape)
 
     def reduce_own_shard(self, total: Node) -> Node:
-        """Return the reduction of this rank's shard of the operand of a total."""
+        """Return this rank's part of a total: the operand's shard, reduced to one element."""
         with at_site(total.site), keep_float32(total.keeps_float32):
             attrs = {**total.attrs, "axes": (0,), "keepdims": False}
             return total.op.node((self.shards[total.inputs[0]],), attrs)
