@@ -60,10 +60,10 @@ def lower(source: StepGraph, target: Target, arena: _core.Arena | None) -> Lower
 
 
 def emit(plan: Plan, source: StepGraph) -> tuple[_core.ProgramBuilder, CollectiveSequence]:
-    """Return the builder of the C++ program of a memory plan, and a `CollectiveSequence`.
+    """Return a builder of the C++ program of a step, and a `CollectiveSequence`.
 
-    The plan has the instructions and storages of the step; `write` adds them to the builder, and
-    this function adds the groups of ranks. The `CollectiveSequence` has the collectives of the
+    `write` adds the instructions and storages of `plan` to the builder, and this function adds the
+    groups of ranks. The `CollectiveSequence` has the collectives of the
     step and these groups. The program refers to a group by its index; index 0 is the group of the
     step.
     """
@@ -75,9 +75,9 @@ def emit(plan: Plan, source: StepGraph) -> tuple[_core.ProgramBuilder, Collectiv
 
 
 def write(plan: Plan, sequence: CollectiveSequence) -> _core.ProgramBuilder:
-    """Return the builder of the C++ program of a memory plan, without the groups of ranks.
+    """Return a builder of a C++ program that has the instructions and storages of a memory plan.
 
-    The plan has the instructions and storages of a step. `emit` adds the groups of ranks later.
+    The builder does not have the groups of ranks yet; `emit` adds them.
     The body of a loop or branch is a program of its own. The instruction that runs the loop or
     branch has the programs of its bodies.
     """
@@ -164,8 +164,8 @@ def compile(
     memory_limit : int, optional
         The largest number of bytes for the values of a call, without variables, arguments and
         results: `memory()["private"] + memory()["shared"]`. The step computes cheap values twice
-        to keep the limit. `memory()["recomputed"]` is the number of bytes that this reads and
-        writes. Only on CPU and NULL.
+        to keep the limit. `memory()["recomputed"]` is the number of bytes that the second
+        computations read and write. Only on CPU and NULL.
     shard : {"none", "host", "world"}, default "none"
         Sharded weight update. "host": the ranks of a host keep one copy of each variable that the
         step updates, and each rank updates its shard. "world": as "host", and each host keeps only
@@ -223,7 +223,9 @@ def compile_in(
     memory_limit: int | None = None,
     shard: str = "none",
 ) -> Executable:
-    """Compile a graph to a step whose values are in an arena; `compile` has the other parameters.
+    """Compile a graph to a step whose values are in an arena.
+
+    `compile` documents the parameters that are not listed here.
 
     Parameters
     ----------
@@ -353,7 +355,10 @@ def build(
 
 
 def as_arguments(inputs: Any) -> Any:
-    """Return the arguments of a step as a list, or as a dict or dataclass that names them."""
+    """Return the structure `inputs` of `compile`: [node] for one node, and a list for a tuple.
+
+    Another structure, such as a dict or a dataclass, is returned unchanged.
+    """
     if isinstance(inputs, Node):
         return [inputs]
     return list(inputs) if type(inputs) is tuple else inputs

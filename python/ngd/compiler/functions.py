@@ -73,7 +73,7 @@ _tracing: Final = Tracing()
 
 
 _traced: Final[Counter[CodeType]] = Counter()
-"""For the code object of a Python function: the number of functions made from it that were traced.
+"""For the code object of a Python function: the number of its `Function` objects that were traced.
 """
 
 
@@ -95,7 +95,7 @@ class Trace:
     """True if the function returned one node."""
 
     def results(self, values: Sequence[Any]) -> Any:
-        """Return the result of a call: the step's arrays `values` and `fixed` leaves, nested."""
+        """Return the result of a call: `values`, the step's arrays, and `fixed` in `structure`."""
         if self.fixed:
             made = iter(values)
             count = len(values) + len(self.fixed)
@@ -234,7 +234,7 @@ class Function:
 
     @property
     def num_traces(self) -> int:
-        """The number of traces."""
+        """The number of traces that the function keeps, one per kind of arguments."""
         return len(self._traces)
 
     def clear(self) -> None:
@@ -297,7 +297,7 @@ class Function:
         return tuple(bound.arguments.get(name, DEFAULT) for name in self._signature.parameters)
 
     def _trace_for(self, key: Key, leaves: Sequence[Any]) -> Trace:
-        """Return the trace for a key; make the trace if it is missing or its world was replaced."""
+        """Return the trace for a key; make it if it is missing, or `is_replaced(trace.world)`."""
         trace = self._traces.get(key)
         if trace is not None and not is_replaced(trace.world):
             return trace
@@ -331,7 +331,7 @@ class Function:
         )
 
     def _run(self, key: Key, leaves: Sequence[Any]) -> tuple[list[Node | None], Any, Any]:
-        """Run the Python function on placeholders; return them, the result and the updates."""
+        """Run the Python function on placeholders; return (placeholders, result, updates)."""
         inputs = [
             self._placeholder(spec, path, leaf)
             for spec, path, leaf in zip(key.specs, key.form.paths, leaves, strict=True)
@@ -378,7 +378,7 @@ class Function:
             del _tracing.groups[outer:]
 
     def _name_lists(self, key: Key, leaves: Sequence[Any], error: Exception) -> None:
-        """If `error` is about a list, raise a TypeError for the first list of numbers, if any."""
+        """Raise a TypeError for the first list of numbers given, if `error` reports a list."""
         if isinstance(error, Error) or not is_about_list(error):
             return
         pairs = zip(leaves, key.specs, strict=True)

@@ -42,11 +42,11 @@ ARRAY_METHODS: Final = ("__dlpack__", "__array_interface__", "__array__")
 
 
 class HasNodes(Exception):  # noqa: N818
-    """The exception for nodes among the arguments: such a call adds nodes to a graph."""
+    """The exception of `Form.key` if an argument is a node: the call then adds nodes to a graph."""
 
 
 ArraySpec: TypeAlias = tuple[DType, tuple[int, ...]]
-"""The dtype and the shape of an array, which is a placeholder of the trace."""
+"""The spec of an array: its dtype and its shape. The array is a placeholder of the trace."""
 FixedSpec: TypeAlias = tuple[type, Any]
 """The type and the value of a leaf that is fixed in the trace. For a variable, the value is its id.
 1, 1.0 and True are equal, so the type is a part of the spec."""
@@ -80,8 +80,8 @@ def classify(leaf: Any, where: str, path: str) -> tuple[LeafSpec, Any] | None:
     """Return the spec of an argument's leaf, and the value with which the step is run.
 
     The value is an array if NumPy can read the leaf. The result is None if `leaf` is a structure
-    with leaves of its own. `Form.key` handles NumPy arrays, Python floats and the values of
-    `STATIC_TYPES` (int, bool, str, bytes, None) itself, and calls this function for other leaves.
+    with leaves of its own. `Form.key` itself makes the specs of NumPy arrays, Python floats and the
+    values of `STATIC_TYPES` (int, bool, str, bytes, None). It calls this function for other leaves.
     """
     if isinstance(leaf, Variable):
         return (Variable, leaf.id), leaf
@@ -141,7 +141,7 @@ class Form:
     def key(self, values: Sequence[Any], where: str) -> tuple[Key, list[Any]] | None:
         """Return the key and the leaves of arguments; None if they do not have this nesting.
 
-        In the leaves, arrays of other libraries and Python floats are NumPy arrays.
+        In the leaves, arrays of other libraries and Python floats are converted to NumPy arrays.
         """
         leaves = [*values] if self.is_flat else self.take(values)
         if leaves is None:

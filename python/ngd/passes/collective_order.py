@@ -83,9 +83,9 @@ def order_collectives(graph: Graph, target: Target, options: CompileOptions) -> 
 
     Collectives with the same op, attributes and operands are merged here, and in no later pass.
     All ranks must merge the same collectives. So operands are compared as nodes of the given graph,
-    which is built in the same way on all ranks. The new graph may differ between ranks: on a rank
-    whose group g has only this rank, all_reduce(x, group=g) is replaced by x, so that x and
-    all_reduce(x, group=g) are one node there, and two nodes on a rank whose group is larger.
+    which is built in the same way on all ranks. The new graph may differ between ranks. For
+    example, all_reduce(x, group=g) is replaced by x on a rank whose group g has only this rank.
+    Then x and all_reduce(x, group=g) are one node there, but two nodes on a rank with a larger g.
     """
     if not depends_on_group(graph):
         return graph
@@ -170,9 +170,9 @@ class Ordered(Op):
 
 
 def order_of(node: Node) -> Order:
-    """Return the sort key of a collective: a tuple, by which the collectives start in order.
+    """Return the sort key of a collective; collectives start in the ascending order of their keys.
 
-    `order_collectives` has stored it in `Op.order`.
+    The key is a tuple, which `order_collectives` has stored in `Op.order`.
     """
     order = node.op.order
     assert order is not None
@@ -199,7 +199,7 @@ class Wait(Op):
     kernel = Kernel(is_view=True)
 
     def infer(self, *inputs: Type, **attrs: Any) -> Type:
-        """Return the type of the buffer."""
+        """Return the type of the start's result, which is also the type of the wait's result."""
         return inputs[0]
 
 

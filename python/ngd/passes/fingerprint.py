@@ -52,10 +52,11 @@ _family: ContextVar[Family | None] = ContextVar("ngd.family", default=None)
 
 @contextmanager
 def compiling(family: Family) -> Iterator[None]:
-    """Give all steps that are compiled in blocks with this family one number: the first one's hash.
+    """Use the number of a family for the steps that are compiled in this block.
 
-    Ranks compare these numbers to check that they run the same computation. Traces of a function
-    that differ only in the sizes of axes have one number, so they pass the check.
+    The number is the hash of the first step that was compiled for the family. Ranks compare the
+    numbers of steps to check that they run the same computation. Traces of a function that differ
+    only in the sizes of axes have one number, so they pass the check.
     """
     before = _family.set(family)
     try:
@@ -126,7 +127,7 @@ def attr_text(node: Node, key: str, value: Any) -> str:
 
 
 def encode_name(name: str) -> bytes:
-    """Return the name of a variable as bytes."""
+    """Return the name of a variable in UTF-8, with lone surrogates escaped."""
     return name.encode(errors="backslashreplace")
 
 

@@ -83,10 +83,10 @@ def assign_layouts(graph: Graph, target: Target, options: CompileOptions) -> Gra
 
 
 def move_transposition(node: Node, computed: Set[Transposition]) -> Node | tuple[Node, ...] | None:
-    """Return a node's value, with the transposition moved from the operands to the result.
+    """Return the replacement of a node with transposed operands: one node, or one per result.
 
-    The op then computes on the operands before their transposition. None if the operands are not
-    transposed, or if the op cannot compute this.
+    It computes the op on the operands before their transposition, and transposes the result. Return
+    None if the operands are not transposed, or if the op cannot compute this.
     """
     axes = next((i.attrs["axes"] for i in node.inputs if i.op.layout.is_transpose), None)
     if axes is None or node.op.layout.is_transpose:
@@ -100,11 +100,11 @@ def move_transposition(node: Node, computed: Set[Transposition]) -> Node | tuple
 def move_elementwise_transposition(
     node: Node, axes: Shape, computed: Set[Transposition]
 ) -> Node | None:
-    """Return the value of an elementwise node, with the transposition moved to the result, or None.
+    """Return the replacement of an elementwise node with transposed operands, or None.
 
-    The node has operands that are transpositions by `axes`. The new nodes compute the op in the
-    order of axes before this transposition, and transpose the result. The result is None if an
-    operand is not cheap to compute in that order (`without_transposition`).
+    Some operands of the node are transpositions by `axes`. The replacement computes the op in the
+    order of axes before this transposition, and transposes the result. Return None if an operand is
+    not cheap to compute in that order (`without_transposition`).
     """
     if len(axes) != node.ndim:
         return None
@@ -123,7 +123,7 @@ def move_elementwise_transposition(
 def without_transposition(
     operand: Node, node: Node, axes: Shape, computed: Set[Transposition]
 ) -> Node | None:
-    """Return an operand as it is before a transposition by `axes`, or None if that costs too much.
+    """Return an operand with a transposition by `axes` undone, or None if that costs too much.
 
     An elementwise node reads the operand. If the operand is x transposed by `axes`, return x. For
     another operand, return the operand transposed by the inverse of `axes` if the operand is small,

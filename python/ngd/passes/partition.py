@@ -44,8 +44,8 @@ class Partition:
     """The counterparts: the rank with the same local index on each host, in the order of the hosts.
     """
     is_once_over_hosts: bool = False
-    """True if all hosts together have one copy of each variable that only the computation of next
-    values reads (optimizer state). False if each host has a copy of every variable."""
+    """True if all hosts together have one copy of the optimizer state: the variables that a step
+    reads only to compute next values. False if each host has a copy of every variable."""
 
     @property
     def parts(self) -> int:

@@ -43,7 +43,8 @@ class When(NamedTuple):
     """A group of passes that run only if a condition holds."""
 
     condition: Callable[[Graph, CompileOptions, bool], bool]
-    """A function of the graph, the options, and a bool: the previous pass has changed the graph."""
+    """A function (graph, options, changed) that returns True if the passes are to run. `changed` is
+    True if the previous pass has changed the graph."""
     passes: tuple[Pass, ...]
 
 

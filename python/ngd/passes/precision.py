@@ -121,9 +121,11 @@ class Uses:
             self.float32_values.update(floats)
 
     def demand_exact(self, node: Node, floats: Sequence[Node]) -> None:
-        """Mark those operands of a node that must stay exact, which means: are never rounded.
+        """Add to `exact` the float32 operands of a node that must never be rounded.
 
-        They are the operands of a collective, and those from which an exact result is computed.
+        They are the operands of a collective, and of an elementwise op or a move with an exact
+        result. For a reduction with an exact result, they are only the operands that are computed
+        from variables and constants.
         """
         exact: set[Node] = set()
         reduces = node.op.kernel.reduction or is_reducing_kernel(node)
@@ -137,9 +139,10 @@ class Uses:
         self.float32_values.update(exact)
 
     def visit_move(self, node: Node, floats: Sequence[Node]) -> None:
-        """Record whether an op that moves elements moves 16-bit floats (`moves_16_bits`).
+        """Record in which dtype an op that moves elements needs its operands.
 
-        If it does, add the op to `others`. If not, its operands stay float32.
+        If the op should move 16-bit floats (`moves_16_bits`), it is added to `others`, and its
+        operands to `wanted`. Otherwise its operands stay float32.
         """
         if node.op.kernel.is_view:  # other inputs only order the execution; they are not read
             floats = [x for x in node.inputs[:1] if x.dtype == float32]
@@ -178,7 +181,11 @@ class Uses:
         self.float32_values.update(node.inputs)
 
     def moves_16_bits(self, node: Node) -> bool:
-        """Return whether an op that moves elements should move 16-bit floats."""
+        """Return whether an op that moves elements should move 16-bit floats.
+
+        It should if a result is wanted in 16 bits, no result must stay float32, and the device has
+        a kernel. A broadcast or a view needs no kernel. A part of a larger leaf stays float32.
+        """
         floats = [r for r in node.results if r.dtype == float32]
         if not self.wanted.intersection(floats) or self.float32_values.intersection(floats):
             return False
@@ -202,7 +209,7 @@ class Uses:
     ) -> bool:
         """Return whether the device has a kernel with these types of operands and results.
 
-        `made` has the types that the kernel's results have; None: the types of the node's results.
+        `made` has the types of the kernel's results. If it is None, they are those of the node.
         """
         if self.target is None:
             return True
@@ -219,8 +226,8 @@ class Rewriting:
         self.stored: dict[Node, Node] = {}
         """For a float32 node of the new graph, the 16-bit node that it is cast from."""
         self.rounded: dict[Node, Node] = {}
-        """For a float32 node of the new graph that is stored in float32, but is also read in 16
-        bits: the 16-bit copy."""
+        """A dict from a float32 node of the new graph to its 16-bit copy. The node is stored in
+        float32, but is also read in 16 bits."""
 
     def to_16_bits(self, x: Node) -> Node:
         """Return a value as 16-bit floats."""
@@ -313,7 +320,7 @@ class Rewriting:
 
 
 def moves(node: Node) -> bool:
-    """Return whether an op is a move, as defined in the module docstring."""
+    """Return whether an op is a move: it copies, repeats or views elements, or adds only a few."""
     kernel = node.op.kernel
     is_move = kernel.is_copy or kernel.is_broadcast or kernel.is_view
     return is_move or node.op.numerics.can_keep_16_bits
@@ -363,7 +370,10 @@ def selecting_reductions() -> frozenset[str]:
 
 
 def chosen_values(node: Node) -> list[Node]:
-    """Return the values that the reductions of a node choose an element from, as a maximum does."""
+    """Return the values from which a node chooses elements, such as the operand of a maximum.
+
+    If the node is a fused kernel with reductions, they may also be results that it reduces.
+    """
     if node.op.kernel.reduction in selecting_reductions():
         return list(node.inputs)
     if not is_reducing_kernel(node):
@@ -422,7 +432,7 @@ class NarrowKernel:
         self.original, self.dtype, self.shape = node, dtype, shape_of(node)
         self.body = body_of(node)
         self.results = stored_results(node)
-        """The results of the kernel that are stored."""
+        """The results of the original kernel, without those that are reductions."""
         self.types = [result.type for result in self.results]
         self.extra: dict[int, int] = {}
         """A dict for the results that are stored twice: from the number of the float32 result to

@@ -45,10 +45,10 @@ from .views import is_view, source_of
 
 ROUNDS: Final = 8
 SMALL: Final = 16
-"""A copy may be computed from a kept value that is this many times smaller than the copied value.
-"""
+"""A copy may be computed from a value that is kept only for this purpose. This value must have at
+most 1 / SMALL of the bytes of the copied value."""
 LONGEST: Final = 16
-"""The largest number of ops that compute a copy."""
+"""The largest number of ops that recompute one value."""
 
 
 def plan_within_limit(
@@ -98,7 +98,7 @@ def bytes_of(plan: Plan) -> int:
 def difference(all: Cost, without: Cost) -> Cost:
     """Return the operations and bytes that recomputation adds: `all` minus `without`.
 
-    `all` is the cost of the graph with recomputed values; `without` is that of the first graph.
+    `all` is the cost of the graph that recomputes values; `without` is that of the original graph.
     """
     return Cost(all.flops - without.flops, all.bytes - without.bytes)
 
@@ -124,9 +124,10 @@ class Waiting:
             n for n in self.order if rounds and n.op.kernel.reduction in selecting_reductions()
         )
         self.compared = {source_of(node.inputs[0]) for node in ordered}
-        """With mixed precision, the operands of reductions such as a maximum; otherwise empty. To
-        find the largest elements, the gradient compares such an operand with the maximum. Mixed
-        precision may round a copy of the operand in another way, so these values are not copied."""
+        """Values that are not copied: with mixed precision, the operands of reductions such as a
+        maximum. To find the largest elements, the gradient compares such an operand with the
+        maximum, but mixed precision may round a copy of the operand in another way. Without mixed
+        precision, the set is empty."""
         self.peak = self.peak_position()
 
     def last_reads(self) -> dict[Node, int]:
@@ -247,9 +248,9 @@ class Waiting:
         return [*leaves, *self.order]
 
     def make_copy(self, copy: Copy, reader: Node, new: dict[Node, Node]) -> Node:
-        """Return the node of a copy.
+        """Return the node of a copy of a value: a second computation of the value.
 
-        It is computed after the gate, an op shortly before the first reader of the copy.
+        The copy is computed after the gate, an op shortly before the first reader of the copy.
         """
         gates = [new[gate] for gate in self.gates(self.position[reader])]
         made: dict[Node, Node] = {}

@@ -83,10 +83,10 @@ def read_values(
 
 
 def topological_values(roots: Sequence[Node], ends: set[Node]) -> list[Node]:
-    """Return `roots` and the nodes that they are computed from, in the order of the walk.
+    """Return `roots` and the nodes that they are computed from, each node once.
 
-    The walk goes from readers to operands. It includes the nodes of `ends`, but not the nodes that
-    only these are computed from.
+    A depth-first walk from readers to operands gives the order, which is not topological. The walk
+    includes a node of `ends`, but does not visit the operands of this node.
     """
     found: dict[Node, None] = {}
     stack = list(roots)
@@ -110,10 +110,11 @@ def _is_given(value: Node, overwritten: set[Node]) -> bool:
 def _shared_sources(
     forward: Sequence[Node], cheap: Sequence[Node], stored: set[Node], overwritten: set[Node]
 ) -> set[Node]:
-    """Return the residuals of step 2 (see the module docstring).
+    """Return values that save memory if they are stored, because cheap values depend on them.
 
-    Each of them is a value that is not cheap, from which values in `cheap` can be recomputed. It
-    has fewer bytes than these cheap values together, so storing it saves memory.
+    This is step 2 of the choice of residuals (see the module docstring). `cheap` has the cheap
+    values that gradients read. Each returned value is not cheap. It has fewer bytes than the values
+    in `cheap` that can be recomputed from it.
     """
     sources: dict[Node, frozenset[Node]] = {}
     for value in forward:

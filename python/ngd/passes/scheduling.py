@@ -38,12 +38,14 @@ class Schedule:
     order: tuple[Node, ...]
     """All nodes except leaves, each after its inputs."""
     direct: dict[Node, Node]
-    """For each direct value: the variable, or the part of one, in whose memory it is computed.
+    """A dict from a next value that is computed in the memory of a variable, to this variable.
 
-    These values are the last nodes of `order`.
+    If the ranks share the variable, the dict has this rank's part of it instead. The values are at
+    the end of `order`.
     """
     stores: tuple[tuple[Node, Node], ...]
-    """The pairs (variable or part of one, value) that are copied after everything else."""
+    """The other updates, as pairs (variable or this rank's part of it, next value). Each of these
+    next values is copied to its variable after all nodes of `order`."""
 
 
 def schedule(graph: Graph, target: Target) -> Schedule:
@@ -113,8 +115,8 @@ def keep_safe(
 
     A candidate is a next value that could be computed in the memory of its variable. If its kernel
     is the last reader of the variable's old value, the device must allow the kernel to write over
-    this operand. If the old value is also the next value of another variable, this is not a later
-    read: plan_memory copies the old value before any candidate is written.
+    this operand. If the old value is also the next value of another variable, the candidate is
+    safe: plan_memory copies the old value before any candidate is written.
     """
     position = {node: i for i, node in enumerate(order)}
     last_read: dict[Node, int] = {}

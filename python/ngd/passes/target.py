@@ -21,9 +21,9 @@ class Verdict(NamedTuple):
     in_place: frozenset[tuple[int, int]]
     """The pairs (result, operand) for which the result may be written to the memory of the operand.
 
-    Several pairs may be used at the same time, but two results never share bytes. Several operands
-    may be the same memory. A result may be written there only if the set has the pair of the result
-    with each of these operands.
+    Several pairs may be used at the same time, but two results never share bytes. If several
+    operands are in one memory, a result may be written to this memory only if the set has the pair
+    of the result with each of these operands.
     """
 
 

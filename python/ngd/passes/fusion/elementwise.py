@@ -204,9 +204,10 @@ class Grouping:
         self.readers: dict[Node, dict[Kernel, None]] = {}
         """For each value, the elementwise kernels made so far that read it."""
         self.latest: dict[tuple[MergeKey, Node], Kernel] = {}
-        """For a merge key and an operand, the kernel that another op with this merge key, which
-        reads this operand, may join. The operand has the shape in the merge key. If several kernels
-        with the key read the operand, the value is the kernel that got a reader of it last."""
+        """A dict from (merge key, operand) to a kernel with this merge key that reads the operand.
+        Another op with this key may join the kernel if it reads the operand, too. The operand has
+        the shape in the merge key. If there are several such kernels, the dict has the one to which
+        a reader of the operand was added last."""
         for node in reversed(graph.nodes):
             if not is_elementwise(node):
                 if node.inputs:
@@ -291,7 +292,10 @@ def depths(graph: Graph) -> dict[Node, int]:
 
 
 def needs(graph: Graph, depths: Mapping[Node, int]) -> dict[Node, Need]:
-    """Return the `Need` of each value. `depths` has the depth of each node."""
+    """Return the need of each value: the least (first collective, depth) of the ops that need it.
+
+    `Need` defines this in full. `depths` has the depth of each node.
+    """
     found = dict.fromkeys(depths, LAST)
     for node in reversed(graph.nodes):
         if not node.inputs:
@@ -327,9 +331,10 @@ def external(node: Node) -> list[Node]:
 
 
 def see_through(node: Node) -> Node:
-    """Return the operand under a chain of broadcasts, or the node itself if it is not a broadcast.
+    """Return the operand that a chain of broadcasts repeats; `node` is the end of the chain.
 
-    A kernel reads this operand with stride 0, so the broadcasts need not be computed.
+    Return `node` itself if it is not a broadcast. A kernel reads the operand with stride 0, so the
+    broadcasts need not be computed.
     """
     while node.op.kernel.is_broadcast:
         node = node.inputs[0]
@@ -353,8 +358,8 @@ class BodyWriter:
         self.values: dict[Node, Value] = {}
         """The numbered value of each node that the kernel computes."""
         self.inputs: dict[tuple[int, tuple[int, ...]], tuple[Input, Node]] = {}
-        """For each pair (id of a node, strides with which the kernel reads the node): a pair of the
-        `Input` by which statements name the node, and the node."""
+        """A dict from (id of a node, strides with which the kernel reads it) to (input, node).
+        Statements name the node by this `Input`."""
         self.statements: list[Statement] = []
 
     def operand(self, node: Node) -> Operand:
@@ -415,9 +420,10 @@ def broadcast_chain(node: Node) -> tuple[Shape, ...]:
 
 @lru_cache(maxsize=4096)
 def broadcast_strides(shapes: tuple[Shape, ...], shape: Shape) -> tuple[int, ...]:
-    """Return the strides, in elements, with which a kernel reads the operand under broadcasts.
+    """Return the strides, in elements, with which a kernel reads the operand of some broadcasts.
 
-    `shapes` is the result of `broadcast_chain`. `shape` is the shape of the kernel's results.
+    `shapes` is the result of `broadcast_chain`; the last shape is that of the operand. `shape` is
+    the shape of the kernel's results.
     """
     view = np.lib.stride_tricks.as_strided(
         np.empty(1, np.int8), shapes[-1], dense_strides(shapes[-1])

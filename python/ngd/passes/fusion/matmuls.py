@@ -103,9 +103,9 @@ def is_same_matmul(product: Node, other: Node) -> bool:
 
 
 def with_matmuls(kernel: Node, numbers: Sequence[int]) -> Node:
-    """Return a kernel that itself computes the matmuls that are its operands `numbers`.
+    """Return a kernel that also computes the matmuls which `kernel` reads as operands.
 
-    An operand may also be a view of a matmul.
+    `numbers` has the numbers of these operands. Each of them is a matmul or a view of a matmul.
     """
     products = [source_of(kernel.inputs[number]) for number in numbers]
     other_inputs = [x for number, x in enumerate(kernel.inputs) if number not in numbers]

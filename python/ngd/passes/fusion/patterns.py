@@ -66,7 +66,7 @@ class Pattern:
             yield from ({self.name: node, **m} for m in self.of_operands(inputs, counts))
 
     def of_operands(self, inputs: Sequence[Node], counts: Mapping[Node, int]) -> Iterator[Match]:
-        """Yield all matches of the operands' patterns with these nodes."""
+        """Yield all matches of the patterns in `operands` with `inputs`, one pattern per node."""
         found: list[Match] = [{}]
         for pattern, node in zip(self.operands, inputs, strict=True):
             found = [{**one, **m} for one in found for m in pattern.matches(node, counts)]

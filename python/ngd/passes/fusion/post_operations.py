@@ -40,11 +40,11 @@ RESHAPED: Final = Pattern("view", lambda op: op.kernel.is_view, (HEAVY,), read_o
 
 
 def same_type(match: Match) -> bool:
-    """Return whether the types allow the fusion of a heavy op and the op after it.
+    """Return whether the types allow the fusion of a heavy op and the op that reads its result.
 
-    The result of the op after it must have the type of the operand, and the dtype float32 or
-    float64: separate 16-bit ops would round once more than the fused ones. `ngd.full_precision`
-    must apply to both ops or to neither.
+    The second op must return the shape and dtype that it reads from the heavy op. The dtype must be
+    float32 or float64: separate 16-bit ops would round once more than the fused ones.
+    `ngd.full_precision` must apply to both ops or to neither.
     """
     behind = match["behind"]
     read = match.get("view", match["heavy"])
@@ -65,19 +65,22 @@ def with_bias(match: Match) -> Node | None:
 
 
 def post_operation_name(behind: Node) -> str:
-    """Return the name of the kernel of a node's op, the name that a post-operation has.
+    """Return the name of the C++ kernel of a node's op, such as "relu".
 
-    Heavy ops list the post-operations that their kernels can apply by these names.
+    Heavy ops list the post-operations that their kernels can apply by such names.
     """
     return behind.op.lower(**behind.attrs)[0]
 
 
 def takes_residual(match: Match) -> bool:
-    """Return whether the kernel of the heavy op is to add the residual. It can add only one.
+    """Return whether the kernel of the heavy op should add the residual. It can add only one.
 
-    The result is False in two more cases. A broadcast residual: the heavy op's kernel would need
-    the result of the broadcast in memory, and an elementwise kernel does not. A matmul with small
-    factors: an elementwise kernel may compute the matmul and the sum (matmuls.py).
+    The result is also False in two cases in which an elementwise kernel should add the residual:
+
+    - The residual is a broadcast. The heavy op's kernel would need the result of the broadcast in
+      memory.
+    - The heavy op is a matmul with small factors. The elementwise kernel may compute the matmul,
+      too (matmuls.py).
     """
     heavy, residual = match["heavy"], match["residual"]
     if has_small_factors(heavy):

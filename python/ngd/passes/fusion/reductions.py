@@ -218,7 +218,7 @@ def fuse_reductions(graph: Graph, target: Target, options: CompileOptions) -> Gr
 
 
 def reducing_kernels(graph: Graph) -> Iterator[ReducingKernel]:
-    """Yield the elementwise kernels that could compute reductions, each with these reductions."""
+    """Yield a `ReducingKernel` for each elementwise kernel that could also compute reductions."""
     reductions = [node for node in graph.nodes if node.op.kernel.reduction]
     if not reductions:
         return
@@ -235,10 +235,10 @@ def reducing_kernels(graph: Graph) -> Iterator[ReducingKernel]:
 def reductions_by_kernel(graph: Graph, reductions: Sequence[Node]) -> dict[Node, list[Node]]:
     """Return for each elementwise kernel the reductions that it may compute.
 
-    A reduction of a result of the kernel may always be computed by the kernel. A reduction of an
-    operand of the kernel must meet two conditions. It has the depth of the kernel, so that no cycle
-    is made. And the first collective that needs it is the first one that needs the kernel, so that
-    no collective is delayed (elementwise.py).
+    A kernel may compute any reduction of its results. It may compute a reduction of one of its
+    operands if two conditions hold (elementwise.py). The reduction and the kernel have the same
+    depth, so that no cycle is made. The reduction and the kernel are first needed by the same
+    collective, so that no collective is delayed.
     """
     depth_of = depths(graph)
     need_of = needs(graph, depth_of)

@@ -62,7 +62,7 @@ class Storage:
     byte offset `position` already includes it."""
 
     def keep(self, until: int) -> None:
-        """Extend the lifetime to an instruction, if it ends earlier."""
+        """Extend the lifetime to instruction number `until`, if the lifetime ends before it."""
         self.last = max(self.last, until)
         if self.whole is not None:
             self.whole.keep(until)
@@ -251,9 +251,10 @@ def extent(value: tuple[Type, Storage]) -> tuple[str, int, int]:
 
 
 def extent_of_whole(value: tuple[Type, Storage]) -> tuple[str, int, int]:
-    """Return the (lane, begin, end) of the storage in an arena that contains a value as a part.
+    """Return the (lane, begin, end) of the whole storage that contains a value.
 
-    If there is no such storage, return the (lane, begin, end) of the value itself.
+    A value may be a part of a storage in an arena (`Storage.whole`). For another value, return the
+    (lane, begin, end) of the value itself.
     """
     whole = value[1].whole
     return whole.span if whole is not None and whole.is_planned else extent(value)

@@ -74,11 +74,11 @@ class Equal:
         return node.op.kind.has_equal_results and (group == self.group or group is joined_world())
 
     def reaching(self, sources: set[Node]) -> set[Node]:
-        """Return the equal values that are computed from a collective or from one of `sources`.
+        """Return the nodes in `self.nodes` that depend on a collective or on one of `sources`.
 
-        `sources` are the variables that are shared. A variable can be shared only if its next value
-        is among the returned values. If a step sets a variable to a constant, its next value is not
-        among them.
+        `self.nodes` has the nodes that are proved equal on all ranks. `sources` are the variables
+        that are shared. A variable can be shared only if its next value is among the returned
+        nodes. If a step sets a variable to a constant, its next value is not among them.
         """
         reached: set[Node] = set()
         for node in self.graph.nodes:

@@ -54,12 +54,13 @@ def factors_of(
     target: Target,
     options: CompileOptions,
 ) -> Factors | None:
-    """Return the factors to exchange for a sum over the ranks; None to reduce the sum instead.
+    """Return the gradient factors to exchange for a sum over the ranks; None to reduce the sum.
 
-    `old` is the sum in the old graph, and `operand` is the sum's operand in the new graph. `reads`
-    is the number of readers of the operand in the old graph. If the sum is not the only reader, the
-    operand is computed anyway, and the result is None. `bounds` has the beginnings of the ranks'
-    shards of the sum, then the end of the last one.
+    `old` is the sum in the old graph, and `operand` is the sum's operand in the new graph. Its
+    factors are A and B if it is a matmul A^T B. `reads` is the number of readers of the operand in
+    the old graph. If the sum is not the only reader, the operand is computed anyway, and the result
+    is None. `bounds` has the index at which each rank's shard of the sum begins, and the index at
+    which the last shard ends.
     """
     ranks, one_host = target.size, target.sharing.partition.counterparts.size == 1
     if not (target.sharing.has_uniform_types and one_host) or options.has_low_precision:

@@ -145,11 +145,11 @@ class Ends:
         return None
 
     def may_end(self, chain: Chain, node: Node) -> bool:
-        """Return whether a node may be the end of a chain.
+        """Return whether a node may be the end of a chain of matmuls: the node that is broadcast.
 
-        The node has the size and the dtype of the sum at which the chain begins, because the other
-        ranks receive it in the memory of the sum. No collective of the step may depend on the node,
-        because it is broadcast after all collectives of the step.
+        The node must have the size and the dtype of the sum at which the chain begins. The ranks
+        that do not compute the chain receive the node's value in the memory of this sum. No
+        collective of the step may depend on the node, because it is broadcast after all of them.
         """
         total = chain.total.type
         same_type = node.type.count == total.count and node.dtype == total.dtype
@@ -172,7 +172,7 @@ class Ends:
         return node.op.order is not None or any(each is not chain.total for each in totals)
 
     def leads_to_collective(self, chain: Chain, node: Node) -> bool:
-        """Return whether a node for which the ranks communicate is computed from this node."""
+        """Return whether the ranks communicate to compute a node that depends on `node`."""
         seen, to_visit = {node}, [node]
         while to_visit:
             for reader in self.readers.get(to_visit.pop(), ()):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Analysis for sharded weight updates: the values that a rank needs whole or needs its shard of.
+"""Analysis for sharded weight updates: the values that a rank needs whole, and those as a shard.
 
 The needs start at the outputs and at the next values of variables, and are passed on to operands:
 
@@ -42,8 +42,8 @@ class ShardNeeds:
         self.values = list(updates.values())
         """The next values of the shared variables."""
         self.sums = self.find_sums()
-        """For each value whose shard can be computed from shards of sums over the ranks (see
-        `has_shards`): these sums."""
+        """A dict from a value to the sums over the ranks from which it is computed. It has only
+        values whose shard can be computed from shards of these sums (`has_shards`)."""
         self.totals = {node for node in graph.nodes if self.may_be_total(node)}
         """The totals: nodes that reduce a value with shards to one element."""
         sums_of_totals = {total: self.sums[total.inputs[0]] for total in self.totals}
@@ -55,7 +55,7 @@ class ShardNeeds:
         self.whole: set[Node] = set()
         """The nodes that this rank needs whole."""
         self.sharded: set[Node] = set()
-        """The nodes of which this rank needs its shard."""
+        """The nodes that this rank needs as a shard. A node may be in `whole`, too."""
         self.find_needs()
         self.once_over_hosts = self.variables_once_over_hosts(updates)
         """The variables of which all hosts together keep one copy."""
@@ -104,9 +104,10 @@ class ShardNeeds:
         return operand in self.sums and is_divided(operand.type, self.sharing.partition.parts)
 
     def find_needs(self) -> None:
-        """Find the needs of all nodes.
+        """Set `whole` and `sharded`: the nodes that this rank needs whole, or as a shard.
 
-        Totals (reductions to one element) that are not worth a collective are dropped.
+        Totals (reductions to one element) that are not worth a collective are removed from
+        `totals`.
         """
         while True:
             self.pass_on_needs()
@@ -116,9 +117,9 @@ class ShardNeeds:
             self.totals = worth_it
 
     def pass_on_needs(self) -> None:
-        """Find the needs of all nodes in one walk, given the present `totals`.
+        """Set `whole` and `sharded` in one walk from the outputs and next values to the leaves.
 
-        The walk goes from the outputs and next values to the leaves.
+        The nodes in `totals` need only the shard of their operand.
         """
         shared = set(self.values)
         self.sharded = set(shared)
@@ -147,19 +148,21 @@ class ShardNeeds:
             (self.sharded if has_same_size else self.whole).add(operand)
 
     def need_operands_of_whole(self, node: Node) -> None:
-        """Add the operands that a node needs: whole, or for a total, the shard of its operand."""
+        """Record which operands are needed to compute the whole result of a node.
+
+        A total needs only the shard of its operand. Any other node needs its operands whole.
+        """
         if node in self.totals:
             self.sharded.add(node.inputs[0])
         else:
             self.whole.update(node.inputs)
 
     def variables_once_over_hosts(self, updates: Mapping[Node, Node]) -> set[Node]:
-        """Return the variables of which all hosts together keep one copy.
+        """Return the variables of which all hosts together keep one copy, such as optimizer state.
 
-        The ranks of each host then have only a part of such a variable. The step needs only shards
-        of these variables, such as optimizer state. A variable that an earlier step keeps whole on
-        each host is left out. The set is empty if `is_once_over_hosts` of the
-        partition is False: each host has a copy of every variable.
+        The step needs only shards of such a variable, so each rank keeps only its part. A variable
+        that an earlier step keeps whole on each host is left out. If each host has a copy of every
+        variable (`Partition.is_once_over_hosts` is False), the set is empty.
         """
         if not self.sharing.partition.is_once_over_hosts:
             return set()

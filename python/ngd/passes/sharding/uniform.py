@@ -30,11 +30,11 @@ class Origin(NamedTuple):
     """
 
     groups: frozenset[Any] = NO_GROUPS
-    """The groups of the nearest collectives."""
+    """The groups of the last collectives on the paths to the value."""
     varies: bool = False
-    """True if a source differs between ranks."""
+    """True if one of these collectives or leaves may have different values on the ranks."""
     is_shard: bool = False
-    """True if a source is a receive, or a collective that gives each rank a different block."""
+    """True if one of these collectives is a receive, or gives each rank a different block."""
 
 
 CONSTANT_ORIGIN = Origin()
@@ -46,8 +46,7 @@ class NextValue(NamedTuple):
     variable: Node
     value: Node
     groups: frozenset[Any]
-    """The groups of ranks on which the value should be equal: on the ranks that are in all groups.
-    """
+    """Groups of ranks. The value should be equal on the ranks that are in all of these groups."""
     varies: bool
     """True if a value from which the next value is computed differs between ranks."""
     computation: bytes
@@ -165,7 +164,8 @@ def computations_of(graph: Graph) -> dict[Node, bytes]:
 def source_of_variation(value: Node, group: Any) -> Node:
     """Return a node that makes a value differ between ranks, to name it in an error message.
 
-    It is a leaf or a collective. No other collective is between it and the value.
+    The returned node is a leaf or a collective. A path leads from it to `value` without another
+    collective.
     """
     to_visit, seen = [value], {value}
     while to_visit:
@@ -183,8 +183,8 @@ def source_of_variation(value: Node, group: Any) -> Node:
 def varying(values: Iterable[NextValue]) -> list[NextValue]:
     """Return the next values that should be equal on several ranks, but may differ between them.
 
-    If a group in `NextValue.groups` has only one rank, the next value is left out: it is needed on
-    one rank only.
+    A value should be equal on the ranks that are in all of its groups (`NextValue.groups`). If one
+    of the groups has only one rank, no two ranks need equal values, and the value is left out.
     """
     return [v for v in values if v.varies and all(each.size > 1 for each in v.groups)]
 

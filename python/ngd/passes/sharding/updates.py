@@ -66,10 +66,10 @@ from .uniform import is_per_rank
 
 
 class ReduceShard(Collective):
-    """The shard of a sum over the ranks, which is computed by a reduce-scatter.
+    """A reduce-scatter that returns this rank's shard of a flat array, reduced over the ranks.
 
-    `reduce_op` is the reduction. `counts` has the number of elements of each rank's shard, and
-    `rank` is the rank in `group` (None: the group of the step) whose shard is the result.
+    `reduce_op` is the reduction, such as "sum". `counts` has the number of elements of each rank's
+    shard. `rank` is the number of this rank in `group`; None stands for the group of the step.
     """
 
     kind = ReduceScatter.kind
@@ -103,7 +103,10 @@ REDUCE_SHARD: Final = ReduceShard()
 
 
 def shard_updates(graph: Graph, target: Target, options: CompileOptions) -> Graph:
-    """Shard the updates of the variables that the ranks share."""
+    """Return a graph in which this rank computes only its shard of the next values.
+
+    These are the next values of the variables that the ranks share (`Sharing.variables`).
+    """
     shared = target.sharing.variables
     updates = {v: value for v, value in graph.updates if v in shared and value is not v}
     if not updates:
@@ -199,8 +202,9 @@ class ShardedGraph:
         self.totals: dict[Node, Node] = {}
         """The new node of each total (reduction to one element) of the old graph."""
         self.owned_sums = {chain.total: chain.total for chain in needs.owned_chains.values()}
-        """The new node of each sum over the ranks at which a chain of matmuls with an owner begins.
-        The ranks that are not the owner receive the chain's result in the memory of this sum."""
+        """A dict from old to new nodes: the sums over the ranks at which chains of matmuls begin.
+        One rank, the owner of the chain, computes the matmuls. The other ranks receive the result
+        in the memory of the sum."""
         self.level_reached = 0
         self.last_number = max(map(collective_number, graph.nodes))
         """The number of the last collective of the graph."""
@@ -254,10 +258,11 @@ class ShardedGraph:
         return self.reduce_shard(old, operand)
 
     def broadcast_from_owner(self, old: Node, new: Node) -> Node:
-        """Return the result of a chain of matmuls, which its owner broadcasts to the host's ranks.
+        """Return the broadcast of the result of a chain of matmuls to the ranks of this host.
 
-        On the other ranks, the operand of the broadcast is the sum at which the chain begins: they
-        receive the result in the memory of this sum.
+        The root is the owner of the chain, the rank that computes it. On the other ranks, the
+        operand of the broadcast is the sum at which the chain begins. These ranks receive the
+        result in the memory of this sum.
         """
         chain, here = self.needs.owned_chains[old], self.partition.host_ranks
         if chain.owner != here.rank:
@@ -267,11 +272,11 @@ class ShardedGraph:
         return Ordered(broadcast, order).node((new,), attrs)
 
     def operand_shard(self, operand: Node, new: Node, reader: Node) -> Node:
-        """Return the new node that replaces an operand when a reader computes only its shard.
+        """Return the operand with which this rank computes its shard of `reader`.
 
-        If the operand has as many elements as the reader, this is the operand's shard. If it has
-        one element, it is the operand as a scalar. Otherwise the operand is broadcast to the shape
-        of the reader, and this is the shard of the broadcast.
+        `operand` and `reader` are old nodes; `new` is the new node of `operand`. If `operand` has
+        as many elements as `reader`, return the shard of `operand`. If it has one element, return
+        it as a scalar. Otherwise return the shard of its broadcast to the shape of `reader`.
         """
         if operand.type.count == reader.type.count:
             return self.shards[operand]
@@ -322,7 +327,7 @@ class ShardedGraph:
         return Ordered(all_reduce, between_hosts).node((shard,), attrs)
 
     def reduce_scatter(self, row: Node, reduce_op: str, ranks: Ranks, order: Order) -> Node:
-        """Return this rank's part of a flat array, reduced over some ranks."""
+        """Return this rank's shard of the flat array `row`, reduced over `ranks`."""
         if ranks.size == 1:
             return row
         counts = shard_lengths(shard_bounds(row.type.count, ranks.size))
@@ -360,7 +365,7 @@ class ShardedGraph:
                     self.totals[total] = shape.reshape(slicing.slice(row, i), total.shape)
 
     def reduce_own_shard(self, total: Node) -> Node:
-        """Return the reduction of this rank's shard of the operand of a total."""
+        """Return this rank's part of a total: the operand's shard, reduced to one element."""
         with at_site(total.site), keep_float32(total.keeps_float32):
             attrs = {**total.attrs, "axes": (0,), "keepdims": False}
             return total.op.node((self.shards[total.inputs[0]],), attrs)
