@@ -25,10 +25,9 @@
 
 namespace ngd::comm::shm {
 
-// Return the algorithm that the caller requests. Ring: an all_reduce of several ranks for which the
-// caller requests the ring, or requests nothing (Auto) while `preferred` is Ring. Flat: all other
-// collectives; the functions below then choose their algorithm. The result must be equal on all
-// ranks.
+// Return Ring if the caller requests the ring for an all_reduce of several ranks. A caller that
+// requests Auto requests `preferred`. For all other collectives, return Flat: the functions below
+// then choose the algorithm. The result must be equal on all ranks.
 Algorithm requested_algorithm(const Collective& collective, Algorithm preferred,
                               int ranks) noexcept;
 

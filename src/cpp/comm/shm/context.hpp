@@ -26,9 +26,9 @@ namespace ngd::comm::shm {
 // them, may fill them, and has filled them for the last time.
 struct StagingClaim {
   bool is_needed = false;   // data of this rank pass through the buffers
-  bool is_granted = false;  // the collective may fill them now
-  bool has_ended = false;   // the collective fills them no more
-  std::uint64_t first = 0;  // the first of its tickets (staging.hpp)
+  bool is_granted = false;  // the collective may fill the buffers now
+  bool has_ended = false;   // the collective fills no buffer any more
+  std::uint64_t first = 0;  // the ticket (number) of its first staged chunk (staging.hpp)
 };
 
 struct TaskHead {

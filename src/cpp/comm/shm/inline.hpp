@@ -17,7 +17,8 @@ inline std::byte* inline_payload(const Segment& segment, std::uint64_t sequence,
   return segment.payload(sequence) + counts_bytes;
 }
 
-// Every rank that gets the result reduces all payloads itself, in the canonical order.
+// The inline algorithm. Every rank that gets the result reduces the payloads of all ranks, in the
+// canonical order (base/reduce.hpp).
 class Inline {
  public:
   bool advance(Context& context);

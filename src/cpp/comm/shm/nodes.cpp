@@ -45,7 +45,7 @@ namespace ngd::comm::shm {
 namespace {
 
 // One chunk of a collective that passes through the staging buffers, or the whole of a collective
-// that does not. Ranges count elements of the chunk.
+// that does not. Slices and pieces are ranges of elements, relative to the beginning of the chunk.
 class Chunk {
  public:
   Chunk(Context& context, std::uint64_t number)

@@ -43,7 +43,7 @@ class ProgramTexts {
   Heap& heap_;
   const Group& group_;
   const Computations& held_;
-  std::unordered_map<std::uint64_t, ProgramText> texts_;  // by hash and computation of the program
+  std::unordered_map<std::uint64_t, ProgramText> texts_;  // key: mix(hash, computation) of the text
   std::vector<std::uint64_t> blocks_;                     // memory for the result of take_blocks()
 };
 

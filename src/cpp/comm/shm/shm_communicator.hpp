@@ -83,7 +83,7 @@ class ShmCommunicator final : public Communicator, private Member, private Commo
   struct Ticket {
     std::int64_t color;
     std::int64_t key;
-    std::uint64_t control;  // the offset of its new control block, or kPrivate
+    std::uint64_t control;  // the offset of its new control block; kPrivate if it has none
   };
   void exchange_tickets(const Ticket& mine, std::vector<Ticket>& tickets);
   std::unique_ptr<Communicator> make_group(const std::vector<Ticket>& tickets, int color,

@@ -51,10 +51,10 @@ bool Ladder::spin_or_yield() noexcept {
 }
 
 // Spin once. Return false if the rank has spun for patience_ns_. If more than kPushedOffNs has
-// passed between two readings of the clock, the thread had no core, or the caller did other work;
-// the clock does not show which. This time does not count as spinning, so the rank spins on for as
-// long. But the rank spins at most kMostPatienceNs longer than patience_ns_, because the caller
-// must check its peers and its deadline now and then.
+// passed between two readings of the clock, the thread had no core, or the caller did other work.
+// This time does not count as spinning, so it is added to the time at which the spin ends. At most
+// kMostPatienceNs are added in total, because the caller must check its peers and its deadline now
+// and then.
 bool Ladder::spin() noexcept {
   pause_cpu();
   if (++count_ % kSpinsPerLook != 0) return true;

@@ -57,8 +57,8 @@ class Ladder {
   void restart() noexcept { count_ = 0; }
   // Spin or yield once. Return false if it is time to sleep instead.
   bool spin_or_yield() noexcept;
-  // Adapt to a sleep: this rank fell asleep at `asleep_ns`, a peer rang the doorbell at `rung_ns`,
-  // and this rank has woken.
+  // Update the number of yields and the duration of a spin after a sleep. This rank fell asleep at
+  // `asleep_ns`, a peer rang the doorbell at `rung_ns`, and this rank has woken.
   void woken(std::uint64_t asleep_ns, std::uint64_t rung_ns) noexcept;
 
  private:
@@ -73,7 +73,7 @@ class Ladder {
   std::uint64_t spin_until_ns_ = 0, spin_at_most_until_ns_ = 0;
   std::uint64_t last_look_ns_ = 0;   // the time at which the clock was read last
   std::uint64_t updated_ns_ = 0;     // the time of the last update of is_disturbed_
-  std::uint64_t pushed_off_ns_ = 0;  // the time without a core, while spinning, since then
+  std::uint64_t pushed_off_ns_ = 0;  // the time without a core in spins, since updated_ns_
 
   // The limits of patience_ns_, the time for which a rank spins. Between the limits, patience_ns_
   // is at least twice the duration of the last wake-up. The lower limit is enough for a common
