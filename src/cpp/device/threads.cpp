@@ -55,7 +55,7 @@ double quota_cores() noexcept {
 }
 
 // The cores for threads that run no kernels, such as the thread that moves MPI's data. If OpenMP
-// binds threads to cores, it binds the main thread to one core, and a thread that the main thread
+// binds threads to cores, it binds the main thread to one core. A thread that the main thread
 // starts would inherit this single core. So such a thread moves to `cores`: the cores of OpenMP's
 // places to which no thread of the kernels is bound. If there are no such cores, `cores` has the
 // cores of all places. If OpenMP binds no threads, `cores` is not used.

@@ -50,7 +50,7 @@ struct TaskHead {
 
   Statistics::Entry stats = 0;
   std::uint64_t moved_bytes = 0;   // the bytes that this rank has moved, for the statistics
-  std::uint64_t waited_ns = 0;     // the time in the backlog, before it was published
+  std::uint64_t waited_ns = 0;     // the time in the backlog, before the task was published
   std::uint64_t completed_ns = 0;  // the time of completion, CLOCK_MONOTONIC
 
   std::size_t bytes() const noexcept { return count * size_of(dtype); }

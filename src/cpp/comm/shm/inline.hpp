@@ -2,7 +2,7 @@
 // The inline algorithm, for small reductions and for barriers. Each rank publishes its payload (the
 // data of its source) with the flag that it has arrived. When all ranks have arrived, each rank
 // that gets the result reads all payloads. A payload of at most 24 bytes without counts is in the
-// slot of the collective (Slot::tiny), any other in the inline memory of the slot.
+// slot of the collective (Slot::tiny). Any other payload is in the inline memory of the slot.
 #pragma once
 
 #include "comm/shm/context.hpp"

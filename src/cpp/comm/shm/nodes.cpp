@@ -150,7 +150,7 @@ class Chunk {
   bool is_staged_;
   std::size_t element_;
   Nodes nodes_;
-  int node_, index_;  // the NUMA node of this rank, and its index there
+  int node_, index_;  // the NUMA node of this rank, and its index in the node
   Slice range_;       // the elements of the operand in this chunk
   Slice slice_;       // the slice of this rank
 };

@@ -17,7 +17,7 @@ namespace ngd::comm::shm {
 struct ProgramText {
   std::uint64_t hash = 0;
   std::uint64_t computation = 0;
-  std::uint64_t offset = kPrivate;  // of the text, in this rank's segment; kPrivate: none
+  std::uint64_t offset = kPrivate;  // the text in this rank's segment; kPrivate: no text
   std::uint32_t length = 0;
   std::uint64_t used = 0;  // the last collective whose slot may point to the text
 };

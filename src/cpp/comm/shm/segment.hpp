@@ -14,9 +14,9 @@
 //   layouts  | kLayoutBytes per slot: layouts of arrays with several axes, and of lists of arrays
 //   staging  | buffers for operands in private memory, chunk by chunk (staging.hpp)
 //
-// Only its owner writes to a control block. There are two exceptions: each rank of a group that
-// does not need the block any more increments its counter `departed`, and peers write results to
-// staging buffers (flat.cpp, nodes.cpp).
+// Only the rank that owns a control block writes to it, with two exceptions. A rank of the group
+// that does not need the block any more increments the block's counter `departed`. Peers write
+// results to staging buffers (flat.cpp, nodes.cpp).
 //
 // A rank writes everything in a slot before it sets the slot's flag `published`. Afterwards only
 // the second cache line (`step`, `taken`, `first_ticket`) changes, until every rank has finished
@@ -85,7 +85,7 @@ struct RankRecord {
   std::uint32_t error_kind;
   std::uint32_t error_length;
   std::uint32_t num_error_ranks;
-  std::int32_t error_ranks[kMaxRanks];  // ranks of the job
+  std::int32_t error_ranks[kMaxRanks];  // the blamed ranks, by their numbers in the job
 
   // `sleeping`: if this rank sleeps, and which ranks must wake it (kAwake, kUntilAny or
   // until_rank() in wait.hpp). `doorbell`: the futex on which this rank sleeps. A peer changes it

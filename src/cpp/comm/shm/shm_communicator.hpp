@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A group of ranks of one host. Each call checks that the group can be used, takes the monitor (the
-// lock of the family), and is carried out by one of the parts:
+// A group of ranks of one host. Each call checks that the group can be used, and takes the monitor
+// (the lock of the family). One of these parts then does the work:
 //   SlotQueue   the collectives that were submitted, and their slots
 //   Letters     sends and receives
 //   Scheduler   advances collectives

@@ -47,8 +47,8 @@ class Staging {
   }
   void hold(std::uint64_t ticket) noexcept { is_held_[ticket % kBuffers] = true; }
   void give_back(std::uint64_t ticket) noexcept { is_held_[ticket % kBuffers] = false; }
-  // Keep the buffer of a ticket (a staged chunk) in use until each rank has reported that it has
-  // taken at least `chunks` chunks of collective number `sequence`.
+  // Keep the buffer of a ticket (a staged chunk) in use until each rank has taken at least `chunks`
+  // chunks of collective number `sequence`, as it reports in Slot::taken.
   void guard_until_taken(Group& group, std::uint64_t ticket, std::uint64_t sequence,
                          std::uint64_t chunks) {
     guard(ticket) = group.all(Need::Flag::Taken, sequence, chunks);

@@ -49,8 +49,8 @@ inline void ring_bell(RankRecord& peer, int rank) noexcept {
 // If there are more ranks than cores, or if other programs often preempt the rank (the rank is
 // disturbed), it does not spin: it yields a few times and then sleeps. A rank that spins uses up
 // its share of the core, and must then wait for a whole time slice of another program. The number
-// of yields doubles after a sleep in which the doorbell rang soon after the rank had gone to sleep,
-// and shrinks after any other sleep.
+// of yields doubles after a short sleep, in which the doorbell rang soon after the rank had gone to
+// sleep. The number shrinks after any other sleep.
 class Ladder {
  public:
   explicit Ladder(bool crowded) noexcept : is_crowded_(crowded) {}
@@ -86,8 +86,8 @@ class Ladder {
 void sleep_on(RankRecord& mine, std::uint32_t bell, std::uint64_t limit_ns) noexcept;
 
 // Sleep until a peer rings the doorbell or `limit_ns` nanoseconds have passed. has_changed() checks
-// the flags once more after `sleeping` is set; if it returns true, there is no sleep. `until` is a
-// value of RankRecord::sleeping.
+// the flags once more after `sleeping` is set; if it returns true, there is no sleep. `until`: the
+// peers that must ring the doorbell, a value of RankRecord::sleeping.
 template <class HasChanged>
 void sleep_unless(RankRecord& mine, Ladder& ladder, std::uint32_t until, std::uint64_t limit_ns,
                   HasChanged&& has_changed) {
