@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The control groups (cgroups) that enclose this process. Each of them may have a limit, and the
-// lowest limit counts.
+// lowest limit applies.
 #pragma once
 
 #include <functional>
@@ -23,10 +23,11 @@ struct CgroupFiles {
 
 // Call `visit` with the cgroup of this process in the hierarchy of `controller` ("cpu", "memory"),
 // then with each cgroup that encloses it, innermost first. The last one is the root of the mounted
-// hierarchy. In a container, the paths in /proc/self/cgroup may begin at the host's root cgroup,
-// while the mounted hierarchy begins at the cgroup of the container. `visit` is then also called
-// for cgroups whose folders do not exist below the mount, and the last one is the cgroup of the
-// container.
+// hierarchy.
+//
+// In a container, the mounted hierarchy may begin at the container's cgroup, although the paths in
+// /proc/self/cgroup begin at the host's root cgroup. Then the folders of the first cgroups do not
+// exist below the mount, so a caller finds no files there. The last one is the container's cgroup.
 void visit_enclosing_cgroups(std::string_view controller,
                              const std::function<void(const Cgroup&)>& visit,
                              const CgroupFiles& files = {});

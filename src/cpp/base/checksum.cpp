@@ -74,7 +74,7 @@ Checksum checksum(const void* data, std::size_t bytes) {
   const auto* begin = static_cast<const unsigned char*>(data);
   const std::size_t blocks = bytes / kBlock, rest = bytes % kBlock;
   add_blocks(lanes, begin, blocks);
-  if (rest != 0) {  // the last block is padded with zeros; `bytes` enters the result below
+  if (rest != 0) {  // the last block is padded with zeros; the result also depends on `bytes`
     unsigned char last[kBlock] = {};
     std::memcpy(last, begin + blocks * kBlock, rest);
     add_blocks(lanes, last, 1);

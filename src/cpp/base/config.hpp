@@ -22,9 +22,10 @@ int whole_number(const char* name, int fallback, int min_value, int max_value,
 inline double timeout_seconds() { return std::min(number("NGD_TIMEOUT", 300.0), 1e9); }
 // "auto", "flat" or "ring"
 inline std::string all_reduce_algorithm() { return text("NGD_ALLREDUCE", "auto"); }
-// The NUMA node of this rank, or -1 if NGD_NUMA_NODE is not set. Reductions first combine the ranks
-// of one NUMA node. With -1, they do not distinguish NUMA nodes.
 inline constexpr int kOwnNumaNode = -2;  // "auto": the node of the cores that this rank may use
+// The NUMA node of this rank: the number in NGD_NUMA_NODE, kOwnNumaNode for "auto", or -1 if it is
+// not set. Reductions first combine the ranks of one NUMA node. With -1, they do not distinguish
+// NUMA nodes.
 inline int numa_node() {
   if (text("NGD_NUMA_NODE", "") == "auto") return kOwnNumaNode;
   return whole_number("NGD_NUMA_NODE", -1, 0, 1023, "auto or ");
@@ -35,7 +36,8 @@ inline std::string progress() { return text("NGD_PROGRESS", "auto"); }
 // If true, a step fails at the first instruction whose result has a NaN or an infinity that its
 // operands do not have.
 inline bool check_finite() { return whole_number("NGD_CHECK_FINITE", 0, 0, 1) == 1; }
-inline std::string simd() { return text("NGD_SIMD", ""); }  // the highest level that is used
+// The highest SIMD level that may be used, such as "avx2". "" = no limit.
+inline std::string simd() { return text("NGD_SIMD", ""); }
 // The number of threads of this rank. 0 = this rank's share of the cores. The limit of 1024 is the
 // number of CPUs in an affinity mask (cpu_set_t).
 inline int threads() { return whole_number("NGD_THREADS", 0, 0, 1024); }

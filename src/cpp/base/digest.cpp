@@ -54,7 +54,7 @@ void add_block(State& hash, const unsigned char* block) {
 std::string sha256_hex(const std::string& text) {
   State hash = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
                 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
-  std::string padded = text;  // section 5.1.1: a bit, zeros, the length in bits
+  std::string padded = text;  // padding of section 5.1.1: a 1 bit, zeros, the length in bits
   padded.push_back('\x80');
   padded.append((64 + 56 - padded.size() % 64) % 64, '\0');
   const std::uint64_t bits = std::uint64_t{text.size()} * 8;

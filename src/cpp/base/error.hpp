@@ -25,7 +25,7 @@ enum class ErrorKind {
   CollectiveMismatch,  // ngd.errors.CollectiveMismatchError
   CollectiveTimeout,   // ngd.errors.CollectiveTimeoutError
   RankLost,            // ngd.errors.RankLostError
-  RemoteRank,          // ngd.errors.RemoteRankError
+  RemoteRank,          // ngd.errors.RemoteRankError: another rank has raised an error
   GroupClosed,  // ngd.errors.GroupClosedError: an earlier failure or shutdown ended the group
   Busy,         // ngd.errors.BusyError: another thread is in the same call
   Interrupted,  // KeyboardInterrupt

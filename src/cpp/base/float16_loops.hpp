@@ -77,7 +77,8 @@ NGD_INLINE void narrow_elements(const float* in, Half* out, std::int64_t count) 
   for (std::int64_t k = i; k < count; ++k) out[k] = narrow_element<Half>(in[k]);
 }
 
-// Round to the nearest values of a 16-bit float. `out` may be `in`.
+// Round float32 elements to the nearest values of a 16-bit float, and store them as float32. `out`
+// may be `in`.
 template <class Half>
 NGD_INLINE void round_elements(const float* in, float* out, std::int64_t count) {
   std::int64_t i = 0;

@@ -202,14 +202,15 @@ struct Range {
   double divisor;
 };
 
-// Results of at least this many bytes are stored past the caches, with non-temporal stores.
-// All-reduce of float32 in place, 2 ranks, AMD EPYC 9005 with 32 MiB of L3, medians of 3 runs: 16
-// MiB reach 22.2 GB/s with normal stores and 31.5 GB/s with non-temporal ones; 64 MiB reach 22.7
-// and 25.6 GB/s. With 4 MiB, the next reader of the result loses as much time as the stores gain.
+// Results of at least this many bytes, in all destinations together, are stored past the caches,
+// with non-temporal stores. All-reduce of float32 in place, 2 ranks, AMD EPYC 9005 with 32 MiB of
+// L3, medians of 3 runs: 16 MiB reach 22.2 GB/s with normal stores and 31.5 GB/s with non-temporal
+// ones; 64 MiB reach 22.7 and 25.6 GB/s. With 4 MiB, the next reader of the result loses as much
+// time as the stores gain.
 constexpr std::size_t kMinBytesPastCaches = 16 << 20;
 
-// Return true if the result is large enough to be stored past the caches, and every destination is
-// aligned to 64 bytes, the size of a cache line.
+// Return true if the result may be stored past the caches: it is large enough, and each destination
+// is aligned to a cache line (64 bytes).
 bool can_bypass_caches(const Range& range, std::size_t element_bytes) {
   const std::size_t bytes = range.count * element_bytes * static_cast<std::size_t>(range.m);
   if (!kCanBypassCaches || bytes < kMinBytesPastCaches) return false;

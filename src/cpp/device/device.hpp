@@ -45,8 +45,8 @@ class Event {
  public:
   virtual ~Event() = default;
   virtual bool done() const = 0;  // true if the queue has reached the event
-  // Wait until the queue has reached the event. Throws the failure of work that was enqueued
-  // before.
+  // Wait until the queue has reached the event. Throws the failure of work that was enqueued before
+  // the event.
   virtual void wait() = 0;
 };
 
@@ -66,7 +66,7 @@ class Queue {
   virtual void copy_from_host(void* destination, const void* source, std::size_t bytes) = 0;
   virtual void copy_to_host(void* destination, const void* source, std::size_t bytes) = 0;
   virtual void copy(void* destination, const void* source, std::size_t bytes) = 0;
-  virtual void clear(void* destination, std::size_t bytes) = 0;  // to zeros
+  virtual void clear(void* destination, std::size_t bytes) = 0;  // set the bytes to zero
   virtual void record(Event& event) = 0;
   // Make work that is enqueued from now on wait until another queue has reached the event. A
   // failure in that queue does not prevent the work.

@@ -55,14 +55,14 @@ double quota_cores() noexcept {
 }
 
 // The cores for threads that run no kernels, such as the thread that moves MPI's data. If OpenMP
-// binds threads to cores, it binds the main thread to one core, and a thread that the main thread
-// starts would inherit this single core. So such a thread moves to the cores of OpenMP's places to
-// which no thread of the kernels is bound, or to the cores of all places if there are no such
-// cores. If OpenMP binds no threads, `cores` is not used.
+// binds threads to cores, it binds the main thread to one core. A thread that the main thread
+// starts would inherit this single core. So such a thread moves to `cores`: the cores of OpenMP's
+// places to which no thread of the kernels is bound. If there are no such cores, `cores` has the
+// cores of all places. If OpenMP binds no threads, `cores` is not used.
 struct OffKernelAffinity {
   std::mutex mutex;
   cpu_set_t cores{};
-  std::atomic<int> version{0};  // 0 = the kernels' threads are not bound
+  std::atomic<int> version{0};  // the number of updates of `cores`; 0: `cores` is not used
 } off_kernel_affinity;
 
 // Return the cores of all OpenMP places. The function allocates no memory. It runs when the ranks

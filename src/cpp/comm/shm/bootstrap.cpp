@@ -42,7 +42,7 @@ constexpr const char* kLateStart =
 // many other processes connect too.
 constexpr timeval kConnectWait{0, 20'000};
 constexpr std::uint64_t kLookAroundNs = 1'000'000'000;  // between two checks for other users' names
-constexpr int kAcceptedAtOnce = 256;  // connections; then messages of ranks are read
+constexpr int kAcceptedAtOnce = 256;  // the most connections that one poll_once() accepts
 
 int open_descriptors() {
   DIR* folder = ::opendir("/proc/self/fd");
@@ -54,8 +54,8 @@ int open_descriptors() {
 }
 
 // Check that this process may open enough file descriptors (RLIMIT_NOFILE). Rank 0 needs a
-// connection, a segment and a pidfd for each rank. The other ranks need fewer descriptors, but make
-// the check with the number of rank 0, so that all ranks with the same limit raise the same error.
+// connection, a segment and a pidfd for each rank. The other ranks need fewer descriptors, but
+// check for as many as rank 0 needs, so that all ranks with the same limit raise the same error.
 void check_descriptors(int size) {
   rlimit limit{};
   const auto needed = static_cast<rlim_t>(open_descriptors() + 3 * size + 4);
@@ -65,9 +65,9 @@ void check_descriptors(int size) {
          ": raise RLIMIT_NOFILE (ulimit -n)");
 }
 
-// In the rendezvous, the failure of one rank makes all ranks throw. Return the kind of their error
-// if the kind of that failure is `kind`: CollectiveMismatch, CollectiveTimeout and RankLost stay
-// the same, all other kinds become Init.
+// In the rendezvous, the failure of one rank makes all ranks throw. Return the kind of error that
+// the other ranks throw if one rank fails with `kind`. CollectiveMismatch, CollectiveTimeout and
+// RankLost stay the same, and all other kinds become Init.
 ErrorKind kind_for_all(ErrorKind kind) { return is_between_ranks(kind) ? kind : ErrorKind::Init; }
 
 // The part of the rendezvous that is the same on rank 0 and on the other ranks.
@@ -110,7 +110,7 @@ class Rendezvous {
   }
 
  protected:
-  virtual void exchange() = 0;     // fills parcels_, one per rank
+  virtual void exchange() = 0;     // fills parcels_ with the Hello and descriptors of each rank
   virtual void synchronise() = 0;  // returns when all ranks have called it
   virtual void notify(const Message& failure) noexcept = 0;
 
@@ -172,7 +172,7 @@ class Rendezvous {
   struct Assembly {
     std::unique_ptr<Memory> memory;
     std::unique_ptr<Liveness> liveness;
-    int cores = 1;  // of all ranks together
+    int cores = 1;  // the number of cores of all ranks together
   };
 
   // Notify the other ranks of the failure `why`. Allocates no memory.
@@ -334,7 +334,7 @@ class Server final : public Rendezvous {
         break;
     }
     if (received.message.topic == Topic::Failure) {
-      channel(rank).close();  // that rank has failed itself
+      channel(rank).close();  // notify() must not send the failure back
       fail_relayed(received.message);
     }
     if (received.message.topic == Topic::Ready) ++ready_;
@@ -370,7 +370,7 @@ class Server final : public Rendezvous {
     const bool is_of_this_job = received.message.magic == kMagic && received.message.size == size_;
     if (is_of_this_job && received.message.topic == Topic::Failure) fail_relayed(received.message);
     if (is_of_this_job && received.cut) {
-      strangers_.push_back(std::move(stranger));  // so that it gets the failure too
+      strangers_.push_back(std::move(stranger));  // notify() sends the failure to all strangers
       fail_no_descriptors();
     }
     if (const std::string refusal = refuse(received); !refusal.empty()) {
@@ -528,7 +528,7 @@ class Client final : public Rendezvous {
     if (received.message.magic != kMagic || received.message.version != kLayoutVersion)
       fail(ErrorKind::Init, other_version());
     if (received.message.topic == Topic::Failure) {
-      server_.close();  // rank 0 has failed itself
+      server_.close();  // notify() must not send the failure back
       fail_relayed(received.message);
     }
     return true;

@@ -71,9 +71,9 @@ class Channel {
   // Send a message. If the other end does not read, wait for at most five seconds. Return false if
   // the message was not sent or the other end is gone.
   bool send(const Message& message) noexcept;
-  // Send a message with descriptors. The kernel refuses descriptors if the processes of this user
-  // have sent more than RLIMIT_NOFILE of them that are not received yet. Then this tries again for
-  // at most five seconds. Throws Interrupted.
+  // Send a message with descriptors. The kernel refuses them while more than RLIMIT_NOFILE sent
+  // descriptors of this user's processes are not received yet. If the kernel refuses them, or the
+  // other end does not read, send() tries again for at most five seconds. Throws Interrupted.
   enum class Sent { Yes, Gone, TooManyDescriptors };
   Sent send(const Message& message, int segment_fd, int pidfd, const Clock& clock);
   enum class Got { Parcel, Nothing, End };

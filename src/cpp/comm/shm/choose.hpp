@@ -25,10 +25,9 @@
 
 namespace ngd::comm::shm {
 
-// Return the algorithm that the caller requests. Ring: an all_reduce of several ranks for which the
-// caller requests the ring, or requests nothing (Auto) while `preferred` is Ring. Flat: all other
-// collectives; the functions below then choose their algorithm. The result must be equal on all
-// ranks.
+// Return Ring if the caller requests the ring for an all_reduce of several ranks. A caller that
+// requests Auto requests `preferred`. For all other collectives, return Flat: the functions below
+// then choose the algorithm. The result must be equal on all ranks.
 Algorithm requested_algorithm(const Collective& collective, Algorithm preferred,
                               int ranks) noexcept;
 
@@ -37,9 +36,9 @@ Algorithm requested_algorithm(const Collective& collective, Algorithm preferred,
 // algorithm of other all_reduces and reduces undecided. Set Exchange for all other kinds.
 void choose_from_call(const Group& group, Task& task, const Collective& collective);
 // The second step of the choice, when this rank has written the offsets of its operands for its
-// peers. If an undecided all_reduce or reduce does not use the ring, and this rank's operands are
-// in private memory, set a staged algorithm, which can start before the peers have arrived.
-// Otherwise leave the algorithm undecided.
+// peers. Set a staged algorithm for an undecided all_reduce or reduce without the ring, if this
+// rank's operands are in private memory. A staged algorithm can start before the peers have
+// arrived. Otherwise leave the algorithm undecided.
 void choose_from_operands(const Group& group, Task& task);
 // The third step of the choice, when all ranks have arrived: choose an undecided algorithm from the
 // calls of all ranks, or replace Exchange by Cooperative.

@@ -26,9 +26,9 @@ namespace ngd::comm::shm {
 // them, may fill them, and has filled them for the last time.
 struct StagingClaim {
   bool is_needed = false;   // data of this rank pass through the buffers
-  bool is_granted = false;  // the collective may fill them now
-  bool has_ended = false;   // the collective fills them no more
-  std::uint64_t first = 0;  // the first of its tickets (staging.hpp)
+  bool is_granted = false;  // the collective may fill the buffers now
+  bool has_ended = false;   // the collective fills no buffer any more
+  std::uint64_t first = 0;  // the ticket (number) of its first staged chunk (staging.hpp)
 };
 
 struct TaskHead {
@@ -50,7 +50,7 @@ struct TaskHead {
 
   Statistics::Entry stats = 0;
   std::uint64_t moved_bytes = 0;   // the bytes that this rank has moved, for the statistics
-  std::uint64_t waited_ns = 0;     // the time in the backlog, before it was published
+  std::uint64_t waited_ns = 0;     // the time in the backlog, before the task was published
   std::uint64_t completed_ns = 0;  // the time of completion, CLOCK_MONOTONIC
 
   std::size_t bytes() const noexcept { return count * size_of(dtype); }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The cooperative algorithm. All operands are in the shared arena (memory that all ranks of the
-// host map), so each rank can read and write the operands of all ranks, and the ranks divide the
+// host map). So each rank can read and write the operands of all ranks, and the ranks divide the
 // work. They synchronise twice: when all have arrived, and when all have done their parts. Between
-// these, no other code uses the operands.
+// these two times, no other code uses the operands.
 //   broadcast    rank r copies the r-th of n near-equal parts of the root's source to all
 //                destinations, tile by tile, so that each tile is read from memory once;
 //   all_to_all   in place. Each pair of ranks swaps two blocks: the lower rank swaps their first
@@ -10,8 +10,8 @@
 //                that a rank keeps is not moved.
 // So all ranks are busy, and no more bytes are moved than necessary. The alternative is the
 // exchange (exchange.cpp), in which each consumer copies its blocks. The exchange is faster for
-// small broadcasts, so it carries out the broadcasts of less than 8 MiB (the table has both
-// algorithms for 4 MiB too). Collectives of a compiled step, float32 in place, 2 ranks, AMD EPYC
+// small broadcasts, so it carries out the broadcasts of less than 8 MiB. The table has both
+// algorithms for 4 MiB too: collectives of a compiled step, float32 in place, 2 ranks, AMD EPYC
 // 9005 with 32 MiB of L3, other work on its cores, least of 80 calls, in us:
 //   bytes                    4 Mi   16 Mi   64 Mi
 //   broadcast   cooperative   191    1124    4807

@@ -54,7 +54,8 @@ bool gives_one_block(Kind kind) {
   return kind == Kind::AllGather || kind == Kind::Gather || kind == Kind::Broadcast;
 }
 
-// Return the size of a share: the bytes that a chunk has of one block.
+// Return the largest size of a share, in bytes. A share is the part of a chunk that one consumer
+// takes.
 std::uint64_t share_of(Kind kind, int ranks) {
   if (gives_one_block(kind) || ranks <= 2) return kChunkBytes;
   return kChunkBytes / static_cast<std::uint64_t>(ranks - 1) / kLine * kLine;

@@ -43,7 +43,8 @@ class Exchange {
   void publish_inline() noexcept { out_chunks_ = 0; }
   void publish_operands(const Group& group, TaskHead& task) noexcept;
 
-  // Call this when all ranks have arrived: it adds the facts of the peers' calls to the plan.
+  // Call this when all ranks have arrived. Find in the peers' calls where their blocks are, and how
+  // many chunks this rank takes.
   void add_peers(const Group& group, const TaskHead& task);
 
   void start_early(Context& context) { advance(context); }
@@ -54,7 +55,7 @@ class Exchange {
   class Pass;  // the work of one call of advance()
 
   Pieces* pieces_;
-  bool is_in_place_ = false;         // arriving blocks overwrite leaving blocks
+  bool is_in_place_ = false;         // an all_to_all whose source and destination are one array
   bool may_be_cooperative_ = false;  // the call of this rank allows it (cooperative.hpp)
   bool takes_any_ = false;           // this rank takes something from other ranks
   bool shares_source_ = false;       // the peers read the source of this rank directly
@@ -64,9 +65,9 @@ class Exchange {
   bool awaits_reports_ = false;      // all data are copied, the reports of peers are missing
   std::uint64_t source_bytes_ = 0;
   std::uint64_t out_chunks_ = 0;  // the number of chunks that this rank fills for its peers
-  std::uint64_t filled_ = 0;      // the number of these that it has filled
+  std::uint64_t filled_ = 0;      // the number of chunks that this rank has filled
   std::uint64_t in_chunks_ = 0;   // the number of chunks that this rank takes from its peers
-  std::uint64_t taken_ = 0;       // the number of these that it has taken
+  std::uint64_t taken_ = 0;       // the number of chunks that this rank has taken
   int producer_ = 0;              // the rank from which chunk number taken_ is taken next
 };
 

@@ -66,7 +66,7 @@ std::uint64_t Family::new_control(std::uint64_t group) {
   sweep();
   const std::uint64_t offset = heap_.allocate(kControlBytes);
   std::memset(segment(rank()).at(offset), 0,
-              kInlineOffset);  // no zeros after it: the rest is written before it is read
+              kInlineOffset);  // later bytes need no zeros: each is written before it is read
   Segment(segment(rank()).base(), segment(rank()).bytes(), offset).control().group = group;
   return offset;
 }

@@ -24,7 +24,7 @@
 
 namespace ngd::comm::shm {
 
-// A group of the family, with the functions that the other groups call.
+// The interface of a group for the other groups of its family (the groups of the same rank).
 class Member {
  public:
   virtual ~Member() = default;
@@ -49,7 +49,7 @@ struct Place {
   int rank = 0;
   int size = 1;
   bool crowded = false;  // there are more ranks than cores
-  bool checked = true;   // false: no fingerprints and no watch, to measure their costs
+  bool checked = true;   // false: no comparison of calls, no checks of peers; for measurements
   JobRanks job_ranks;
 };
 
@@ -80,7 +80,7 @@ class Family {
   void progress() {
     for (Member* member : members_) member->progress();
   }
-  std::uint64_t in_flight() const noexcept;  // the number in all groups
+  std::uint64_t in_flight() const noexcept;  // the number of pending works in all groups
 
   // Report to the peers that this rank has failed, and why. `ranks` are the ranks of the job that
   // the message blames; none means this rank. The first failure is kept. Allocates no memory.

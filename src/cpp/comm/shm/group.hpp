@@ -33,8 +33,9 @@ struct Need {
 
 class Group {
  public:
-  // A rank of the group: a view of its segment (the memory that it shares) with its control block
-  // (its data) for this group, its rank in the world of this host, and its rank in the job.
+  // A rank of the group. `segment`: a view of the rank's segment (the memory that it shares) and of
+  // its control block for this group. `world`: its rank in the world of this host. `job_rank`: its
+  // rank in the job.
   struct Rank {
     Segment segment;
     int world = 0;
@@ -101,8 +102,8 @@ class Group {
   // for). Remove the first ranks from the need if they have met it, and count them in `moves`.
   // Throws CollectiveMismatch if a rank has published another collective than this rank.
   bool met(Need& need);
-  // Return the ranks that have not yet raised the flag of a need (the condition that a collective
-  // waits for), by their numbers in the job.
+  // Return the ranks that have not met a need (the condition that a collective waits for), by their
+  // numbers in the job.
   std::vector<int> missing(const Need& need) const;
 
   // Throw CollectiveMismatch if collective number `sequence` of `rank` differs from that of this

@@ -41,7 +41,7 @@ std::uint64_t sum_of(const std::string& path, std::initializer_list<std::string_
 struct FileNames {
   std::string limit, usage;
   std::initializer_list<std::string_view> reclaimable;
-  std::string swap_limit, swap_usage;  // version 1 limits memory and swap together
+  std::string swap_limit, swap_usage;  // "" for cgroup v1, which limits memory and swap together
 };
 
 const FileNames kUnifiedNames{"memory.max",

@@ -12,13 +12,13 @@ struct Headroom {
   std::string limit;  // its source, such as "the memory cgroup /job (512 MiB)"
 };
 
-// Return the least of these bounds: the machine's free memory, and the memory that is left in each
-// memory cgroup of this process (cgroup version 1 or 2) and in the parents of these cgroups. Caches
-// of files count as free. A bound that cannot be read is ignored.
+// Return the least of several bounds: the machine's free memory, and the memory that is left in
+// each memory cgroup that encloses this process (cgroup version 1 or 2). Caches of files count as
+// free. A bound that cannot be read is ignored.
 Headroom headroom();
 
 // If RLIMIT_AS does not allow this process to map `bytes` more, return a text with the limit, the
-// rest of it, and the remedy. Otherwise return "".
+// part of the limit that is left, and the remedy. Otherwise return "".
 std::string address_space_limit(std::uint64_t bytes);
 
 }  // namespace ngd::comm::shm

@@ -2,7 +2,7 @@
 // The inline algorithm, for small reductions and for barriers. Each rank publishes its payload (the
 // data of its source) with the flag that it has arrived. When all ranks have arrived, each rank
 // that gets the result reads all payloads. A payload of at most 24 bytes without counts is in the
-// slot of the collective (Slot::tiny), any other in the inline memory of the slot.
+// slot of the collective (Slot::tiny). Any other payload is in the inline memory of the slot.
 #pragma once
 
 #include "comm/shm/context.hpp"
@@ -17,7 +17,8 @@ inline std::byte* inline_payload(const Segment& segment, std::uint64_t sequence,
   return segment.payload(sequence) + counts_bytes;
 }
 
-// Every rank that gets the result reduces all payloads itself, in the canonical order.
+// The inline algorithm. Every rank that gets the result reduces the payloads of all ranks, in the
+// canonical order (base/reduce.hpp).
 class Inline {
  public:
   bool advance(Context& context);

@@ -22,8 +22,8 @@ Collective call_of(const PendingLetter& pending, int world_peer) {
   return call;
 }
 
-// Return the bytes of the chunk that a pending send fills next, or that a pending receive copies
-// out next.
+// Return the number of bytes in the chunk that a pending send fills next, or that a pending receive
+// copies out next.
 std::size_t chunk_bytes(const PendingLetter& pending) noexcept {
   return std::min(kLetterChunkBytes, pending.bytes() - pending.moved);
 }

@@ -24,7 +24,7 @@
 
 namespace ngd::comm::shm {
 
-inline constexpr std::uint64_t kLetters = 8;  // the most that are posted and not yet received
+inline constexpr std::uint64_t kLetters = 8;  // the number of letters that fit in a letter box
 inline constexpr std::size_t kLetterBytes = 1 << 10;  // the largest payload in a letter
 inline constexpr std::size_t kLetterChunkBytes = 128 << 10;
 // The highest bit of a work's number. It is set in the numbers of sends and receives, and not set
@@ -69,7 +69,7 @@ struct PendingLetter {
 
   bool is_posted = false;           // of a send: its letter is posted
   std::uint64_t letter = 0;         // the number of its letter in the letter box
-  std::uint64_t offset = kPrivate;  // the offset of the source, as in the letter
+  std::uint64_t offset = kPrivate;  // of a send: the value of Letter::source_offset
   std::size_t moved = 0;            // the bytes copied to, or from, chunks so far
   bool is_complete = false;
 
@@ -105,7 +105,7 @@ class Letters {
   };
   struct Incoming {
     LetterBox* box = nullptr;
-    std::uint64_t drained = 0;   // the number of chunks
+    std::uint64_t drained = 0;   // the number of chunks copied to destinations
     std::uint64_t received = 0;  // the number of letters
     std::deque<PendingLetter> receives;
   };

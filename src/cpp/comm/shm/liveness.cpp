@@ -35,7 +35,7 @@ class ProcessLiveness final : public Liveness {
 
  private:
   std::vector<PeerProcess> peers_;
-  std::vector<bool> in_proc_;  // by rank: /proc shows the peer under its own process number
+  std::vector<bool> in_proc_;  // by rank: /proc/PID is the peer, not in another container
 };
 
 class ThreadLiveness final : public Liveness {

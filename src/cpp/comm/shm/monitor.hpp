@@ -50,8 +50,8 @@ class Monitor {
 
   // Wait until `locked` is clear, and set it. Called at the beginning of a short call, which may
   // also run in the interrupt callback of an engine call. `sleeper`: the record of this rank. If
-  // the thread in the engine call sleeps, this call wakes that thread through the record, so that
-  // it clears `locked`.
+  // the thread in the engine call sleeps, this call wakes that thread through the record. That
+  // thread then clears `locked`.
   void lock(RankRecord& sleeper) noexcept;
   void unlock() noexcept;
 
@@ -81,7 +81,8 @@ class [[nodiscard]] Inside {
   const bool has_entered_;
 };
 
-// A guard that releases `locked` while it exists: for the interrupt callback in an engine call.
+// A guard for the interrupt callback in an engine call. The constructor clears `locked`, and the
+// destructor sets it again.
 class Outside {
  public:
   explicit Outside(Monitor& monitor) noexcept : monitor_(monitor) { monitor.unlock_inside(); }

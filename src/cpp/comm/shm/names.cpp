@@ -56,8 +56,8 @@ void record_holder(nlmsghdr* entry, const std::vector<Address>& addresses, Holde
     if (!holders[i] && addresses[i].name() == name.substr(1)) holders[i] = user;
 }
 
-// Find the users that have bound names but do not listen there, in the kernel's list of sockets
-// (sock_diag(7)). A sandbox may hide the list.
+// Add to `holders` the users that have bound a name but do not listen on it. They are found in the
+// kernel's list of sockets (sock_diag(7)). A sandbox may hide the list.
 void ask_the_kernel(const std::vector<Address>& addresses, Holders& holders) {
   const Descriptor link(::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG));
   if (!link.valid()) return;

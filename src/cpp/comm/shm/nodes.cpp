@@ -45,7 +45,7 @@ namespace ngd::comm::shm {
 namespace {
 
 // One chunk of a collective that passes through the staging buffers, or the whole of a collective
-// that does not. Ranges count elements of the chunk.
+// that does not. Slices and pieces are ranges of elements, relative to the beginning of the chunk.
 class Chunk {
  public:
   Chunk(Context& context, std::uint64_t number)
@@ -150,7 +150,7 @@ class Chunk {
   bool is_staged_;
   std::size_t element_;
   Nodes nodes_;
-  int node_, index_;  // the NUMA node of this rank, and its index there
+  int node_, index_;  // the NUMA node of this rank, and its index in the node
   Slice range_;       // the elements of the operand in this chunk
   Slice slice_;       // the slice of this rank
 };

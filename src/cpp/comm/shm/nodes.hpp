@@ -7,7 +7,7 @@
 
 namespace ngd::comm::shm {
 
-// The variant of the algorithm for operands that are all in the shared arena.
+// The all_reduce over NUMA nodes, for operands that are all in the shared arena.
 class NodesDirect {
  public:
   bool advance(Context& context);
@@ -16,7 +16,7 @@ class NodesDirect {
   Steps steps_;
 };
 
-// The variant of the algorithm for operands that are not all in the shared arena: the data pass
+// The all_reduce over NUMA nodes, for operands that are not all in the shared arena. The data pass
 // through the staging buffers.
 class NodesStaged {
  public:

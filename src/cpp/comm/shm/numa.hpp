@@ -10,8 +10,8 @@
 namespace ngd::comm::shm {
 
 // The value for no NUMA node. A rank has no NUMA node if the environment variable NGD_NUMA_NODE is
-// not set. If the variable is "auto", a rank has none if no node has all the cores that
-// the rank may use.
+// not set. If the variable is "auto", a rank has a NUMA node only if one node has all the cores
+// that the rank may use.
 inline constexpr int kNoNode = -1;
 // where Linux describes the nodes
 inline constexpr const char* kNodeFolder = "/sys/devices/system/node";

@@ -17,7 +17,7 @@ namespace ngd::comm::shm {
 struct ProgramText {
   std::uint64_t hash = 0;
   std::uint64_t computation = 0;
-  std::uint64_t offset = kPrivate;  // of the text, in this rank's segment; kPrivate: none
+  std::uint64_t offset = kPrivate;  // the text in this rank's segment; kPrivate: no text
   std::uint32_t length = 0;
   std::uint64_t used = 0;  // the last collective whose slot may point to the text
 };
@@ -43,7 +43,7 @@ class ProgramTexts {
   Heap& heap_;
   const Group& group_;
   const Computations& held_;
-  std::unordered_map<std::uint64_t, ProgramText> texts_;  // by hash and computation of the program
+  std::unordered_map<std::uint64_t, ProgramText> texts_;  // key: mix(hash, computation) of the text
   std::vector<std::uint64_t> blocks_;                     // memory for the result of take_blocks()
 };
 

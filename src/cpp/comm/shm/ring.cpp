@@ -120,7 +120,7 @@ class Ring::Pass {
     const bool is_last = state_.round_ == ranks_ - 2;
     std::byte* mine = sums(group_.rank(), range);
     const bool is_in_source =
-        !is_staged_ && state_.round_ == 0;  // the left neighbour has not stored a sum yet
+        !is_staged_ && state_.round_ == 0;  // the left neighbour's source is its first partial sum
     const Segment& left_segment = group_.segment(left_);
     const std::byte* theirs =
         is_in_source ? left_segment.at(left_segment.slot(task_.sequence).source_offset) +

@@ -18,13 +18,13 @@
 namespace ngd::comm::shm {
 
 enum class Act : std::uint8_t {
-  CopyIn,   // from the source to the staging buffer. Waits until the buffer is free
-  Move,     // see cooperative.cpp
-  Reduce,   // see flat.cpp
-  Sum,      // see nodes.cpp
-  Combine,  // see nodes.cpp
-  Spread,   // see nodes.cpp
-  CopyOut   // from the staging buffer to the destination. Raises no flag: no rank waits for it
+  CopyIn,   // copy from the source to the staging buffer. Waits until the buffer is free
+  Move,     // copy or swap this rank's part of the data (cooperative.cpp)
+  Reduce,   // reduce this rank's part of the sources of all ranks (flat.cpp)
+  Sum,      // reduce a slice of the sources of one NUMA node (nodes.cpp)
+  Combine,  // reduce the results of Sum of all NUMA nodes (nodes.cpp)
+  Spread,   // copy the results of Combine from other NUMA nodes to this one (nodes.cpp)
+  CopyOut   // copy from the staging buffer to the destination. Raises no flag: no rank waits for it
 };
 
 // The acts (kinds of steps) of each algorithm, in order.
@@ -79,7 +79,7 @@ class Schedule {
   const Act* acts_;
   std::uint64_t num_acts_;
   std::uint64_t chunks_;
-  std::uint64_t num_ahead_;  // the number of chunks that are copied in ahead
+  std::uint64_t num_ahead_;  // 1 if chunks are copied in one chunk ahead, otherwise 0
 };
 
 }  // namespace ngd::comm::shm

@@ -23,7 +23,7 @@ void Scheduler::advance(Task& task) {
     choose_from_all_calls(group_, task);
   }
   if (task.staging.is_needed && !task.staging.is_granted && !take_staging(task) &&
-      !task.runs<Exchange>())  // it can take chunks from peers without staging buffers
+      !task.runs<Exchange>())  // an exchange can still take chunks from its peers
     return;
   task.is_complete = run(task);
   if (task.is_complete) count(task);

@@ -14,9 +14,9 @@
 //   layouts  | kLayoutBytes per slot: layouts of arrays with several axes, and of lists of arrays
 //   staging  | buffers for operands in private memory, chunk by chunk (staging.hpp)
 //
-// Only its owner writes to a control block. There are two exceptions: each rank of a group that
-// does not need the block any more increments its counter `departed`, and peers write results to
-// staging buffers (flat.cpp, nodes.cpp).
+// Only the rank that owns a control block writes to it, with two exceptions. A rank of the group
+// that does not need the block any more increments the block's counter `departed`. Peers write
+// results to staging buffers (flat.cpp, nodes.cpp).
 //
 // A rank writes everything in a slot before it sets the slot's flag `published`. Afterwards only
 // the second cache line (`step`, `taken`, `first_ticket`) changes, until every rank has finished
@@ -45,12 +45,12 @@ namespace ngd::comm::shm {
 inline constexpr std::uint64_t kMagic = 0x31'6d'68'73'2d'64'67'6eull;  // the characters "ngd-shm1"
 inline constexpr std::uint32_t kLayoutVersion = 9;
 inline constexpr int kMaxRanks = 256;        // the most ranks of a host
-inline constexpr std::uint64_t kSlots = 64;  // slots, and so the most published collectives
+inline constexpr std::uint64_t kSlots = 64;  // the most published collectives per group
 inline constexpr std::size_t kLine = 64;
 inline constexpr std::size_t kErrorBytes = 16 << 10;
-inline constexpr std::size_t kWaitWords = 31;         // of 8 characters each
+inline constexpr std::size_t kWaitWords = 31;         // the words of 8 characters in wait_text
 inline constexpr std::size_t kInlineBytes = 2 << 10;  // inline.cpp has the measurement
-inline constexpr std::size_t kLayoutNumbers = 64;     // the most numbers of a layout that are kept
+inline constexpr std::size_t kLayoutNumbers = 64;     // the most numbers of a layout in a slot
 inline constexpr std::size_t kStagingBytes = 4 << 20;
 
 // The two values of an operand's offset that are not positions in the heap. kInline: the data of
@@ -85,7 +85,7 @@ struct RankRecord {
   std::uint32_t error_kind;
   std::uint32_t error_length;
   std::uint32_t num_error_ranks;
-  std::int32_t error_ranks[kMaxRanks];  // ranks of the job
+  std::int32_t error_ranks[kMaxRanks];  // the blamed ranks, by their numbers in the job
 
   // `sleeping`: if this rank sleeps, and which ranks must wake it (kAwake, kUntilAny or
   // until_rank() in wait.hpp). `doorbell`: the futex on which this rank sleeps. A peer changes it
@@ -113,16 +113,18 @@ struct Slot {
   // The flag `published`, and the data of this rank that the peers need to begin the collective.
   // The flag and the data are in one cache line.
   alignas(kLine) std::atomic<std::uint64_t> published;  // the flag: the number of the collective
-  std::uint64_t fingerprint;                            // the fingerprint of `call` for this group
+  std::uint64_t fingerprint;                            // a hash of `call` and of the group's id
   std::uint64_t source_offset;                          // in this segment, or kInline, or kPrivate
   std::uint64_t destination_offset;                     // in this segment, or kPrivate
   std::uint64_t arrived_ns;                             // when this rank arrived, CLOCK_MONOTONIC
   std::byte tiny[24];                                   // the payload, if it fits
 
-  // The progress of this rank in the published collective.
+  // The progress of this rank in the published collective. `taken`: in an exchange, this rank has
+  // read chunks 0 to taken - 1 of all its peers; kAll if it reads no more. `first_ticket`: the
+  // ticket (number) of this rank's first staged chunk.
   alignas(kLine) std::atomic<std::uint64_t> step;  // its meaning depends on the algorithm
-  std::atomic<std::uint64_t> taken;  // the number of chunks read from every peer, or kAll
-  std::uint64_t first_ticket;        // the first ticket of its staging buffers
+  std::atomic<std::uint64_t> taken;
+  std::uint64_t first_ticket;
 
   // The call of this rank: kind, dtype, sizes and call site. Peers read it if the fingerprints
   // differ, and for error messages.
@@ -130,7 +132,7 @@ struct Slot {
   std::uint64_t program_offset;    // the offset of the program's text in the heap, or kPrivate
   std::uint32_t program_length;
   std::uint32_t layout_entries;
-  Layout::Of layout;  // the numbers are in Segment::layout_numbers()
+  Layout::Of layout;  // the kind of layout; its numbers are in Segment::layout_numbers()
 };
 static_assert(offsetof(Slot, step) == kLine && sizeof(Slot) == 4 * kLine);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
@@ -206,7 +208,7 @@ class Segment {
 class Memory {
  public:
   virtual ~Memory() = default;
-  virtual Segment segment(int rank) const noexcept = 0;  // of a rank of the world
+  virtual Segment segment(int rank) const noexcept = 0;  // `rank`: a rank of the world
   // Return the memfd of a rank's segment, for further mappings. -1 if the ranks are threads, or if
   // this program has closed the descriptor.
   virtual int descriptor(int) const noexcept { return -1; }
@@ -222,8 +224,8 @@ class Memory {
 // no memory pages until Memory::commit() allocates them.
 Descriptor create_segment(int size);
 
-// Map the segment of a rank of the job, which create_segment made in its process. Throws Init,
-// OutOfMemory.
+// Map the segment of rank `job_rank` of the job. `fd`: the memfd that the rank has made with
+// create_segment(). Throws Init, OutOfMemory.
 Mapping map_segment(const Descriptor& fd, int job_rank);
 
 // Allocate the memory pages of this rank's own segment up to the heap, and write its RankRecord.
@@ -237,8 +239,8 @@ void note_failure(RankRecord& mine, ErrorKind kind, std::string_view message,
 
 // Write to this rank's own record the call in which it waits; "": it does not wait.
 void note_wait(RankRecord& mine, std::string_view what) noexcept;
-// Return the call that another rank has written with note_wait(); "" if it does not wait, or while
-// it writes.
+// Return the text of the call that another rank has written with note_wait(). Return "" if that
+// rank does not wait, or is writing the text now.
 std::string noted_wait(const RankRecord& record);
 // Return the text of a rank's failure. The length is at most kErrorBytes, even if a faulty rank has
 // overwritten the length in its record.

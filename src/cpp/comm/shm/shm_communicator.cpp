@@ -14,7 +14,7 @@ namespace ngd::comm::shm {
 
 namespace {
 
-constexpr std::uint64_t kOldNs = 1'000'000'000;  // the age at which note_awaited() becomes invalid
+constexpr std::uint64_t kOldNs = 1'000'000'000;  // awaited_by() ignores notes older than this
 
 Membership membership_of(const std::vector<Group::Rank>& ranks, int rank) {
   const auto size = static_cast<int>(ranks.size());
@@ -153,8 +153,9 @@ void ShmCommunicator::give_up(ErrorKind kind, std::string_view why,
   if (family_->in_child()) return;
   const Locked locked(family_->monitor(), family_->record());
   if (group_.is_closed()) return;
-  // If `why` is the failure of another rank (RemoteRank), the text names that rank already, so it
-  // is passed on unchanged. report_failure() names this rank instead.
+  // A RemoteRank failure with `ranks` is the failure of another rank. Its text names that rank
+  // already, so the text is passed on unchanged. If this rank has failed by itself,
+  // report_failure() writes "rank N failed: ", with the number of this rank, before the text.
   const bool is_remote = kind == ErrorKind::RemoteRank && !ranks.empty();
   if (is_between_ranks(kind) || is_remote)
     family_->fail_with(kind, why, ranks);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A group of ranks of one host. Each call checks that the group can be used, takes the monitor (the
-// lock of the family), and is carried out by one of the parts:
+// A group of ranks of one host. Each call checks that the group can be used, and takes the monitor
+// (the lock of the family). One of these parts then does the work:
 //   SlotQueue   the collectives that were submitted, and their slots
 //   Letters     sends and receives
 //   Scheduler   advances collectives
@@ -83,7 +83,7 @@ class ShmCommunicator final : public Communicator, private Member, private Commo
   struct Ticket {
     std::int64_t color;
     std::int64_t key;
-    std::uint64_t control;  // the offset of its new control block, or kPrivate
+    std::uint64_t control;  // the offset of its new control block; kPrivate if it has none
   };
   void exchange_tickets(const Ticket& mine, std::vector<Ticket>& tickets);
   std::unique_ptr<Communicator> make_group(const std::vector<Ticket>& tickets, int color,

@@ -90,7 +90,7 @@ Collective SlotQueue::Backlogged::view() const noexcept {
   if (view.counts != nullptr) view.counts = counts.data();
   if (view.receive_counts != nullptr) view.receive_counts = receive_counts.data();
   if (view.layout != nullptr) view.layout = &layout;
-  view.program = nullptr;  // its text has been stored already
+  view.program = nullptr;  // start() gets the program's text from Backlogged::program
   view.site = site;
   return view;
 }

@@ -37,7 +37,8 @@ class SlotQueue {
   std::uint64_t submitted() const noexcept { return submitted_; }
   // Return the largest n for which the collectives 1 to n are complete on this rank.
   std::uint64_t finished() const noexcept { return finished_; }
-  // Update finished(), and report it to the peers from time to time.
+  // Advance finished_ past the collectives that are complete now. Report finished_ to the peers
+  // once per kReportInterval collectives.
   void finish() {
     const std::uint64_t before = finished_;
     while (finished_ < submitted_ && task(finished_ + 1).is_complete) ++finished_;
@@ -97,7 +98,7 @@ class SlotQueue {
   bool checked_;
   Algorithm preferred_;
   std::vector<Task> tasks_{kSlots};
-  std::uint64_t submitted_ = 0;  // the last number with a slot; those of the backlog follow
+  std::uint64_t submitted_ = 0;  // the number of the last started collective, not in the backlog
   std::uint64_t finished_ = 0;
   std::uint64_t slots_free_to_ = kSlots;  // collectives up to this number may be published
   Need next_slots_;                       // the need for more free slots

@@ -68,7 +68,7 @@ std::unique_ptr<Communicator> ShmCommunicator::split_inside(int color, int key) 
 
 std::unique_ptr<Communicator> ShmCommunicator::make_group(const std::vector<Ticket>& tickets,
                                                           int color, std::uint64_t id) {
-  std::vector<int> ranks;  // of the new group, by their ranks in this group
+  std::vector<int> ranks;  // the ranks of the new group, with their numbers in this group
   for (int r = 0; r < group_.size(); ++r)
     if (tickets[static_cast<std::size_t>(r)].color == color) ranks.push_back(r);
   std::sort(ranks.begin(), ranks.end(), [&](int a, int b) {

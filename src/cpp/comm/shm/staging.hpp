@@ -3,7 +3,8 @@
 // that is in private memory. Only this rank copies its operands to its buffers.
 //
 // Every chunk that is staged has a ticket. Tickets are numbered over all collectives of a group;
-// ticket t uses buffer t % kBuffers. A buffer may be filled again at different times in two cases:
+// ticket t uses buffer t % kBuffers. A buffer may be filled again when it is free. This depends on
+// the algorithm:
 //   - The peers only read the buffer (exchange.cpp), and report it in Slot::taken. The buffer has a
 //     guard: the Need (a condition on flags of the ranks) that all reports have arrived. When the
 //     guard is met, the buffer is free. The collective may be complete on this rank before that.
@@ -46,8 +47,8 @@ class Staging {
   }
   void hold(std::uint64_t ticket) noexcept { is_held_[ticket % kBuffers] = true; }
   void give_back(std::uint64_t ticket) noexcept { is_held_[ticket % kBuffers] = false; }
-  // Keep the buffer of a ticket (a staged chunk) in use until each rank has reported that it has
-  // taken at least `chunks` chunks of collective number `sequence`.
+  // Keep the buffer of a ticket (a staged chunk) in use until each rank has taken at least `chunks`
+  // chunks of collective number `sequence`, as it reports in Slot::taken.
   void guard_until_taken(Group& group, std::uint64_t ticket, std::uint64_t sequence,
                          std::uint64_t chunks) {
     guard(ticket) = group.all(Need::Flag::Taken, sequence, chunks);

@@ -23,9 +23,10 @@ constexpr std::uint64_t kShortNs = 50'000;
 // A longer time between two readings of the clock means that the rank had no core: with a core, it
 // reads the clock every few microseconds.
 constexpr std::uint64_t kPushedOffNs = 500'000;
-// A rank counts as disturbed, for one second (kDisturbedNs), if it had no core during at least a
-// quarter (1 / kParts) of a time of at least 50 ms (kWindowNs). A program of low priority takes
-// about 1.6 % of a core (four slices of 4 ms per second), so it does not make a rank disturbed.
+// A rank is disturbed if it had no core for at least a quarter (1 / kParts) of a period of 50 ms
+// (kWindowNs) or more. It then counts as disturbed for one second (kDisturbedNs). A program of low
+// priority takes only about 1.6 % of a core (four slices of 4 ms per second), so it does not make a
+// rank disturbed.
 constexpr std::uint64_t kWindowNs = 50'000'000, kDisturbedNs = 1'000'000'000;
 constexpr std::uint64_t kParts = 4;
 
@@ -51,10 +52,10 @@ bool Ladder::spin_or_yield() noexcept {
 }
 
 // Spin once. Return false if the rank has spun for patience_ns_. If more than kPushedOffNs has
-// passed between two readings of the clock, the thread had no core, or the caller did other work;
-// the clock does not show which. This time does not count as spinning, so the rank spins on for as
-// long. But the rank spins at most kMostPatienceNs longer than patience_ns_, because the caller
-// must check its peers and its deadline now and then.
+// passed between two readings of the clock, the thread had no core, or the caller did other work.
+// This time does not count as spinning, so it is added to the time at which the spin ends. At most
+// kMostPatienceNs are added in total, because the caller must check its peers and its deadline now
+// and then.
 bool Ladder::spin() noexcept {
   pause_cpu();
   if (++count_ % kSpinsPerLook != 0) return true;

@@ -49,16 +49,16 @@ inline void ring_bell(RankRecord& peer, int rank) noexcept {
 // If there are more ranks than cores, or if other programs often preempt the rank (the rank is
 // disturbed), it does not spin: it yields a few times and then sleeps. A rank that spins uses up
 // its share of the core, and must then wait for a whole time slice of another program. The number
-// of yields doubles after a sleep in which the doorbell rang soon after the rank had gone to sleep,
-// and shrinks after any other sleep.
+// of yields doubles after a short sleep, in which the doorbell rang soon after the rank had gone to
+// sleep. The number shrinks after any other sleep.
 class Ladder {
  public:
   explicit Ladder(bool crowded) noexcept : is_crowded_(crowded) {}
   void restart() noexcept { count_ = 0; }
   // Spin or yield once. Return false if it is time to sleep instead.
   bool spin_or_yield() noexcept;
-  // Adapt to a sleep: this rank fell asleep at `asleep_ns`, a peer rang the doorbell at `rung_ns`,
-  // and this rank has woken.
+  // Update the number of yields and the duration of a spin after a sleep. This rank fell asleep at
+  // `asleep_ns`, a peer rang the doorbell at `rung_ns`, and this rank has woken.
   void woken(std::uint64_t asleep_ns, std::uint64_t rung_ns) noexcept;
 
  private:
@@ -73,7 +73,7 @@ class Ladder {
   std::uint64_t spin_until_ns_ = 0, spin_at_most_until_ns_ = 0;
   std::uint64_t last_look_ns_ = 0;   // the time at which the clock was read last
   std::uint64_t updated_ns_ = 0;     // the time of the last update of is_disturbed_
-  std::uint64_t pushed_off_ns_ = 0;  // the time without a core, while spinning, since then
+  std::uint64_t pushed_off_ns_ = 0;  // the time without a core in spins, since updated_ns_
 
   // The limits of patience_ns_, the time for which a rank spins. Between the limits, patience_ns_
   // is at least twice the duration of the last wake-up. The lower limit is enough for a common
@@ -86,8 +86,8 @@ class Ladder {
 void sleep_on(RankRecord& mine, std::uint32_t bell, std::uint64_t limit_ns) noexcept;
 
 // Sleep until a peer rings the doorbell or `limit_ns` nanoseconds have passed. has_changed() checks
-// the flags once more after `sleeping` is set; if it returns true, there is no sleep. `until` is a
-// value of RankRecord::sleeping.
+// the flags once more after `sleeping` is set; if it returns true, there is no sleep. `until`: the
+// peers that must ring the doorbell, a value of RankRecord::sleeping.
 template <class HasChanged>
 void sleep_unless(RankRecord& mine, Ladder& ladder, std::uint32_t until, std::uint64_t limit_ns,
                   HasChanged&& has_changed) {

@@ -66,7 +66,7 @@ bool Waiter::block(Work work, Deadline& deadline) {
     family_.progress();
     if (works_.is_complete(work)) return true;
     if (!deadline.is_error && now_ns() >= deadline.at_ns) {
-      if (family_.checked()) look_at_peers(work);  // for a caller that only waits for short times
+      if (family_.checked()) look_at_peers(work);  // short waits never reach inspect()
       return works_.is_complete(work);
     }
     if (monitor.wanted()) [[unlikely]] {
@@ -127,7 +127,7 @@ void Waiter::publish_wait(Work work, Deadline& deadline, std::uint64_t now) {
   deadline.is_published = true;
   try {
     note_wait(family_.record(), works_.describe_need(works_.need_of(work)));
-  } catch (const std::bad_alloc&) {  // out of memory: the peers' messages say less
+  } catch (const std::bad_alloc&) {  // out of memory: the peers' messages do not name the call
   }
 }
 
@@ -162,15 +162,15 @@ void Waiter::look_at_peers(Work work) {
     family_.progress();
     if (moves != family_.moves() || group_.has(need, r))
       return;               // the rank raised its last flag before it ended
-    member_.check_peers();  // it may have reported a failure before it ended
+    member_.check_peers();  // the rank may have reported a failure before it ended
     const std::string call = works_.describe_need(need);
     if (has_left) fail_of({rank}, ErrorKind::RankLost, rank_left(call, rank, group_.id() == 0));
     fail_of({rank}, ErrorKind::RankLost, rank_died(call, rank, group_.record(r).pid));
   }
 }
 
-// If a run uses this group and other groups, throw the failure that a rank has reported in any of
-// these groups. Otherwise do nothing.
+// If this rank runs a compiled step that uses this group and other groups, throw the failure that
+// a rank of these groups has reported. Otherwise do nothing.
 void Waiter::look_at_other_groups() const {
   if (!member_.is_watched()) return;
   for (const Member* other : family_.members())

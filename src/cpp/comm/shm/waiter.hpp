@@ -36,8 +36,8 @@ class Waiter {
         statistics_(statistics),
         is_interrupted_(std::move(is_interrupted)) {}
 
-  // Wait until a work (a collective, a send or a receive) is complete. Return false if the patience
-  // of the caller ends before that.
+  // Wait until a work (a collective, a send or a receive) is complete. Return false if
+  // limits.patience_seconds have passed before that.
   bool wait(Work work, const WaitLimits& limits);
   // Return true if a work (a collective, a send or a receive) is complete, without waiting. Throws
   // the errors of wait().
@@ -48,9 +48,9 @@ class Waiter {
   struct Deadline {
     double seconds = 0;
     bool is_error = true;             // false: at the limit, the wait returns false
-    std::uint64_t at_ns = 0;          // the time of the limit; 0: `seconds` after slow_since_ns
-    std::uint64_t slow_since_ns = 0;  // when spinning and yielding had not helped; 0: not yet
-    bool is_published = false;        // note_wait() has published the call of this wait
+    std::uint64_t at_ns = 0;          // the time of the limit; 0: the first inspect() will set it
+    std::uint64_t slow_since_ns = 0;  // the time of the first inspect(); 0: not called yet
+    bool is_published = false;        // peers can read the call of this wait (note_wait)
   };
   static Deadline deadline_of(const WaitLimits& limits);
 

@@ -19,7 +19,7 @@ Statistics::Entry Works::stats_of(Work work) const noexcept {
 
 std::uint64_t Works::end_of(Work work) const noexcept {
   if (is_letter(work)) return letters_.finished_ns();
-  const Task& task = queue_.task(work.sequence);  // the slot may serve a later collective already
+  const Task& task = queue_.task(work.sequence);  // may be a later task that reuses the slot
   return task.sequence == work.sequence ? task.completed_ns : now_ns();
 }
 
@@ -49,8 +49,7 @@ const Task* Works::blocker(Work work) const noexcept {
 int Works::only_awaited_rank(Work work) const noexcept {
   const Task* task = is_letter(work) ? nullptr : blocker(work);
   // If this work still has staging buffers to fill, each peer may have to wake this rank: when a
-  // peer reports that it has taken a chunk, this rank can fill the chunk's buffer again. So no rank
-  // is the only one.
+  // peer reports that it has taken a chunk, this rank can fill the chunk's buffer again.
   if (task != nullptr && task->staging.is_needed && !task->staging.has_ended &&
       (task->runs<Exchange>() || !task->has_arrived))
     return -1;
@@ -69,7 +68,7 @@ void Works::check_calls() const {
 // ---- messages
 
 std::string Works::describe(Work work) const {
-  if (group_.is_closed()) return "wait";  // the slots may serve another group now
+  if (group_.is_closed()) return "wait";  // its control block may be in use for another group
   if (is_letter(work)) return letters_.describe(work.sequence);
   if (is_in_backlog(work)) return comm::describe(queue_.backlogged(work.sequence));
   if (group_.mine().slot(work.sequence).published.load() != work.sequence) return "wait";
