@@ -114,7 +114,10 @@ def ranks_of(call: str, group: Ranks | None) -> Ranks:
 
 
 def with_group(call: str, attrs: Mapping[str, Any], group: Ranks | None) -> dict[str, Any]:
-    """Return attributes of a node that also have the group, unless it is None."""
+    """Return a copy of `attrs`, to which the attribute `group` is added unless it is None.
+
+    Raise NotMemberError if this process is not a rank of the group.
+    """
     return dict(attrs) if group is None else {**attrs, "group": expect_member(call, group)}
 
 
