@@ -89,14 +89,14 @@ def randint(
     low, high : int
         The bounds, as ints.
     dtype : dtype, default int64
-        An integer dtype that has both bounds in its range.
+        An integer dtype that represents all integers in [low, high).
     seed, offset : int or node
         The same as for ops.random_bits.
 
     Raises
     ------
     ValueError
-        low is not less than high, or a bound does not fit the dtype.
+        low is not less than high, or the dtype does not represent all integers in [low, high).
 
     Examples
     --------

@@ -83,9 +83,9 @@ def without_gradient(loss: Node, target: Node, adjoints: Mapping[Node, Node], pa
     """Return the error message for a target that gets no gradient from a loss.
 
     The message names the op at which the gradient stops on its way from the loss to the target.
-    `path` is text for the message. If an optimizer computes the gradients of its argument
-    `parameters`, `path` is the place of the target in this argument, such as a list element. If the
-    user called ngd.grad, `path` is empty, and the message names only the target.
+    If an optimizer computes the gradients of its argument `parameters`, `path` is the path of the
+    target in this argument, such as "parameters[0]". If the user called ngd.grad, `path` is empty,
+    and the message names only the target.
     """
     call, argument = GRADIENT_CALL.get()
     end = end_of_path(loss, target, adjoints)

@@ -80,8 +80,8 @@ class Selection:
     is_adjacent: bool
     """True if the arrays are neighbours in the index, as in x[:, i, j].
 
-    Then the axes of the arrays replace the indexed axes in the result. Otherwise they come first,
-    as in NumPy.
+    If it is True, the axes of the arrays replace the indexed axes in the result. If it is False,
+    the axes of the arrays come first in the result, as in NumPy.
     """
 
 

@@ -192,7 +192,10 @@ class Batching:
         return Type(one.dtype, (self.size, *one.shape))
 
     def with_batch_axis(self, x: Batched) -> Node:
-        """Return the node with the batch axis in front. A node that is not mapped is repeated."""
+        """Return the node with the batch axis in front.
+
+        A node without the batch axis is broadcast along it: all examples have the same value.
+        """
         return x.node if x.is_mapped else broadcast_to(x.node, (self.size, *x.node.shape))
 
 

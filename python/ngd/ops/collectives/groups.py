@@ -64,8 +64,8 @@ def world_ranks() -> Ranks:
 def settle_world(graph: Graph) -> None:
     """Replace each LaunchedWorld in the collectives of a graph by the world, which is joined first.
 
-    If the graph has no LaunchedWorld, do nothing. Raise CompileError if the world has another size,
-    or this process another rank, than the launcher gave when the graph was built.
+    If the graph has no LaunchedWorld, do nothing. Raise CompileError if a LaunchedWorld differs
+    from the world in the number of ranks, or in the rank of this process.
     """
     global _last_joined
     nodes = [node for node in all_nodes(graph) if is_launched(node.attrs.get("group"))]

@@ -115,9 +115,9 @@ class Scan(Control):
         return first, first
 
     def scratch_bytes(self, **attrs: Any) -> int:
-        """Return the size in bytes of the buffers that an iteration needs, together.
+        """Return the total size in bytes of the buffers for the outputs of one iteration.
 
-        Each carried value has two buffers, and each stacked result one, of the size of a slice.
+        Each carried value has two buffers. Each stacked result has one buffer, for a single slice.
         """
         sizes = [align_up(node.type.bytes) for node in attrs["body"].graph.outputs]
         return sum(sizes) + sum(sizes[: attrs["carries"]])
@@ -278,10 +278,10 @@ class ScanGradient:
             None if adjoint is None else self.loop.slice(adjoint)
             for adjoint in adjoints[len(body.outputs) :]
         ]
-        """For each carried value, the adjoint of its entry in the carry history, or None.
+        """For each carried value, the input of the gradient's body for an adjoint, or None.
 
-        The history is the stack of the carried values at the start of each iteration. The entry
-        is None if the loss does not depend on the history.
+        This adjoint is one slice of the adjoint of the carry history, the stack of the values at
+        the start of each iteration. It is None if the loss does not depend on the history.
         """
         self.read_operands(node.results[len(node.results) - count :])
         self.stored = self.read_stored(body, node.results[count:])
@@ -389,7 +389,7 @@ class ScanGradient:
     def sum_in_loop(
         self, adjoints: Mapping[Node, Node], products: Mapping[Node, Any]
     ) -> list[Node]:
-        """Sum the adjoints of fixed values over all iterations, in the loop.
+        """Let the gradient's loop sum the adjoints of fixed values over all iterations.
 
         Return the fixed values for which the loop has such a sum. The keys of `products` are fixed
         values whose adjoint is a sum of matrix products. They are left out: `over_iterations`
@@ -566,7 +566,7 @@ def next_carries(structure: trees.Structure, current: Sequence[Node], carry: Any
 def num_iterations(tensors: Sequence[Node], length: int | None) -> int:
     """Return the number of iterations of a scan: `length`, or the number of slices of the tensors.
 
-    Raise ShapeError if the two do not fit, or if both are missing.
+    Raise ShapeError if `length` and the numbers of slices differ, or if there is neither of them.
     """
     extents = [node.shape[0] if node.shape else None for node in tensors]
     count = length if length is not None or not extents else extents[0]
