@@ -88,7 +88,11 @@ class Pool(Op):
         dilation: PerAxis,
         ceil_mode: bool,
     ) -> dict[str, Any]:
-        """Return the attributes of a node from the user's arguments: a number per spatial axis."""
+        """Convert the user's arguments to the attributes of a node.
+
+        For example, kernel=2 becomes (2, 2) for two spatial axes. `padding` gets two numbers per
+        axis, before and after.
+        """
         axes = spatial_axes(self.name, x)
         extents = per_axis(self.name, "kernel", kernel, axes, 1)
         steps = extents if stride is None else per_axis(self.name, "stride", stride, axes, 1)
@@ -184,7 +188,8 @@ class MaxPool(Pool):
     dilation : int or sequence of int, default 1
         The distance between the elements of a window.
     ceil_mode : bool, default False
-        If True, the last window may end beyond the padding, but it does not start there.
+        If True, elements that are left over at the end of an axis get one more window, if it starts
+        before the end of x. This window ends beyond the padding.
     return_indices : bool, default False
         If True, the indices of the maxima are returned too.
 
@@ -341,7 +346,8 @@ class AvgPool(Pool):
         after) per axis. "valid" is no padding, and "same" makes ceil(n / stride) windows for n
         elements.
     ceil_mode : bool, default False
-        If True, the last window may end beyond the padding, but it does not start there.
+        If True, elements that are left over at the end of an axis get one more window, if it starts
+        before the end of x. This window ends beyond the padding.
     count_include_pad : bool, default True
         If True, the zeros of the padding count as elements of a window.
 
@@ -399,7 +405,11 @@ class AvgPool(Pool):
 
 
 def divisors(spatial: Shape, counts: Shape, attrs: dict[str, Any], dtype: Any) -> Array:
-    """Return the number by which avg_pool divides the sum of each window."""
+    """Return the numbers by which avg_pool divides the sums of windows, an array of shape `counts`.
+
+    Each is the number of elements in a window, including padding if the attribute `include_pad` is
+    True. `spatial` has the sizes of the spatial axes of x, and `counts` the numbers of windows.
+    """
     sizes = [
         _sizes(n, *axis)[attrs["include_pad"]]
         for n, *axis in zip(
@@ -509,7 +519,7 @@ def _bounds(n: int, count: int) -> list[tuple[int, int]]:
 def adaptive_avg_pool(
     x: Value, output_size: PerAxis | Sequence[int | None]
 ) -> Node:  # long because each argument is described
-    """Return the mean of each of a given number of windows.
+    """Return the mean of each window, for a given number of windows per spatial axis.
 
     It is torch.nn.functional.adaptive_avg_pool1d, adaptive_avg_pool2d and adaptive_avg_pool3d.
 
@@ -564,7 +574,7 @@ def adaptive_avg_pool(
 
 @public
 def adaptive_max_pool(x: Value, output_size: PerAxis | Sequence[int | None]) -> Node:
-    """Return the maximum of each of a given number of windows.
+    """Return the maximum of each window, for a given number of windows per spatial axis.
 
     It is torch.nn.functional.adaptive_max_pool1d, adaptive_max_pool2d and adaptive_max_pool3d. The
     windows are those of ops.adaptive_avg_pool.

@@ -44,9 +44,9 @@ def expansion(node: Node) -> tuple[Node, ...]:
 def expect_types(node: Node, method: str, returned: tuple[Node, ...]) -> None:
     """Raise CompileError unless the nodes `returned` have the types of the results of `node`.
 
-    `method` is the method of the op that returned them: "expand" or "simplify". They replace the
-    results of `node`, whose buffers have the types of these results, so a node of a larger type
-    would write out of bounds.
+    `method` is the method of the op that made `returned`: "expand" or "simplify". The returned
+    nodes replace the results of `node`, and write to the buffers of these results. A node of a
+    larger type would write out of bounds.
     """
     expected = tuple(result.type for result in node.results)
     types = tuple(part.type for part in returned)

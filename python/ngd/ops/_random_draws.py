@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random draws from further distributions, computed from the draws of _random.py.
 
-They take a seed and an offset too: equal ones give equal numbers on every device.
+The functions take a seed and an offset, as those of _random.py. Equal seeds and offsets give equal
+numbers on every device.
 """
 
 from __future__ import annotations
@@ -88,14 +89,14 @@ def randint(
     low, high : int
         The bounds, as ints.
     dtype : dtype, default int64
-        An integer dtype that has both bounds in its range.
+        An integer dtype that represents all integers in [low, high).
     seed, offset : int or node
         The same as for ops.random_bits.
 
     Raises
     ------
     ValueError
-        low is not less than high, or a bound does not fit the dtype.
+        low is not less than high, or the dtype does not represent all integers in [low, high).
 
     Examples
     --------
@@ -249,8 +250,8 @@ def categorical(
 
     Notes
     -----
-    The index is that of the largest of logits plus Gumbel noise: Gumbel 1954, see Maddison et al.
-    2014 (arXiv:1411.0030), section 2.
+    The index is the argmax of the logits plus Gumbel noise: Gumbel 1954, see Maddison et al. 2014
+    (arXiv:1411.0030), section 2.
 
     Examples
     --------
@@ -312,8 +313,8 @@ def multinomial(
 
     Notes
     -----
-    Draws without replacement are the largest of log(p) plus Gumbel noise: Kool et al. 2019
-    (arXiv:1903.06059), section 2.2.
+    The draws without replacement are the indices of the num_samples largest elements of log(p) plus
+    Gumbel noise: Kool et al. 2019 (arXiv:1903.06059), section 2.2.
 
     Examples
     --------

@@ -93,9 +93,9 @@ class Reduction(Op):
     numerics = Numerics(needs_float32_gradient=True)
     compute: ClassVar[Callable[..., Any]]
     has_identity: ClassVar[bool] = True
-    """True if the reduction of no elements has a result, as the sum has: 0.
+    """True if the reduction of no elements has a result. For example, the sum of no elements is 0.
 
-    If it is False, an empty reduction raises a ShapeError.
+    If it is False, a reduction of no elements raises a ShapeError.
     """
     distinct: ClassVar[bool] = False
 
@@ -385,7 +385,7 @@ min: Final[Min] = register(Min())
 
 
 class Truth(Reduction):
-    """The base of any and all. They treat elements other than 0 as True."""
+    """The base of the ops `any` and `all`. An element other than 0 is True."""
 
     dtypes = (bool_,)
     has_identity = False  # the kernel is max or min; `__call__` handles no elements
@@ -562,10 +562,10 @@ argmin: Final[ArgMin] = register(ArgMin())
 
 
 def _shift(x: Node, axes: Shape) -> Node:
-    """Return the shift of x before the exponential: the largest element along the axes, or 0.
+    """Return the number to subtract from x along the axes, so that exp does not overflow.
 
-    With the largest element as the shift, exp(x - shift) does not overflow. The shift is 0 if the
-    largest element is infinite or NaN, because inf - inf is NaN.
+    The number is the largest element along the axes. It is 0 if that element is infinite or NaN,
+    because inf - inf is NaN.
     """
     largest = max(x, axes, keepdims=True)
     return stop_gradient(where(abs(largest) < math.inf, largest, 0))

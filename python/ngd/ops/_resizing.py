@@ -150,7 +150,11 @@ def _along(x: Node, axis: int, size: int, scale: float, options: tuple[bool, boo
 
 
 def _nearest(x: Node, axis: int, size: int, scale: float, exact: bool) -> Node:
-    """Resize one axis by the nearest element. Coordinates are float32 numbers, as in PyTorch."""
+    """Resize one axis to `size` elements, each a copy of an element of x.
+
+    Element i is element floor(i * scale) of x, or floor((i + 0.5) * scale) if `exact` is True. The
+    product is computed in float32, as in PyTorch.
+    """
     n = x.shape[axis]
     if size % n == 0 and scale == n / size:
         expanded = expand_dims(x, axis + 1)
@@ -235,9 +239,10 @@ def resize(
     size : int or sequence of int
         The sizes of the result: one number for all spatial axes, or one per axis.
     mode : str, default "nearest"
-        "nearest" takes the nearest element, and "nearest-exact" the one with the nearest center.
-        "area" takes means. "linear" is for one spatial axis, "bilinear" and "bicubic" for two, and
-        "trilinear" for three.
+        For index i of the result, "nearest" copies element floor(i * n / size) of an axis of n
+        elements, and "nearest-exact" element floor((i + 0.5) * n / size). "area" takes means.
+        "linear" is for one spatial axis, "bilinear" and "bicubic" for two, and "trilinear" for
+        three.
     align_corners : bool, default False
         If True, the centers of the corner elements of x and of the result coincide. If False, the
         outer corners of these elements coincide.

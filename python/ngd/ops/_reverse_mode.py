@@ -33,7 +33,11 @@ UNUSED: Final = ("error", "zero")
 
 
 def gradients(loss: Node, wrt: Any, *, unused: str = "error") -> Any:
-    """Return the gradients of a loss node. ngd.grad calls this if the loss is a node."""
+    """Return the gradient of a loss node for each node in `wrt`, in the structure of `wrt`.
+
+    ngd.grad calls this function if the loss is a node. If the loss does not depend on a node in
+    `wrt`, unused="error" raises a GradientError, and unused="zero" returns zeros for this node.
+    """
     call, root = GRADIENT_CALL.get()
     targets, structure = flatten(wrt)
     if not isinstance(loss, Node):
@@ -79,9 +83,9 @@ def without_gradient(loss: Node, target: Node, adjoints: Mapping[Node, Node], pa
     """Return the error message for a target that gets no gradient from a loss.
 
     The message names the op at which the gradient stops on its way from the loss to the target.
-    `path` is text for the message. If an optimizer computes the gradients of its argument
-    `parameters`, `path` is the place of the target in this argument, such as a list element. If the
-    user called ngd.grad, `path` is empty, and the message names only the target.
+    If an optimizer computes the gradients of its argument `parameters`, `path` is the path of the
+    target in this argument, such as "parameters[0]". If the user called ngd.grad, `path` is empty,
+    and the message names only the target.
     """
     call, argument = GRADIENT_CALL.get()
     end = end_of_path(loss, target, adjoints)
@@ -124,12 +128,13 @@ def end_of_path(loss: Node, target: Node, adjoints: Mapping[Node, Node]) -> Node
 def walk_back(
     seeds: Mapping[Node, Node], targets: Iterable[Node], past_targets: bool = True
 ) -> Mapping[Node, Node]:
-    """Return the adjoints of all active nodes between some roots and the targets.
+    """Return a dict from each active node between some roots and the targets to its adjoint.
 
-    `seeds` has the adjoints of the roots. Each op with an active result is visited after all users
-    of its results, and gives adjoints to its active inputs. If `past_targets` is True,
-    adjoints also flow through one target to another target. If it is False, the walk ends at each
-    target.
+    A node is active if it is a target, or a float that depends on a target. The keys of `seeds` are
+    the roots, the nodes from which the walk starts; the values are their adjoints. A node is
+    visited after all nodes that read it, and adds adjoints to its active inputs. If `past_targets`
+    is True, adjoints also flow through one target to another target. If it is False, the walk ends
+    at each target.
     """
     ends = () if past_targets else tuple(targets)
     order = topological(seeds, stop=ends)
@@ -221,9 +226,10 @@ def _widened_adjoints(dy: Any) -> Any:
 
 
 def _unbroadcast(part: Node, shape: Shape) -> Node:
-    """Return an operand's adjoint in its shape: sum over the axes along which it was broadcast.
+    """Return `part`, an adjoint of an operand that an op has broadcast, in the operand's `shape`.
 
-    `part` may also be a scalar, which is the adjoint of every element.
+    `part` is summed over the axes along which the op has repeated the operand. If `part` is a
+    scalar, it is the adjoint of every element, and is repeated.
     """
     if part.shape == shape or not part.shape:
         return broadcast_to(part, shape)

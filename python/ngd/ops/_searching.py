@@ -110,7 +110,8 @@ def isin(x: Value, values: Value, invert: bool = False) -> Node:
     x : node or array
         An array of any shape.
     values : node or array
-        An array of any shape. The time is the product of the numbers of elements.
+        An array of any shape. The time grows with x.size * values.size, because each element of x
+        is compared with each value.
     invert : bool, default False
         If True, return True where an element is not among the values.
 

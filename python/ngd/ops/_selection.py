@@ -3,7 +3,7 @@
 
 An index with arrays is split into two parts: the basic part, and the arrays. The basic part has the
 slices and None of the index, and a full slice instead of each array. For example, the basic
-part of x[1:3, rows] is [1:3, :]. If an index has an array, each int in it counts as an array too.
+part of x[1:3, rows] is [1:3, :]. If an index contains an array, its ints become arrays too.
 
 The basic part is applied to x first. Then the axes that the arrays index are joined into one axis,
 axis 0. The parts along this axis are called rows. The arrays are combined into one array of row
@@ -56,7 +56,8 @@ compiled step runs. A mask that is a NumPy array is allowed.
 class Selection:
     """An index that contains arrays, split into a basic part and its arrays.
 
-    The basic part is applied to x first. The arrays then index axes of its result.
+    The basic part has the slices and None of the index. It is applied to x first. The arrays then
+    index axes of the result.
     """
 
     basic: tuple[Any, ...]
@@ -79,8 +80,8 @@ class Selection:
     is_adjacent: bool
     """True if the arrays are neighbours in the index, as in x[:, i, j].
 
-    Then the axes of the arrays replace the indexed axes in the result. Otherwise they come first,
-    as in NumPy.
+    If it is True, the axes of the arrays replace the indexed axes in the result. If it is False,
+    the axes of the arrays come first in the result, as in NumPy.
     """
 
 
@@ -143,7 +144,10 @@ def split_index(where_: str, x: Type, index: Any) -> Selection | None:
 
 
 def expect_no_nodes(where_: str, items: Sequence[Any]) -> None:
-    """Raise DTypeError for a slice that has a node as a bound. Bounds must be known."""
+    """Raise DTypeError if a bound of a slice is a node.
+
+    The bounds give the shape of the result, so they must be known when the graph is built.
+    """
     for item in items:
         if isinstance(item, builtins.slice):
             bounds = (item.start, item.stop, item.step)
@@ -285,7 +289,10 @@ class Rows:
         return transpose(selected, order)
 
     def value_rows(self, where_: str, values: Node) -> Node:
-        """Reshape values of the shape of x[index] to one row per element of the index arrays."""
+        """Return the user's values as an array of rows, one row per row number in `row_numbers()`.
+
+        The values are first broadcast to the shape of x[index]; ShapeError if they do not fit.
+        """
         num_axes, before = len(self.selection.shape), self.before
         shape = (*self.row[:before], *self.selection.shape, *self.row[before:])
         values = broadcast_values(where_, values, shape)
@@ -306,8 +313,8 @@ def getitem(x: Value, index: Any) -> Node:
     x : node or array
         An array of any dtype.
     index : int, slice, None, `...`, array, or a tuple of them
-        Arrays are arrays or lists of integers, nodes of integers, and masks of bools that are known
-        when the graph is built.
+        An array is a NumPy array, a list or a node of integers, or a mask: an array or a list of
+        bools that is known when the graph is built.
 
     Raises
     ------
@@ -317,8 +324,8 @@ def getitem(x: Value, index: Any) -> Node:
         An index has another type, or is a mask that is a node: the shape of the result would depend
         on the values of the mask.
     OutOfRangeError
-        An index that is a node is out of range, when the compiled step runs. The error is also an
-        IndexError and a ValueError.
+        An element of a node of indices is out of range. The compiled step raises this error when it
+        runs. The error is also an IndexError and a ValueError.
 
     Notes
     -----
@@ -365,7 +372,10 @@ class Part:
         return getitem(self.x, self.index)
 
     def set(self, values: Value) -> Node:
-        """Return x with the part set to values. If an index occurs twice, the last value counts."""
+        """Return x with the part set to values.
+
+        If an index occurs twice, the element is set to the last of its values.
+        """
         return self._changed("set", values, None)
 
     def add(self, values: Value) -> Node:
@@ -536,9 +546,9 @@ def changed_rows(rows: Rows, values: Node, combine: Combine | None) -> Node:
 def combined_runs(values: Node, sorted_rows: Node, combine: Combine) -> Node:
     """Return each value combined with all earlier values of the same row number.
 
-    The row numbers are sorted, so these values are adjacent. It is a prefix computation in about
-    log2(n) rounds for n values. In each round, a value is combined with the value at a distance in
-    front of it. The distance is 1 in the first round, and doubles from round to round.
+    The row numbers are sorted, so these values are adjacent. This is a prefix computation in about
+    log2(n) rounds for n values. In each round, value i is combined with value i - distance if both
+    have the same row number. The distance is 1 in the first round, and doubles in each round.
     """
     num_values, distance = values.shape[0], 1
     while distance < num_values:

@@ -312,7 +312,7 @@ def expect_labels(where_: str, name: str, x: Node, labels: Node) -> Node:
 
 
 def class_weights(where_: str, weight: Value | None, wide: Node, labels: Node) -> Node:
-    """Return the weight of the class of each label, an element of `weight`, or 1 if it is None.
+    """Return, for each label, the element of `weight` for its class; 1 if `weight` is None.
 
     `wide` is the node of the logits or log-probabilities, [..., C], in the dtype of the
     computation. C is the number of classes. The result has the dtype of `wide`. A label outside of
@@ -354,10 +354,11 @@ def cross_entropy(
     weight : node or array, optional
         [C]: a factor for each class.
     ignore_index : int, default -100
-        An integer label that does not count. If no other label occurs, the mean is NaN.
+        An integer label with this value has the loss 0, and the mean leaves it out. If all labels
+        have this value, the mean is NaN.
     label_smoothing : float, default 0.0
-        The part of each label, in [0, 1], that all classes share (Szegedy et al. 2016,
-        arXiv:1512.00567, section 7).
+        A number s in [0, 1]. The probability p of each class, 0 or 1 for an integer label, becomes
+        p * (1 - s) + s / C (Szegedy et al. 2016, arXiv:1512.00567, section 7).
     reduction : str, default "mean"
         "mean", "sum" or "none". The mean divides by the sum of the weights of the labels. For
         probabilities, it divides by the number of labels.

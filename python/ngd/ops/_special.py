@@ -144,9 +144,8 @@ lgamma: Final[Lgamma] = register(Lgamma())
 def _shifted(x: Node) -> tuple[Node, list[Node]]:
     """Add 1 to x until x is at least LARGE. Return x, and a list of x before each addition.
 
-    The recurrences of digamma and trigamma need the sum of 1 / t or 1 / t**2 over the entries t of
-    the list. The list has a fixed length. An addition that was not needed has the entry inf, which
-    adds 0 to these sums.
+    digamma and trigamma then sum 1 / t or 1 / t**2 over the entries t of the list. The list has a
+    fixed length. After x has reached LARGE, the further entries are inf, which add 0 to these sums.
     """
     terms = []
     for _ in range(SHIFTS + 3):

@@ -84,9 +84,10 @@ def std(x: Value, axis: Axis = None, keepdims: bool = False, ddof: int = 0) -> N
 
 
 def lines_of(where_: str, x: Value, axis: Axis) -> tuple[Node, Shape]:
-    """Return x with the given axes joined to one last axis, and these axes as a tuple.
+    """Return x with the given axes joined to one last axis, and the joined axes of x.
 
-    A line is the part of x along the joined axis.
+    The second result is a tuple of sorted non-negative numbers. A line is the part of x along the
+    last axis of the first result.
     """
     node = as_node(x, where=where_)
     axes = normalize_axes(where_, axis, node.type)

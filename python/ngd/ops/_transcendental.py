@@ -268,7 +268,7 @@ tanh: Final[Tanh] = register(Tanh())
 
 
 class Sin(Unary):
-    """Return the sine of x, in radians.
+    """Return the sine of x, an angle in radians.
 
     Parameters
     ----------
@@ -295,7 +295,7 @@ sin: Final[Sin] = register(Sin())
 
 
 class Cos(Unary):
-    """Return the cosine of x, in radians.
+    """Return the cosine of x, an angle in radians.
 
     Parameters
     ----------

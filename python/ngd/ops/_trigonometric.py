@@ -59,15 +59,15 @@ The polynomial p interpolates the right side at 12 Chebyshev nodes. The relative
 below 2e-19.
 """
 EIGHTH: Final = math.tan(math.pi / 8)
-"""tan(pi / 8)."""
+"""The largest abs(x) for which `Atan` evaluates its polynomial at abs(x): tan(pi / 8)."""
 THREE_EIGHTHS: Final = math.tan(3 * math.pi / 8)
-"""tan(3 pi / 8)."""
+"""The abs(x) above which `Atan` evaluates its polynomial at -1 / abs(x): tan(3 pi / 8)."""
 QUARTER_PI_LOW: Final = 3.061616997868383e-17
 """The rounding error of pi / 4 in float64: the exact value minus the float."""
 
 
 class Tan(CompositeUnary):
-    """Return the tangent of x, in radians.
+    """Return the tangent of x, an angle in radians.
 
     Parameters
     ----------

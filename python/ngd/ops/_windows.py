@@ -122,8 +122,8 @@ def window_counts(
 ) -> Shape:
     """Return the number of windows along each spatial axis.
 
-    If `beyond` is true (ceil_mode), the last window may end beyond the padding, but it does not
-    start there.
+    If `ceil_mode` is True, elements that are left over at the end of an axis get one more window,
+    if it starts before the end of x. This window ends beyond the padding.
     """
     counts = []
     for n, k, stride, (before, after), dilation in zip(
@@ -162,9 +162,10 @@ def spatial_index(index: Iterable[Any]) -> tuple[Any, ...]:
 def elements_at_offset(
     offset: Shape, counts: Shape, strides: Shape, dilations: Shape
 ) -> tuple[Any, ...]:
-    """Return the index of the elements that all windows read at one offset in the window.
+    """Return an index (a tuple of slices) that selects one element of every window.
 
-    It indexes a padded array [N, C, spatial...] and gives one element per window.
+    The element is the one at `offset`, its index in the window without dilation. The tuple indexes
+    a padded array [N, C, spatial...], and the result is [N, C, *counts].
     """
     starts = [o * dilation for o, dilation in zip(offset, dilations, strict=True)]
     return spatial_index(

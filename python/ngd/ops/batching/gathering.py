@@ -17,11 +17,11 @@ from .rewrite import Batched, Batching, Results, batches
 
 
 def rows_of_examples(batching: Batching, node: Node, indices: Node, extent: int) -> Node:
-    """Return the row numbers for one array of indices per example.
+    """Return, for each index of a row in an example, the number of the row in all examples.
 
-    Row i of example b has the number b * extent + i, where `extent` is the number of rows of an
-    example. An index outside of [0, extent) raises an error when the compiled step runs, as without
-    vmap.
+    `indices` has the batch axis. Row i of example b has the number b * extent + i, where `extent`
+    is the number of rows of an example. An index that is out of range for an example raises an
+    error when the compiled step runs, as without vmap.
     """
     caller = node.attrs.get("caller") or node.op.name
     if not node.attrs.get("negative", True):

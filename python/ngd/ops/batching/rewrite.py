@@ -74,17 +74,18 @@ def batches(*kinds: type[Op]) -> Callable[[AnyRule], AnyRule]:
 class Batching:
     """A rewrite of a traced graph to operands with a leading batch axis of `size` examples.
 
-    Each node has a number (`Node.id`), which grows with each new node. `since` is a number from
-    before the call of the mapped function. Nodes with a number of at least `since` belong to the
-    function; older nodes do not. The body of a loop or a branch has a Batching of its own, whose
-    `outer` is the Batching of the graph around the body.
+    The mapped function is the function that the user passed to ngd.vmap. Each node has a number
+    (`Node.id`), which grows with each new node. `since` is a number from before the call of the
+    mapped function. Nodes with a number of at least `since` belong to the function; older nodes do
+    not. The body of a loop or a branch has a Batching of its own, whose `outer` is the Batching of
+    the graph around the body.
     """
 
     def __init__(self, size: int, since: int, outer: Batching | None = None) -> None:
         self.size, self.since, self.outer = size, since, outer
         self.new: dict[Node, Batched] = {}
         self.fresh: dict[Node, bool] | None = None
-        """For each input of a body, True if the mapped function creates the seed that it passes in.
+        """For each input of a body, True if the mapped function creates the operand of this input.
 
         A body reads a seed as an input, so its nodes do not show where the seed was created. The
         dict is None in the Batching of the outermost graph, which has no body inputs.
@@ -131,9 +132,10 @@ class Batching:
         self.new.update(zip(node.results, results, strict=True))
 
     def draws(self, node: Node) -> bool:
-        """Return True if a node draws random numbers by a seed that the mapped function makes.
+        """Return True if a node draws random numbers by a seed that the mapped function creates.
 
-        Each example then gets its own numbers, even if the node depends on no mapped input. A loop
+        The mapped function is the function that the user passed to ngd.vmap. If such a node draws,
+        each example gets its own numbers, even if no operand of the node has the batch axis. A loop
         or a branch draws if its body does.
         """
         if isinstance(node.op, (Draw, Dropout, RandomBits)):
@@ -145,10 +147,10 @@ class Batching:
         return False
 
     def is_fresh(self, seed: Node) -> bool:
-        """Return True if the mapped function makes this seed.
+        """Return True if the function that the user passed to ngd.vmap creates this seed.
 
-        False means that the function reads a seed that was made outside of it. All examples then
-        share the numbers.
+        False means that the seed was created outside of the function. All examples then draw the
+        same numbers.
         """
         if self.fresh is None:
             return seed.id >= self.since if self.outer is None else self.outer.is_fresh(seed)
@@ -190,7 +192,10 @@ class Batching:
         return Type(one.dtype, (self.size, *one.shape))
 
     def with_batch_axis(self, x: Batched) -> Node:
-        """Return the node with the batch axis in front. A node that is not mapped is repeated."""
+        """Return the node with the batch axis in front.
+
+        A node without the batch axis is broadcast along it: all examples have the same value.
+        """
         return x.node if x.is_mapped else broadcast_to(x.node, (self.size, *x.node.shape))
 
 
@@ -225,12 +230,12 @@ def apply_declaration(batching: Batching, node: Node, operands: Sequence[Batched
 
 
 def after_batch_axis(axes: Sequence[int]) -> Shape:
-    """Return the axes as they are numbered in an array with one more axis in front."""
+    """Return the axes plus 1, because the batch axis is in front of the other axes."""
     return tuple(axis + 1 for axis in axes)
 
 
 def expand(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Rewrite an op without a batching rule: replace it by its expansion, and rewrite this.
+    """Return the rewritten results of the expansion of an op that has no batching rule.
 
     The expansion is a graph of other ops that computes the same results.
     """

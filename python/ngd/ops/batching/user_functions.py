@@ -53,10 +53,10 @@ class BatchedRule:
     ) -> Sequence[Node | None]:
         """Return the adjoints of the operands of a with_gradient node, for all examples.
 
-        A with_gradient node has two lists of operands. `results` are the results of the user's
-        function, computed by its ops. `operands` are the operands of the user's function. Return
-        one adjoint per entry of `results`, followed by one per entry of `operands`. `dy` has the
-        adjoints of the results of the with_gradient node, with the batch axis.
+        The operands of a with_gradient node are two lists: `results`, the nodes that the user's
+        function has returned, and `operands`, the operands of this function. Return one adjoint per
+        entry of `results`, followed by one per entry of `operands`. `dy` has the adjoints of the
+        results of the with_gradient node, with the batch axis.
         """
         node, batching = self.node, Batching(self.batching.size, self.batching.since, self.batching)
         seeds: list[Node | None] = []

@@ -25,10 +25,10 @@ def expect_reduction(where: str, op: str, x: Type) -> None:
 
 
 def expect_root(where: str, root: int, group: Ranks | None, x: Type) -> Type:
-    """Return x, the type of the operand and of the result.
+    """Return x, the type of the operand; ValueError if the root is not a rank of the group.
 
-    Raise a ValueError if the root is not a rank of the group. If the group is None, the number of
-    ranks is not known before the step is compiled, so only a negative root raises.
+    If the group is None, the number of ranks is not known before the step is compiled, so only a
+    negative root raises.
     """
     if root < 0 or (group is not None and root >= group.size):
         wanted = ">= 0" if group is None else f"in [0, {group.size})"
@@ -40,9 +40,10 @@ def expect_root(where: str, root: int, group: Ranks | None, x: Type) -> Type:
 
 
 def expect_other(where: str, other: int, group: Ranks | None, x: Type) -> Type:
-    """Return x, the type of the operand and of the result.
+    """Return x; ValueError unless `other` is a rank of the group other than this rank.
 
-    Raise a ValueError if `other` is not a rank of the group, or is this rank.
+    x is the type of the array that the two ranks exchange. If the group is None, the ranks are not
+    known before the step is compiled, so only a negative `other` raises.
     """
     expect_root(where, other, group, x)
     if group is not None and other == group.rank:

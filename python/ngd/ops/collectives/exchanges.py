@@ -406,8 +406,8 @@ class AllToAllV(Collective):
     send_counts : sequence of int
         The number of rows for each rank.
     receive_counts : sequence of int
-        The number of rows from each rank: number r is the entry of rank r's send_counts for this
-        rank.
+        The number of rows from each rank. For example, receive_counts[0] on rank 1 must equal
+        send_counts[1] on rank 0.
     group : Group, optional
         The ranks. The default is the world.
 
@@ -419,7 +419,8 @@ class AllToAllV(Collective):
     Raises
     ------
     ShapeError
-        The counts do not fit the ranks or x, or the two counts for this rank itself differ.
+        The counts do not fit the ranks or x, or send_counts and receive_counts have different
+        entries for this rank itself.
 
     Notes
     -----

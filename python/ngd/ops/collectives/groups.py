@@ -64,8 +64,8 @@ def world_ranks() -> Ranks:
 def settle_world(graph: Graph) -> None:
     """Replace each LaunchedWorld in the collectives of a graph by the world, which is joined first.
 
-    If the graph has no LaunchedWorld, do nothing. Raise CompileError if the world has another size,
-    or this process another rank, than the launcher gave when the graph was built.
+    If the graph has no LaunchedWorld, do nothing. Raise CompileError if a LaunchedWorld differs
+    from the world in the number of ranks, or in the rank of this process.
     """
     global _last_joined
     nodes = [node for node in all_nodes(graph) if is_launched(node.attrs.get("group"))]
@@ -114,7 +114,10 @@ def ranks_of(call: str, group: Ranks | None) -> Ranks:
 
 
 def with_group(call: str, attrs: Mapping[str, Any], group: Ranks | None) -> dict[str, Any]:
-    """Return attributes of a node that also have the group, unless it is None."""
+    """Return a copy of `attrs`, to which the attribute `group` is added unless it is None.
+
+    Raise NotMemberError if this process is not a rank of the group.
+    """
     return dict(attrs) if group is None else {**attrs, "group": expect_member(call, group)}
 
 

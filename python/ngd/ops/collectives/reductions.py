@@ -4,8 +4,8 @@
 Each collective takes `group=`, an ngd.Group. Without it all_reduce, broadcast, reduce, send and
 recv run over the group of the executable (ngd.compile's group=, by default the world). All other
 collectives need the number of ranks for the shape of their result, so they run over the world. If
-it is not joined when the graph is built, they take the launcher's rank and size, and ngd.compile
-joins the world.
+the world is not joined when the graph is built, these ops take the rank and the number of ranks
+from the launcher, and ngd.compile joins the world.
 
 A rank that gets no result has zeros instead, as all ranks except the root of `reduce`. So each
 collective, except reductions such as max, is a linear map from the operands of all ranks to the
@@ -219,7 +219,7 @@ class AllReduce(Collective):
     ) -> Node:
         """Round x to bfloat16, reduce it over the ranks, and return the result as float32.
 
-        The ranks then send half of the bytes.
+        The ranks then send 2 bytes per element instead of 4.
         """
         if compression != "bf16":
             raise ValueError(
@@ -348,7 +348,8 @@ class Broadcast(Collective):
 
     Notes
     -----
-    The adjoint is the sum over all ranks on the root, and zero on the other ranks (ops.reduce).
+    The adjoint is ops.reduce with op="sum": the root gets the sum of the adjoints of all ranks, and
+    the other ranks get 0.
 
     Examples
     --------

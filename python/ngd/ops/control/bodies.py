@@ -189,7 +189,10 @@ def close_over(
 def nodes_computed_inside(
     order: Sequence[Node], inputs: Sequence[Node], since: int | None
 ) -> set[Node]:
-    """Return the set of a body's inputs and the nodes that the body computes (`close_over`)."""
+    """Return the set of a body's inputs and of the nodes that the body computes.
+
+    The docstring of `close_over` defines `since` and the nodes that a body computes.
+    """
     computed = set(inputs)
     for node in order:
         is_newer = since is not None and node.id > since
@@ -271,6 +274,6 @@ def add_to(sums: dict[Node, Node], key: Node, part: Node) -> None:
 
 
 def sample_of(node: Node) -> Sample:
-    """Return a Sample, a case that tests run, with a node's attributes and types of operands."""
+    """Return a test case (`Sample`) for an op, with a node's attributes and operand types."""
     operands = (Operand(x.shape, dtype=x.dtype) for x in node.inputs)
     return Sample(tuple(operands), node.attrs)

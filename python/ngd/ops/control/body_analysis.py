@@ -21,11 +21,10 @@ from .._shape import reshape
 def inputs_with_adjoints(body: Graph, carries: int, wanted: Sequence[bool]) -> dict[Node, None]:
     """Return the inputs of a loop's body that need adjoints, as the keys of a dict.
 
-    The dict is an ordered set: its values are None. `wanted` has a bool per input: True if the
-    caller uses the adjoint of the operand of the loop. The keys are the wanted inputs with a float
-    dtype. They are also the carried values whose next value depends on a key, because the adjoint
-    of a carried value flows from iteration to iteration. `carries` is the number of carried values,
-    which are the first inputs.
+    The dict is an ordered set: its values are None. An input needs an adjoint if it is a float and
+    its entry in `wanted` is True: the caller then uses the adjoint of the operand. A carried value
+    also needs one if its next value depends on an input that needs one, because adjoints of carried
+    values flow from iteration to iteration. The first `carries` inputs are the carried values.
     """
     inputs = body.inputs
     with_adjoint: dict[Node, None] = {
@@ -134,7 +133,7 @@ def factors_of(product: Node) -> tuple[Node, Node]:
 
 
 def before_reshapes(node: Node) -> Node:
-    """Return x for a node that is x after any number of reshapes."""
+    """Return x for reshape(reshape(x)). A node that is not a reshape is returned unchanged."""
     while node.op is reshape:
         node = node.inputs[0]
     return node

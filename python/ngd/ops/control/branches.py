@@ -224,7 +224,7 @@ def cond(
 def expect_equal_types(
     structures: Sequence[trees.Structure], results: Sequence[list[Node]]
 ) -> None:
-    """Raise an error unless both functions of a cond returned one structure of the same types."""
+    """Raise an error unless both functions of a cond returned equal structures and types."""
     if structures[0] != structures[1]:
         structures[0].match(structures[1].rebuild(results[1]), "cond: what on_false returns")
     for path, one, other in zip(structures[0].paths("result"), *results, strict=True):

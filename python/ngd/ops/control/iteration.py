@@ -44,7 +44,7 @@ def fori_loop(lower: int, upper: int, body: Callable[[Any, Any], Any], init: Any
     Raises
     ------
     TypeError
-        A bound is not an int. ops.while_loop ends by a condition.
+        A bound is not an int. If a bound is a node, use ops.while_loop.
     ShapeError, DTypeError
         The body returns a carry of another type.
 

@@ -81,8 +81,8 @@ class Scan(Control):
     Operands: the first carried values, the tensors that are read slice by slice, and the fixed
     values. Results: the last carried values, the stacked results of all iterations, and the carry
     histories. Only the gradient reads the carry histories: it computes each iteration again from
-    them. The results of heavy ops, such as matmul, are not computed again: they are added to the
-    stacked results, and the gradient reads them from there (`worth_keeping`).
+    them. The results of heavy ops, such as matmul, are not computed again. They are stacked as
+    further results of the iterations, for the gradient (`worth_keeping`).
     """
 
     # Attributes of a node: body, carries and slices (their numbers), length, reverse.
@@ -115,9 +115,9 @@ class Scan(Control):
         return first, first
 
     def scratch_bytes(self, **attrs: Any) -> int:
-        """Return the size in bytes of the buffers that an iteration needs, together.
+        """Return the total size in bytes of the buffers for the outputs of one iteration.
 
-        Each carried value has two buffers, and each stacked result one, of the size of a slice.
+        Each carried value has two buffers. Each stacked result has one buffer, for a single slice.
         """
         sizes = [align_up(node.type.bytes) for node in attrs["body"].graph.outputs]
         return sum(sizes) + sum(sizes[: attrs["carries"]])
@@ -173,10 +173,11 @@ class Scan(Control):
     def grad_of(self, node: Node, dy: Any, wanted: Sequence[bool]) -> Sequence[Node | None]:
         """Return the adjoints of the operands, which a loop in the other direction computes.
 
-        That loop computes each iteration again from the carry histories and the stored results of
-        heavy ops, such as matmul. The loop carries the adjoints of carried values, sums the
-        adjoints of fixed values, and stacks the adjoints of slices. If the body uses a fixed matrix
-        only in matrix products, the gradient of this matrix is one matrix product after the loop.
+        That loop computes each iteration again from the carried values at its start, and from the
+        stored results of heavy ops, such as matmul. The loop carries the adjoints of carried
+        values, sums the adjoints of fixed values, and stacks the adjoints of slices. If the body
+        uses a fixed matrix only in matrix products, the gradient of this matrix is one matrix
+        product after the loop.
         """
         return ScanGradient(node, dy, wanted).operand_adjoints()
 
@@ -269,22 +270,25 @@ class ScanGradient:
         self.output_adjoints = self.read_output_adjoints(
             body.outputs, adjoints[count : len(body.outputs)]
         )
-        """The adjoint of each output of the scan's body that has one."""
+        """A dict from each output of the scan's body to its adjoint in the gradient's body.
+
+        An output without an adjoint is left out.
+        """
         self.start_adjoints = [
             None if adjoint is None else self.loop.slice(adjoint)
             for adjoint in adjoints[len(body.outputs) :]
         ]
-        """For each carried value, the adjoint of its entry in the carry history, or None.
+        """For each carried value, the input of the gradient's body for an adjoint, or None.
 
-        The history is the stack of the carried values at the start of each iteration. The entry
-        is None if the loss does not depend on the history.
+        This adjoint is one slice of the adjoint of the carry history, the stack of the values at
+        the start of each iteration. It is None if the loss does not depend on the history.
         """
         self.read_operands(node.results[len(node.results) - count :])
         self.stored = self.read_stored(body, node.results[count:])
-        """The stored result of each heavy op whose result is an output of the scan's body.
+        """The results of heavy ops, such as matmul, that the scan has stored for its gradient.
 
-        The keys are these outputs. The values are the inputs of the gradient's body that hold
-        the stored results.
+        The keys are outputs of the scan's body. The values are the inputs of the gradient's body
+        that read the stored results.
         """
 
     def carry(self, adjoints: Sequence[Node | None]) -> list[Node | None]:
@@ -304,10 +308,11 @@ class ScanGradient:
     def read_output_adjoints(
         self, outputs: Sequence[Node], adjoints: Sequence[Node | None]
     ) -> dict[Node, Node]:
-        """Return the adjoint of each output of the scan's body, as inputs of the gradient's body.
+        """Return a dict from each output of the scan's body to its adjoint in the gradient's body.
 
         The adjoint of a next carried value is carried. The adjoint of a stacked result is a slice
-        of the adjoint of the stack. `adjoints` has the adjoints of the stacks.
+        of the adjoint of the stack. `adjoints` has the adjoints of the stacks. If a node is several
+        outputs, its adjoints are added. An output without an adjoint is left out.
         """
         slices = [None if adjoint is None else self.loop.slice(adjoint) for adjoint in adjoints]
         sums: dict[Node, Node] = {}
@@ -329,7 +334,11 @@ class ScanGradient:
         self.loop.fixed += zip(operands.fixed, inputs.fixed, strict=True)
 
     def read_stored(self, body: Graph, stacks: Sequence[Node]) -> dict[Node, Node]:
-        """Return a dict from each stored heavy result to the body input that reads its stack."""
+        """Return a dict from each stored result of a heavy op to the new input that reads it.
+
+        A heavy op is an op such as matmul. The keys are outputs of the scan's body, the values are
+        inputs of the gradient's body. `stacks` has the stacks of the results over all iterations.
+        """
         ends = set(heavy_ends(body.outputs, body.inputs))
         stacked = body.outputs[len(self.body_inputs.carries) :]
         return {
@@ -366,10 +375,10 @@ class ScanGradient:
         return [by_input.get(x) for x in chain(*self.body_inputs)]
 
     def set_next_carries(self, adjoints: Mapping[Node, Node]) -> None:
-        """Set the next values of the carried adjoints: those at the start of the scan's iteration.
+        """Set the next value of each carried adjoint: the adjoint at the start of the iteration.
 
-        The preceding iteration of the scan ends with these carried values, so its adjoints start
-        from them.
+        A carried value at the start of an iteration of the scan is the value at the end of the
+        preceding iteration, whose adjoints the gradient's loop computes next.
         """
         for value, after, start in zip(
             self.body_inputs.carries, self.carry_adjoints, self.start_adjoints, strict=True
@@ -380,7 +389,7 @@ class ScanGradient:
     def sum_in_loop(
         self, adjoints: Mapping[Node, Node], products: Mapping[Node, Any]
     ) -> list[Node]:
-        """Sum the adjoints of fixed values over all iterations, in the loop.
+        """Let the gradient's loop sum the adjoints of fixed values over all iterations.
 
         Return the fixed values for which the loop has such a sum. The keys of `products` are fixed
         values whose adjoint is a sum of matrix products. They are left out: `over_iterations`
@@ -527,7 +536,7 @@ def _traced(
 
 
 def expect_pair(returned: Any) -> tuple[Any, Any]:
-    """Return the pair that the body of a scan returned: the next carry and a result."""
+    """Return (next carry, result), as a scan's body returned it; TypeError if it is not a pair."""
     if not isinstance(returned, tuple) or len(returned) != 2:
         raise TypeError(
             f"scan: expected the body to return a pair; got {returned!r}. Return "
@@ -557,7 +566,7 @@ def next_carries(structure: trees.Structure, current: Sequence[Node], carry: Any
 def num_iterations(tensors: Sequence[Node], length: int | None) -> int:
     """Return the number of iterations of a scan: `length`, or the number of slices of the tensors.
 
-    Raise ShapeError if the two do not fit, or if both are missing.
+    Raise ShapeError if `length` and the numbers of slices differ, or if there is neither of them.
     """
     extents = [node.shape[0] if node.shape else None for node in tensors]
     count = length if length is not None or not extents else extents[0]

@@ -29,7 +29,7 @@ from .._shape import expand_dims
 __all__ = ["iterations"]
 
 STRIDE: Final = 2**40
-"""The difference between the offsets of two successive iterations."""
+"""The number by which the offset of a random draw grows from one iteration to the next."""
 MAX_ITERATIONS: Final = 2**63 // STRIDE
 """The maximum number of iterations. With more iterations, offsets would exceed int64."""
 
