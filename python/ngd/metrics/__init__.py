@@ -79,12 +79,15 @@ def is_enabled() -> bool:
 
 
 def begin(size: int | None = None) -> None:
-    """Start to serve the metrics of this host if NGD_METRICS is set. A second call does nothing.
+    """Start to serve the metrics of this host if NGD_METRICS is set.
+
+    A second call does not start the server again. It only stores `size`, if `size` is given.
 
     Parameters
     ----------
     size : int, optional
-        The number of ranks in the world. The default is the launcher's number.
+        The number of ranks in the world. The default is the number that the launcher has set in
+        the environment.
 
     Raises
     ------

@@ -65,9 +65,9 @@ class UserCounts:
         os.register_at_fork(after_in_child=self.renew)
 
     def renew(self) -> None:
-        """Make a new lock. It is called in a forked child too.
+        """Make a new lock. The constructor calls this method, and so does each forked child.
 
-        There, a lock that another thread held during the fork would never be released.
+        If another thread held the lock during the fork, the child's copy would never be released.
         """
         self._lock = threading.Lock()
 

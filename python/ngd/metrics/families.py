@@ -43,7 +43,10 @@ the attribute of class Total that has the family's value.
 
 
 class Total:
-    """The cost of the calls of a collective at one call site, in all groups of one name."""
+    """The number, time and bytes of the calls of one collective at one call site.
+
+    If several groups have the same name, a Total has the sums over these groups.
+    """
 
     def __init__(self) -> None:
         self.calls = self.bytes = 0
@@ -52,7 +55,7 @@ class Total:
         """For each rank of the group, the number of calls at which this rank arrived last."""
 
     def add(self, row: CallStats) -> None:
-        """Add the cost of the calls in one group. All groups of a Total have the same name."""
+        """Add `row`, the statistics of the calls in one group."""
         self.calls += row.calls
         self.bytes += row.bytes
         self.seconds += row.seconds
@@ -63,9 +66,9 @@ class Total:
 
 
 class Collectives:
-    """The cost of all collectives of this process, including those of deleted groups.
+    """The number, time and bytes of all collectives of this process, even of deleted groups.
 
-    A deleted group counts with its cost at the last call of `totals`. So the numbers never
+    For a deleted group, these are its numbers at the last call of `totals`. So the totals never
     decrease: Prometheus would take a decrease for a restart of the process.
     """
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """One HTTP port per host that serves the metrics of all ranks of a job on this host.
 
-The ranks find each other by the name of an abstract Unix socket, which is derived from the job key.
-The first rank that binds the name is the leader: it serves the port, and the other ranks connect to
-it. For each scrape the leader sends a request to all connected ranks at once. Each rank answers
-with its own metrics as text, and the leader joins the texts. Between scrapes no rank does anything.
+The ranks find each other by the name of an abstract Unix socket. The name is a hash of the job key,
+which is equal on all ranks of the job and differs between jobs. The first rank that binds the name
+is the leader: it serves the port, and the other ranks connect to it. For each scrape the leader
+sends a request to all connected ranks at once. Each rank answers with its own metrics as text, and
+the leader joins the texts. Between scrapes no rank does anything.
 
 If a rank ends, the kernel closes its connection. If the leader ends, another rank binds the name
 and is the new leader. An abstract socket is not a file, so no file remains after the job.
@@ -95,10 +96,9 @@ class Rank:
         self.leader = self.find_leader()
 
     def begin(self) -> None:
-        """Start the thread that serves or answers.
+        """Start the thread that serves the port, in the leader, or answers the leader's requests.
 
-        If this rank is the leader, the leader tries once to bind the port before this method
-        returns.
+        If this rank is the leader, first try once to bind the port.
         """
         if isinstance(self.leader, Leader):
             self.leader.listen()
@@ -293,7 +293,7 @@ class Server(ThreadingHTTPServer):
 
 
 class Page(BaseHTTPRequestHandler):
-    """The handler of an HTTP request."""
+    """The handler of an HTTP request. It sends the metrics of all ranks of the host."""
 
     timeout = 10  # in seconds, after which a silent client is disconnected
 
@@ -319,13 +319,19 @@ def is_same_user(peer: socket.socket) -> bool:
 
 
 def receive_answer(connection: socket.socket, limit: float) -> tuple[int, bytes]:
-    """Return (rank, text) of an answer; OSError if it has not arrived at the time `limit`."""
+    """Return (rank, text) of an answer; OSError if it is incomplete at the time `limit`.
+
+    `limit` is a value of time.monotonic().
+    """
     rank, length = ANSWER.unpack(receive_bytes(connection, ANSWER.size, limit))
     return rank, receive_bytes(connection, length, limit)
 
 
 def receive_bytes(connection: socket.socket, length: int, limit: float) -> bytes:
-    """Receive `length` bytes; OSError if they have not arrived at the time `limit`."""
+    """Receive `length` bytes; OSError if they have not arrived at the time `limit`.
+
+    `limit` is a value of time.monotonic().
+    """
     parts = []
     while length:
         connection.settimeout(max(limit - time.monotonic(), 0.001))

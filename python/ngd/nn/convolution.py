@@ -306,9 +306,11 @@ class ConvTranspose1d(TransposedConvolution):
     kernel_size : int or sequence of ints
         The size of the kernel, for all axes or per axis.
     stride : int or sequence of ints, default 1
-        The stride of the corresponding convolution, whose adjoint this layer is.
+        The stride of the convolution that this layer transposes. The output is about `stride` times
+        as large as the input along each axis.
     padding : int or sequence of ints, default 0
-        The padding of that convolution. The output is smaller by this number at both ends.
+        The padding of the convolution that this layer transposes. The layer removes this number of
+        elements at both ends of each axis of the output.
     output_padding : int or sequence of ints, default 0
         The number of additional elements at the end of the output, less than the stride.
     groups : int, default 1
@@ -351,9 +353,11 @@ class ConvTranspose2d(TransposedConvolution):
     kernel_size : int or sequence of ints
         The size of the kernel, for all axes or per axis.
     stride : int or sequence of ints, default 1
-        The stride of the corresponding convolution, whose adjoint this layer is.
+        The stride of the convolution that this layer transposes. The output is about `stride` times
+        as large as the input along each axis.
     padding : int or sequence of ints, default 0
-        The padding of that convolution. The output is smaller by this number at both ends.
+        The padding of the convolution that this layer transposes. The layer removes this number of
+        elements at both ends of each axis of the output.
     output_padding : int or sequence of ints, default 0
         The number of additional elements at the end of the output, less than the stride.
     groups : int, default 1
@@ -396,9 +400,11 @@ class ConvTranspose3d(TransposedConvolution):
     kernel_size : int or sequence of ints
         The size of the kernel, for all axes or per axis.
     stride : int or sequence of ints, default 1
-        The stride of the corresponding convolution, whose adjoint this layer is.
+        The stride of the convolution that this layer transposes. The output is about `stride` times
+        as large as the input along each axis.
     padding : int or sequence of ints, default 0
-        The padding of that convolution. The output is smaller by this number at both ends.
+        The padding of the convolution that this layer transposes. The layer removes this number of
+        elements at both ends of each axis of the output.
     output_padding : int or sequence of ints, default 0
         The number of additional elements at the end of the output, less than the stride.
     groups : int, default 1

@@ -56,7 +56,10 @@ def expect_last_axes(layer: object, x: Any, shape: tuple[int, ...]) -> None:
 
 
 def expect_axes(layer: object, x: Any, axes: int, channels: int | str = "C") -> None:
-    """Raise a ShapeError if x is not [batch, channels, spatial...] with `axes` spatial axes."""
+    """Raise a ShapeError if x is not [batch, channels, spatial...] with `axes` spatial axes.
+
+    The number of channels is not checked. `channels` is its value or name in the message.
+    """
     if x.ndim != axes + 2:
         fix = "Reshape it, or use the layer for this number of axes."
         if x.ndim == axes + 1:
@@ -65,7 +68,10 @@ def expect_axes(layer: object, x: Any, axes: int, channels: int | str = "C") -> 
 
 
 def expect_channels(layer: object, x: Any, channels: int, argument: str) -> None:
-    """Raise a ShapeError if the size of axis 1 of x is not the number of channels of the layer."""
+    """Raise a ShapeError if the size of axis 1 of x is not `channels`.
+
+    `argument` is the name of the layer's argument that has this size, such as "in_channels".
+    """
     if x.ndim < 2 or x.shape[1] != channels:
         fix = f"Set {argument}={x.shape[1]}." if x.ndim > 1 else "Give it at least two axes."
         if x.ndim > 2 and x.shape[-1] == channels:

@@ -155,9 +155,9 @@ class Embedding(Module):
         self.weight = Parameter(self.shape, self._padded(initializer or normal()))
 
     def _padded(self, initializer: Initializer) -> Initializer:
-        """Return an initializer like the given one, which sets the row padding_idx to zeros.
+        """Return an initializer like `initializer`, except that row padding_idx starts as zeros.
 
-        Without a padding_idx, return the given one.
+        If padding_idx is None, return `initializer` itself.
         """
         if self.padding_idx is None:
             return initializer
@@ -359,8 +359,8 @@ class EmbeddingBag(Module):
     mode : {"mean", "sum"}, default "mean"
         The reduction of the rows of a bag. An empty bag gives zeros.
     padding_idx : int, optional
-        The index of a row that does not count in a bag. The row starts as zeros and gets no
-        gradient. A negative number counts from the end.
+        The index of a row that is left out of the mean or sum of a bag. The row starts as zeros and
+        gets no gradient. A negative number counts from the end.
     initializer : function, optional
         See `nn.initializers`. The default is a normal distribution with standard deviation 1.
 

@@ -15,7 +15,7 @@ class Loss(Module):
     """The base class of losses. A subclass calls one function of ngd.ops with `options`."""
 
     options: dict[str, Any]
-    """The keyword arguments that the function of ngd.ops gets."""
+    """The keyword arguments that the subclass passes to its function of ngd.ops."""
 
     def describe(self) -> str:
         """Return the options that are not None, for `repr`."""

@@ -29,17 +29,17 @@ With per_rank, the rank times this number is added to the user's seed, so no two
 seed.
 """
 DRAWS: Final = 2**40
-"""The distance between the offsets of two successive random draws in a step.
+"""The difference between the offsets of two successive random draws in a step.
 
-The offset is an int64 in the counter of the random generator (Philox): draws with equal seeds and
-different offsets give different numbers. The offset of draw i of a step is i * DRAWS plus the
-number of steps so far. So no two draws have the same offset if there are less than DRAWS steps.
+Draw i of a step has the offset i * DRAWS plus the number of earlier steps. So no two draws have the
+same offset in the first DRAWS steps. Draws with equal seeds and different offsets give different
+numbers, because the random generator (Philox) computes each number from seed and offset.
 """
 MAX_DRAWS: Final = 2**63 // DRAWS
 """The maximum number of random draws per step.
 
-Draw i of a step has the offset i * DRAWS plus the number of steps in the counter of the random
-generator. With more draws, this offset would exceed int64.
+Draw i of a step has the offset i * DRAWS plus the number of earlier steps (see DRAWS). With more
+draws, this offset would exceed int64.
 """
 
 
@@ -61,7 +61,7 @@ class Random:
     Attributes
     ----------
     state : LiveState
-        The counter by name, for checkpoints.
+        A mapping from the name of `step` to this variable, for checkpoints.
     step : Variable
         The number of steps that have drawn random numbers, an int64 scalar.
 
@@ -88,13 +88,15 @@ class Random:
             raise ValueError(f"nn.Random: expected a seed in [0, 2^32); got {seed}")
         self.seed, self.per_rank, self.group, self.name = int(seed), per_rank, group, name
         self.state = LiveState(name)
-        """The variable `step` by its name, for checkpoints."""
+        """A mapping from the name of `step` to this variable, for checkpoints."""
         self.step = self.state.variable(f"{name}.step", lambda: np.int64(0))
         """The number of steps that have drawn random numbers, an int64 scalar."""
 
 
 class Updates(dict[Variable, Node]):
-    """The next values of buffers and counters, for ngd.compile: a node by variable.
+    """A dict from variables to their next values, which are nodes, for ngd.compile.
+
+    The variables are buffers and the step counter of `Random`.
 
     For example, a call of nn.BatchNorm2d sets the next values of its running statistics. At the end
     of the call, the module calls `expect`, which adds a note to the nodes that the call returns.
@@ -107,9 +109,9 @@ class Updates(dict[Variable, Node]):
         self.changes = changes
         """If False, the mapping stays empty: next values that modules set are dropped."""
         self.pending: list[tuple[Variable, str]] = []
-        """The variables that have got a next value, with the name of the layer that set it.
+        """A pair (variable, layer) per next value that was set; the layer's name is for warnings.
 
-        `expect` removes the variables that it has handled.
+        `expect` removes the pairs for which it has added notes.
         """
 
     def __setitem__(self, variable: Variable, value: Node) -> None:
@@ -121,11 +123,12 @@ class Updates(dict[Variable, Node]):
     setdefault = MutableMapping.setdefault
 
     def expect(self, since: int, results: Iterable[Any]) -> None:
-        """Make ngd.compile warn about a step that computes `results` without some updates.
+        """Make ngd.compile warn about a step that computes `results` without these updates.
 
-        They are the updates of the variables in `pending[since:]`: those that the module has set
-        while it computed `results`. `since` is the length of `pending` before. These entries are
-        then removed from `pending`.
+        A module calls this method at the end of its call. `results` are the nodes that the call
+        returns, and `since` is the length of `pending` before the call. So `pending[since:]` has
+        the variables whose next values the call has set. ngd.compile warns if a step computes a
+        node of `results` but does not update all these variables. `pending[since:]` is removed.
         """
         nodes = [node for node in results if isinstance(node, Node)]
         for changed, layer in self.pending[since:]:
@@ -149,7 +152,9 @@ class Training:
     random : Random or None
         The source of random numbers.
     updates : dict
-        The next value of each buffer and counter. Give it to ngd.compile among the updates.
+        A dict from variables to their next values, which are nodes. The variables are buffers,
+        such as running statistics, and the step counter of `random`. Give the dict to ngd.compile
+        among the updates.
 
     Examples
     --------
@@ -162,7 +167,7 @@ class Training:
     def __init__(self, random: Random | None = None, updates: bool = True) -> None:
         self.random = random
         self.updates = Updates(updates)
-        """The next value of each buffer and counter. Users pass it to ngd.compile."""
+        """The next values of buffers and of the step counter. Users pass it to ngd.compile."""
         self._draws = 0
 
     def now(self, of: Variable) -> Node:
@@ -251,7 +256,7 @@ def training(random: Random | None = None, *, updates: bool = True) -> Iterator[
     ----------
     random : Random, optional
         The source of random numbers. It is needed if a module draws random numbers. Several steps
-        may share one source. Each call of any of these steps then adds 1 to its counter.
+        may share one source. Each call of any of these steps then adds 1 to the source's counter.
     updates : bool, default True
         If False, `state.updates` stays empty. A step then draws the same numbers in each call, for
         example to compare losses with one dropout mask.

@@ -54,15 +54,16 @@ class Module:
 
     A module registers its attributes that are modules or parameters by name, in the order in which
     they are set. For several modules in one attribute use an nn.ModuleList or an nn.ModuleDict. A
-    plain list, tuple, set or dict that holds modules, declarations or variables raises TypeError.
+    plain list, tuple, set or dict raises TypeError if it contains modules, parameters or variables
+    that no module has registered.
 
     Attributes
     ----------
     name : str
         The prefix of the names of the model's variables. The first values depend on it: two models
-        with the same structure and name start with equal values. Set it before the first call of
-        the model and before its variables are made. Later it raises RuntimeError. The keys of state
-        dicts do not contain it.
+        with the same structure and name start with equal values. Set the name before the first call
+        of the model. If a variable of the model exists already, a new name raises RuntimeError. The
+        keys of state dicts do not contain the name.
 
     Notes
     -----
@@ -92,10 +93,10 @@ class Module:
     _modules: dict[str, Module]
     _parent: tuple[Module, str] | None
     _scope: Scope
-    """The number and the name of this module as a model. It is used for an outermost module only.
+    """The name of this module as a model, and a number per model. Used in outermost modules only.
 
-    Each variable stores the scope of its outermost module. If a step has two models, their
-    variables may have equal names, such as "weight". The scopes then distinguish them.
+    Each variable stores the scope of its outermost module. If two models in a step have variables
+    with equal names, such as "weight", their scopes distinguish these variables.
     """
 
     def __init_subclass__(cls) -> None:
@@ -206,23 +207,23 @@ class Module:
             module._parent = module._parent or (self, key)
 
     def _parametrization(self, key: str) -> Module | None:
-        """Return the parametrization of the attribute `key` (parametrizations.py), or None."""
+        """Return the module that computes the attribute `key`, its parametrization, or None."""
         modules = self.__dict__.get("_modules", {}).get("parametrizations")
         return modules._modules.get(key) if isinstance(modules, Parametrizations) else None
 
     def _has_parameter(self, key: str) -> bool:
         """Return True if the attribute `key` is a variable, or is computed by a parametrization.
 
-        In contrast to a read of the attribute, this does not make the variable.
+        The check does not make the variable. Reading the attribute would make it.
         """
         return key in self._parameters or self._parametrization(key) is not None
 
     def _refuse_plain(self, key: str, container: Any) -> None:
         """Raise TypeError if a plain container has modules or variables that are not registered.
 
-        They are registered if they are attributes of a module. This is called when an attribute is
-        set to a container. `_refuse_hidden` checks containers later, because they may be filled
-        after that.
+        A value is registered if it is an attribute of a module. `__setattr__` calls this check when
+        the container is assigned. The container may be filled later, so `_refuse_hidden` checks it
+        again in each call of the module.
         """
         known_ids: set[int] | None = None
         for item in find_in(key, container, (Module, Parameter, Variable)):
@@ -258,7 +259,7 @@ class Module:
         return plain_container_error(type(self).__name__, item, module)
 
     def _registered_ids(self) -> set[int]:
-        """Return the ids of this module, its submodules, and their declarations and variables."""
+        """Return id(x) for this module, its submodules, and their Parameters and variables."""
         ids: set[int] = set()
         for module in self.modules().values():
             ids.add(id(module))
@@ -349,7 +350,7 @@ class Module:
         yield from self._walk(prefix)
 
     def _walk(self, prefix: str) -> Iterator[tuple[str, Parameter]]:
-        """Yield the same as `declared`, without its check of lists and dicts for hidden modules."""
+        """Yield the same as `declared`, without its check of plain containers."""
         for trained in (True, False):
             for key, parameter in self._parameters.items():
                 if parameter.trained is trained:
@@ -530,7 +531,7 @@ class Module:
         ValueError
             Keys are missing or unexpected, and `strict` is True. The message names all of them.
         ShapeError
-            Shapes differ. The message names all of them.
+            Values do not have the shapes of their variables. The message names all such values.
         TypeError
             A value is not an array of numbers.
         BusyError
@@ -578,10 +579,10 @@ class OpModule(Module):
 
     function: ClassVar[Callable[..., Any]]
     options: dict[str, Any]
-    """The keyword arguments that the function of ngd.ops gets."""
+    """The keyword arguments that `forward` passes to `function`."""
 
     def forward(self, x: Node) -> Node:
-        """Return the result of the function for x. The subclass documents the shapes of both."""
+        """Return function(x, **options). The subclass documents the shapes of x and the result."""
         y: Node = type(self).function(x, **self.options)
         return y
 

@@ -337,9 +337,9 @@ class BatchNorm(Module):
         y is x normalized. mean and variance have a number per channel, over the elements of all
         ranks. count is the number of elements of a channel on all ranks.
 
-        This needs two small all-reduces: one of sums and counts, and one of the sums of squared
-        distances from the mean. A second pass over x loses less precision than a sum of squares. A
-        rank may have no elements.
+        The statistics take two small all-reduces: one of sums and counts, and one of the sums of
+        squared distances from the mean. A second pass over x loses less precision than a sum of
+        squares. A rank may have no elements.
         """
         channels, axes = x.shape[1], (0, *range(2, x.ndim))
         x32 = x if x.dtype == np.float64 else ops.cast(x, np.float32)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The declarations of a module's variables: nn.Parameter and nn.Buffer.
 
-A declaration makes its variable when the variable is first used. The path of its module is then
-known and becomes the variable's name.
+A declaration makes its variable when the variable is first used. At this time, the path of the
+module in the model is known. The name of the variable is this path and the name of the attribute.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Parameter:
 
     @property
     def has_variable(self) -> bool:
-        """True if the variable has been made, by its first use."""
+        """True if the variable exists. The first use of the variable makes it."""
         return self._variable is not None
 
     @property
@@ -110,14 +110,14 @@ class Parameter:
 
     @property
     def variable(self) -> Variable:
-        """The variable. The first access creates it."""
+        """The variable that this object declares. The first access makes the variable."""
         if self._variable is None:
             value = self.draw(0) if self._copied is None else self._copied.astype(self.dtype)
             self._variable, self._copied = self._make_variable(value), None
         return self._variable
 
     def _make_variable(self, value: Any) -> Variable:
-        """Make the variable with a first value. Errors about it name the class of the module."""
+        """Return a new variable with the first value `value`. Errors name the module."""
         name = self.name
         assert self._owner is not None
         module = self._owner[0]
@@ -175,8 +175,7 @@ class Parameter:
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for a copy or pickle: the value of the variable, but not its module.
 
-        When a module is copied or unpickled, it registers itself with its copied parameters by
-        `register`.
+        The copied or unpickled module calls `register` for each of its declarations.
         """
         state = {**self.__dict__, "_owner": None, "_variable": None}
         if self._variable is not None:

@@ -40,7 +40,7 @@ def weight_norm(
     name : str, default "weight"
         The attribute of the weight.
     dim : int or None, default 0
-        One norm is taken for each index of this axis of the weight, which is the axis of the
+        One norm is taken for each index of this axis of the weight. Axis 0 is the axis of the
         outputs of Linear and Conv. None takes one norm over all elements. Negative numbers raise
         ValueError, because -1 means None in PyTorch.
 
@@ -212,7 +212,7 @@ class WeightNorm(Module):
     Parameters
     ----------
     weight : Parameter
-        The declaration of the weight, which becomes the declaration of the direction.
+        The declaration of the weight. It becomes the declaration of the direction, `original1`.
     dim : int or None
         The axis that the norm does not reduce. None reduces all axes.
     """
@@ -238,9 +238,8 @@ class WeightNorm(Module):
     def weight(self) -> Parameter:
         """Return the declaration of the direction, `original1`.
 
-        This Parameter object was the declaration of the plain weight before the call of
-        nn.weight_norm. So it has the shape, dtype and initializer of the weight, and
-        nn.remove_parametrizations uses them for the plain parameter.
+        Before the call of nn.weight_norm, the same Parameter object declared the weight. So
+        nn.remove_parametrizations takes shape, dtype and initializer of the weight from it.
         """
         return self._parameters["original1"]
 
@@ -345,9 +344,10 @@ class SingularVectors(Module):
         self._u, self._v = (SingularVector(weight, eps, dim, side) for side in (0, 1))
 
     def forward(self, matrix: Node, iterations: int) -> tuple[Node, Node]:
-        """Return u and v. In training, improve u and v by power iterations.
+        """Return the estimates u and v; in training, after `iterations` power iterations.
 
-        In training, the results are also the next values of u and v in `Training.updates`.
+        In training, also store the results in `Training.updates`, as the next values of the buffers
+        `_u` and `_v`.
 
         Parameters
         ----------
@@ -375,10 +375,10 @@ class SingularVectors(Module):
 
 
 class SingularVector(Buffer):
-    """The declaration of an estimate of the first left or right singular vector of a weight.
+    """The declaration of a buffer that estimates the first singular vector of a weight.
 
-    It belongs to the largest singular value. `side` is 0 for the left vector, and 1 for the right
-    one.
+    The first singular vector belongs to the largest singular value. `side` is 0 for the left
+    vector u, and 1 for the right vector v.
     """
 
     def __init__(self, weight: Parameter, eps: float, dim: int, side: int) -> None:
@@ -456,10 +456,10 @@ def expect_axis(where: str, dim: int, weight: Parameter, least: int) -> None:
 
 
 def parametrize(module: AnyModule, name: str, parametrization: Module) -> AnyModule:
-    """Let a parametrization compute an attribute of a module. Return the module.
+    """Let `parametrization` compute the attribute `name` of a module. Return the module.
 
-    The declaration of the attribute is removed from the module. The parametrization must already
-    have it among its own parameters.
+    Remove the declaration of the attribute from the module. The parametrization must already have
+    this declaration as an attribute of its own.
     """
     weight = module._parameters.pop(name)
     if weight._owner == (module, name):  # else it is shared, and keeps its name

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Search for modules and variables in plain containers, such as a list in an attribute.
 
-A module registers only modules and declarations that are attributes themselves. It raises TypeError
-for a plain container with modules or variables that are not registered elsewhere.
+A module registers its attributes that are modules or declarations (nn.Parameter, nn.Buffer). It
+does not register values inside a plain container. So it raises TypeError for a plain container with
+a module, declaration or variable that no module has registered.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def load(
 def compare_keys(declared: Mapping[str, Parameter], state: Mapping[str, Any]) -> Keys:
     """Return the missing keys, which only the module has, and the unexpected ones.
 
-    A variable that several names share is missing only if all its names are.
+    A variable that several names share is missing only if `state` has none of these names.
     """
     present_ids = {id(p) for key, p in declared.items() if key in state}
     missing = [key for key, p in declared.items() if id(p) not in present_ids]
@@ -82,9 +82,10 @@ def compare_keys(declared: Mapping[str, Parameter], state: Mapping[str, Any]) ->
 def different_shapes(
     present: Mapping[str, Parameter], state: Mapping[str, Any], where: str
 ) -> list[str]:
-    """Return a text for each value whose shape differs from the shape of its declaration.
+    """Return an error text for each value of `state` with another shape than its declaration.
 
-    A text is, for example, "weight: expected shape (2, 3); got (3, 2)".
+    `present` has the declarations (Parameter, Buffer) of the keys that occur in `state`. A text is,
+    for example, "weight: expected shape (2, 3); got (3, 2)".
     """
     shapes = {key: shape_of(state[key], f"{where}: {key}") for key in present}
     return [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers of Transformers, with PyTorch's names and variables."""
+"""Layers of Transformers. Classes and variables have PyTorch's names."""
 
 from __future__ import annotations
 

@@ -119,9 +119,10 @@ def expect_closed(
 
 
 def tensor(leaf: Any) -> Node | None:
-    """Return an array or a float in an argument as a node.
+    """Return a leaf of the arguments as a node, if the leaf is an array or a float.
 
-    Return None for an int, a bool or a string: the function gets it as a Python value.
+    Return None for another leaf, such as an int, a bool or a string. The user's function gets such
+    a leaf as a Python value.
     """
     if isinstance(leaf, Node):
         return leaf
@@ -145,11 +146,12 @@ class UserGradient:
     def __call__(
         self, results: Sequence[Node], operands: Sequence[Node], dy: Sequence[Node | None]
     ) -> Sequence[Node | None]:
-        """Return the adjoints of the operands of the op `with_gradient`.
+        """Return None for each of `results`, followed by the adjoint of each of `operands`.
 
-        The op's operands are the results of the user's function, followed by the `operands` of that
-        function. The adjoints of the results are None, so that the ops of the function are not
-        differentiated. The adjoints of `operands` come from the user's gradient function.
+        These are the adjoints of the operands of the op `with_gradient`, (*results, *operands).
+        `operands` and `results` are the arguments and results of the user's function. None for a
+        result means that the ops of the function are not differentiated. The user's gradient
+        function computes the adjoints of `operands` from `dy`, the adjoints of the results.
         """
         cotangents = [
             zeros(y.shape, y.dtype) if part is None else part
@@ -172,9 +174,9 @@ class UserGradient:
         return [*(None for _ in results), *of_operands]
 
     def adjoint(self, value: Any, of: Node) -> Node | None:
-        """Return an adjoint from the user's function as a node of the type of the operand `of`.
+        """Return `value`, the user's adjoint of the operand `of`, as a node of the type of `of`.
 
-        None stays None: the operand gets no gradient.
+        If `value` is None, return None: the operand gets no gradient.
         """
         if value is None:
             return None

@@ -54,9 +54,9 @@ def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     -------
     tuple
         The result of `f`, and the function for vector-Jacobian products. With has_aux, aux is the
-        third element. The function takes cotangents in the structure of the result. It returns a
-        tuple with one entry per primal: the sum over the elements of the result of cotangent times
-        derivative.
+        third element. The function takes cotangents u in the structure of the result. It returns
+        J^T u for the Jacobian J of `f`: a tuple with one entry per primal, in the structure of the
+        primal.
 
     Examples
     --------
@@ -139,9 +139,10 @@ def jvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) 
 
     Notes
     -----
-    Two backward passes compute it, because the vector-Jacobian product is linear in its vector. So
-    all ops need second derivatives. The time is about the time of a gradient. As for a gradient,
-    memory holds the values of the whole forward pass.
+    Two backward passes compute the derivative. The first one computes J^T u for the Jacobian J of
+    `f`. This is linear in u, so the second one, through the first, computes J t for the tangents t.
+    So each op needs a second derivative. The time is about the time of a gradient. As for a
+    gradient, memory holds the values of the whole forward pass.
 
     Examples
     --------

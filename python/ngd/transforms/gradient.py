@@ -139,7 +139,7 @@ def as_nodes(where: str, tree: Any) -> tuple[list[Node], Structure]:
 
 
 def as_vector_like(where: str, value: Any, like: Node) -> Node | None:
-    """Return a tangent or adjoint as a node of the type of `like`, the node that it belongs to.
+    """Return `value`, a tangent or adjoint of the node `like`, as a node of the type of `like`.
 
     Return None if `like` is not floating. Raise GradientError if the shapes differ.
     """
@@ -183,10 +183,10 @@ def value_and_grad(
     ----------
     f : function
         A function of arrays of any shape that returns a floating scalar. With has_aux it returns a
-        pair of the scalar and any structure.
+        pair of the scalar and any value.
     argnums : int or tuple of ints, default 0
-        The positional arguments with respect to which `f` is differentiated. Each is a structure of
-        floats.
+        The positional arguments with respect to which `f` is differentiated. Each is an array of
+        floats, or a structure (nested dict, list, tuple or dataclass) of such arrays.
     has_aux : bool, default False
         If `f` returns (scalar, aux), the function returns ((value, aux), gradient).
     unused : {"error", "zero"}
@@ -261,7 +261,10 @@ class Differentiation(NamedTuple):
     unused: str
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Node, Any, Any]:
-        """Return the value of f, its auxiliary output, and the gradient, for some arguments."""
+        """Call `f` on the arguments. Return its value, its auxiliary output, and the gradient.
+
+        The auxiliary output is None if `has_aux` is False.
+        """
         where = self.where
         primals = Primals(where, args, self.argnums)
         returned, aux = with_aux(where, self.f(*primals.args, **kwargs), self.has_aux)
@@ -313,12 +316,13 @@ def grad(
     ----------
     loss : Node or callable
         A floating scalar: the loss of this rank. Or a function that returns such a scalar, or with
-        has_aux a pair of the scalar and any structure.
+        has_aux a pair of the scalar and any value.
     wrt : Node or structure of Node
-        If `loss` is a node: the nodes with respect to which it is differentiated.
+        If `loss` is a node: the node or nodes with respect to which it is differentiated. A
+        structure is a nested dict, list, tuple or dataclass.
     argnums : int or tuple of int, default 0
         If `loss` is a function: the positional arguments with respect to which it is
-        differentiated. Each is a structure of floats.
+        differentiated. Each is an array of floats, or a structure of such arrays.
     has_aux : bool, default False
         If the function returns (scalar, aux), the gradient function returns (gradient, aux).
     unused : {"error", "zero"}
@@ -335,8 +339,9 @@ def grad(
     Raises
     ------
     GradientError
-        The loss is not a floating scalar, a target is not floating, or an op between target and
-        loss has no gradient. The message has the op's file and line.
+        The loss is not a floating scalar. A node of `wrt`, or an argument in `argnums`, is not
+        floating. Or an op from that node or argument to the loss has no gradient. The message has
+        the op's file and line.
 
     Notes
     -----
@@ -388,9 +393,9 @@ def function_like(f: Callable[..., Any], call: Callable[..., Any], where: str) -
 
 
 def step_of(f: Callable[..., Any], python: Callable[..., Any]) -> Function:
-    """Return a Function that compiles the Python function `python`, a wrapper of `f`.
+    """Return an ngd.Function that compiles `python`, a Python function that calls `f`.
 
-    If `f` is a Function, the new one has its options, such as device and group.
+    If `f` itself is a Function, the result has the options of `f`, such as device and group.
     """
     if isinstance(f, Function):
         return Function(python, False, f.device, f.group, f.precision, f.shard, of=f)

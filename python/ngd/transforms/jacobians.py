@@ -26,8 +26,8 @@ def jacobian(f: Callable[..., Any], argnums: int | tuple[int, ...] = 0) -> Funct
     f : function
         A function of floats that returns floats, in any structure and of any shape.
     argnums : int or tuple of ints, default 0
-        The positional arguments with respect to which `f` is differentiated. Each is a structure of
-        floats.
+        The positional arguments with respect to which `f` is differentiated. Each is an array of
+        floats, or a structure (nested dict, list, tuple or dataclass) of such arrays.
 
     Returns
     -------
@@ -103,17 +103,17 @@ def hessian(f: Callable[..., Any], argnums: int | tuple[int, ...] = 0) -> Functi
     f : function
         A function of floats of any shape that returns a floating scalar.
     argnums : int or tuple of ints, default 0
-        The positional arguments with respect to which `f` is differentiated twice. Each is a
-        structure of floats.
+        The positional arguments with respect to which `f` is differentiated twice. Each is an array
+        of floats, or a structure (nested dict, list, tuple or dataclass) of such arrays.
 
     Returns
     -------
     Function
-        A function of the arguments of `f`. If the argument is a single array, it returns one array,
-        whose shape is the shape of the argument twice. Otherwise it returns one array for each pair
-        of leaves of the argument, with the shape of the first leaf followed by that of the second.
-        The arrays are in a structure like the argument, in which each leaf is again a structure
-        like the argument.
+        A function of the arguments of `f`. If the argument is a single array, it returns one array.
+        For example, an argument of shape (2, 3) gives the shape (2, 3, 2, 3). Otherwise it returns
+        one array for each pair of leaves of the argument, with the shape of the first leaf followed
+        by that of the second. The arrays are in a structure like the argument, in which each leaf
+        is again a structure like the argument.
 
     Examples
     --------

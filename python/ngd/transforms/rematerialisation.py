@@ -83,14 +83,14 @@ def read_from_outside(results: Sequence[Node], since: int) -> list[Node]:
 
 
 def wait_for_all(operands: Sequence[Node], adjoints: Sequence[Node | None]) -> list[Node | None]:
-    """Return the adjoints of operands; those of computed operands wait for all other adjoints.
+    """Return the adjoints of operands; some wait until all other adjoints are computed.
 
-    An operand that is not a leaf was computed by an earlier function, and the backward pass
-    continues there with the adjoint of this operand. The other adjoints are gradients of leaves:
-    inputs of the graph and variables, such as weights. Without the wait, they could be computed at
-    the end of the step, and recomputed values would stay in memory until then. With the wait, the
-    recomputed values of one function are free before the backward pass recomputes the values of an
-    earlier function.
+    An operand is a leaf (an input of the graph, or a variable such as a weight), or an earlier
+    function computed it. The backward pass continues in that earlier function with the operand's
+    adjoint, so this adjoint waits. Adjoints of leaves do not wait. Without the wait, they could be
+    computed at the end of the step, and recomputed values would stay in memory until then. With the
+    wait, the recomputed values of one function are free before the backward pass recomputes the
+    values of an earlier function.
     """
     known = [adjoint for adjoint in adjoints if adjoint is not None]
     ordered = []
@@ -108,18 +108,20 @@ def wait_for_all(operands: Sequence[Node], adjoints: Sequence[Node | None]) -> l
 class Recomputation:
     """The gradient rule of `remat`: recompute the results, and differentiate the recomputation.
 
-    The rule walks the graph from the results back to the operands, and copies the nodes on the way.
-    This can fail if the function was called in the body of a loop. Values that are equal in all
-    iterations are computed outside of the body, which gets them as inputs. So the walk may reach an
-    input of the body that is not an operand. Then nothing is recomputed: the rule passes the
-    adjoints on to the results, so that their first computation is differentiated, with its stored
-    values.
+    The operands are the arguments of the function and the other nodes that it reads. The rule walks
+    the graph from the results back to the operands, and copies the nodes on the way.
+
+    The walk can fail if the function was called in the body of a loop. A value that is equal in all
+    iterations may be computed outside of the body, and become an input of the body. If the walk
+    reaches such an input that is not an operand, the rule recomputes nothing. It passes the
+    adjoints on to the results of the forward pass, so that their stored values are used.
     """
 
     follows_graph = True
-    """True because the rule reads only its arguments and the nodes from which they are computed.
+    """True because `__call__` reads only its arguments and the nodes that compute them.
 
-    So vmap can call the same rule with mapped nodes. See ops/batching/user_functions.py.
+    So vmap calls this gradient rule with mapped nodes. A rule without this attribute may read other
+    nodes, and gets the nodes without the mapped axis. See ops/batching/user_functions.py.
     """
 
     def __init__(self, name: str) -> None:
@@ -128,12 +130,12 @@ class Recomputation:
     def __call__(
         self, results: Sequence[Node], operands: Sequence[Node], dy: Sequence[Node | None]
     ) -> Sequence[Node | None]:
-        """Return the adjoints of the results and of the operands.
+        """Return the adjoint of each of `results`, followed by the adjoint of each of `operands`.
 
-        `operands` are the values that the function reads from outside. If the results are
-        recomputed, their adjoints are None, so that their first computation is not differentiated.
-        If nothing is recomputed (see the class), the adjoints of the results are `dy`, and those of
-        the operands are None.
+        `dy` has the adjoints of the results. If the rule recomputes the results, it returns None
+        for each result, so that the backward pass does not differentiate the first computation. If
+        it recomputes nothing (see the class), it returns `dy` for the results, and None for each
+        operand.
         """
         inner = topological(results, stop=operands)
         if any(isinstance(node.op, Leaf) and node.op is not CONSTANT for node in inner):

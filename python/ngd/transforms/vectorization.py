@@ -116,10 +116,10 @@ def vectorize(
     out_leaves: Sequence[int | None],
     out_structure: Structure,
 ) -> Function:
-    """Return the mapped function of f.
+    """Return the function that maps `f` over axes of its arguments: the result of ngd.vmap.
 
-    The axes are given as `axes_tree` returns them: their leaves and structure are hashable, so
-    that a call with equal axes finds the mapped function in the cache.
+    in_axes and out_axes are given as `axes_tree` returns them, as leaves and structure. These are
+    hashable, so a later call with equal axes finds the function in the cache.
     """
     in_axes, out_axes = in_structure.rebuild(in_leaves), out_structure.rebuild(out_leaves)
     signature = signature_of(f)
@@ -316,8 +316,8 @@ def read_result(leaf: Any) -> Any:
 def put_axis(batching: Batching, result: Batched, axis: int | None, path: str) -> Node:
     """Move the mapped axis of a result from axis 0 to `axis`, its entry in out_axes.
 
-    If `axis` is None, return a result that does not depend on mapped arguments unchanged, and raise
-    a ShapeError for any other result.
+    If `axis` is None, return the result unchanged. In this case, raise a ShapeError if the result
+    depends on mapped arguments.
     """
     if axis is None:
         if result.is_mapped:
