@@ -9,7 +9,7 @@ from ..passes import Plan
 from ..passes.memory.plan import Storage
 
 NAMED = 2
-"""The number of variables that `shown_names` lists by name. It only counts the others."""
+"""The largest number of names in a text of `shown_names`, such as "w1, w2 and 3 more"."""
 
 
 def variables_of(plan: Plan) -> dict[int, tuple[str, ...]]:

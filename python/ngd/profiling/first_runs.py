@@ -62,7 +62,7 @@ def subtract_record(record: Record, first: Record) -> Record:
 
 
 def subtract_times(times: Times, first: Times) -> Times:
-    """Return the times without those of the first run."""
+    """Return `times` minus `first`, the first run; the shortest call is that of all runs."""
     calls, ns, flight = (times[i] - first[i] for i in (0, 1, 3))
     # The record has the shortest call of all runs. It may be a call of the first run.
     return calls, ns, min(times[2], ns // calls) if calls else 0, flight

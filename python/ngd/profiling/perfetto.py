@@ -35,7 +35,7 @@ the file."""
 PINGS: Final = 30
 """The number of round trips that measure the offset of a clock."""
 BRIDGES: Final = 1_000_000
-"""The thread id (tid) in the file of the row with the collectives of bridges.
+"""The thread id (`tid` in the file) of the collectives of bridges, which have their own row.
 
 A bridge is a module with the interface of another library, such as ngd.horovod. The ids of real
 threads are smaller.
@@ -93,9 +93,10 @@ def timeline(
 
     Notes
     -----
-    Ranks on one Linux kernel use the same clock. For a rank on another one, the offset to the
-    clock of rank 0 is measured by 30 round trips. The shortest one counts, and rank 0 is assumed to
-    read its clock in the middle of it (F. Cristian 1989, "Probabilistic clock synchronization").
+    Ranks on one Linux kernel use the same clock. If a rank and rank 0 run on different kernels, 30
+    round trips measure the offset between their clocks. Only the shortest round trip is used. Rank
+    0 is assumed to read its clock in the middle of this round trip (F. Cristian 1989,
+    "Probabilistic clock synchronization").
 
     Examples
     --------
@@ -225,7 +226,10 @@ def part(rank: int, events: Iterable[Event], offset: int, begin: int) -> bytes:
 
 
 def bridge_slice(rank: int, call: BridgeCall, shift: int) -> dict[str, Any]:
-    """Return the JSON object, in the row BRIDGES, of a collective that a bridge has recorded."""
+    """Return the JSON object of a collective of a bridge, with the thread id BRIDGES.
+
+    `shift` is added to the times, in ns.
+    """
     name, site, begin, end = call
     length = {"ts": (begin + shift) / 1e3, "dur": (end - begin) / 1e3}
     at = {"ph": "X", "cat": "collective", "pid": rank, "tid": BRIDGES}
@@ -233,7 +237,7 @@ def bridge_slice(rank: int, call: BridgeCall, shift: int) -> dict[str, Any]:
 
 
 class EventConverter:
-    """The conversion of the events of a rank to JSON objects of the file.
+    """A converter of the events of a rank to JSON objects of the file.
 
     Parameters
     ----------
@@ -252,9 +256,11 @@ class EventConverter:
         self.num_collectives = 0
 
     def objects(self, event: Event, shift: int) -> Iterator[dict[str, Any]]:
-        """Yield the slice of an event, and after a wait the time span of its collective.
+        """Yield the JSON objects of an event.
 
-        `shift` is added to the times, in ns.
+        The first object is the slice of the event. If the event is a wait, two more objects give
+        the begin and the end of its collective. They are left out if the start of the collective
+        was not recorded. `shift` is added to the times, in ns.
         """
         program, number, thread, begin, end = event
         at = {"pid": self.rank, "tid": thread}
@@ -312,10 +318,11 @@ def details_of(labels: dict[int, list[Label]]) -> dict[int, list[dict[str, str]]
 
 
 def collectives_of(plan: Plan) -> list[dict[str, str]]:
-    """Return one dict per instruction of a plan: empty if it is not part of a collective.
+    """Return one dict per instruction of a plan.
 
-    "type" is the dtype and shape of the result of the collective. "variables" has the names of the
-    variables that are updated from this result.
+    The dict is empty if the instruction does not start a collective or wait for one. "type" is the
+    dtype and shape of the result of the collective. "variables" has the names of the variables that
+    are updated from this result.
     """
     variables = variables_of(plan)
     details: list[dict[str, str]] = [{} for _ in plan.steps]
@@ -363,7 +370,7 @@ def answer_pings(world: Group, rank: int) -> None:
 
 
 def measure_offset(world: Group) -> int:
-    """Return the offset of the clock of rank 0, from the shortest round trip to rank 0."""
+    """Return (clock of rank 0) - (clock of this rank) in ns, from the shortest round trip."""
     trips = []
     for _ in range(PINGS):
         begin = _core.clock_ns()

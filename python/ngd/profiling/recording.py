@@ -19,7 +19,7 @@ Call: TypeAlias = tuple[str, str]
 
 
 class Recording:
-    """The object that the blocks of ngd.profile and ngd.timeline get.
+    """The value that the context managers ngd.profile and ngd.timeline yield.
 
     Attributes
     ----------
@@ -50,12 +50,12 @@ class Latecomers:
 
 
 BridgeCall: TypeAlias = tuple[str, str, int, int]
-"""A collective on arrays that a bridge has recorded: its name, call site, begin and end in ns."""
+"""A collective of a bridge, such as ngd.horovod: its name, call site, begin and end in ns."""
 
 _on: Recording | None = None
 """The recording that runs now."""
 _bridge_calls: list[BridgeCall] = []
-"""The collectives of bridges in the newest recording."""
+"""The collectives of bridges, such as ngd.horovod, in the newest recording."""
 _max_bridge_calls = 0
 """The largest number of collectives in `_bridge_calls`; 0 if the recording has no events."""
 _latecomers: Latecomers | None = None
@@ -105,7 +105,11 @@ def profile() -> Iterator[Recording]:
 
 @contextmanager
 def record_block(most_events: int) -> Iterator[Recording]:
-    """Record the times of instructions in the block, and also at most `most_events` events."""
+    """Record the times of instructions in the block.
+
+    Also record at most `most_events` events for a timeline. An event is one run of an instruction
+    or of a step.
+    """
     global \
         _on, \
         _latecomers, \
@@ -169,9 +173,10 @@ def clock() -> int:
 
 
 def add_bridge_call(name: str, site: str, begin: int) -> None:
-    """Record a complete collective on arrays, for the timeline, if events are recorded now.
+    """Record a collective that a bridge, such as ngd.horovod, has just completed.
 
-    It began at `begin`, a result of `clock`, and ends now.
+    `begin` is the result of `clock` when the collective began. Outside of ngd.timeline, nothing is
+    recorded.
     """
     if _on is not None and len(_bridge_calls) < _max_bridge_calls:
         _bridge_calls.append((name, site, begin, _core.clock_ns()))

@@ -48,8 +48,8 @@ class Report:
         The time of the first run in seconds if it was timed separately, as in `ngd profile`;
         otherwise 0.
     has_first_run : bool
-        False if `runs` and all times leave out the first run of the step, as in `ngd profile`. A
-        step that ran once has only this run, so its times include it.
+        False if `ngd profile` has left the first run of the step out of `runs` and of all times. It
+        leaves the first run out if the step has run more than once. Otherwise True.
     """
 
     rows: tuple[Row, ...]
@@ -146,9 +146,10 @@ def report_of(
     device : str
         The name of the device.
     memory : mapping from str to int
-        The sizes of memory in bytes.
+        The sizes of memory in bytes, as `Executable.memory()` returns them.
     first : Record, optional
-        The times of the first run. They are left out if there are other runs.
+        The times of the first run, if it was timed separately. They are subtracted from `record` if
+        the step has run more than once.
     """
     has_first_run = first is None or record is None or record[0][0] <= first[0][0]
     if first is not None and record is not None and not has_first_run:
@@ -216,8 +217,9 @@ def format_runs(report: Report) -> str:
 def first_run(report: Report) -> str:
     """Return the part of the summary about the first run of the step.
 
-    If the first run was timed separately, the text gives its time, or the fact that it is the only
-    run and the times include it. Otherwise the text is empty.
+    If the report leaves out the first run, the text gives the time of this run. If the first run
+    was timed separately, but is the only run, the text says that it includes the warm-up. Otherwise
+    the text is empty.
     """
     if not report.has_first_run:
         return f" without the first run of {pages.micros(report.first_run_seconds)} us"

@@ -69,7 +69,7 @@ class Row:
     site : str
         `file:line` of the user's code.
     made_of : tuple of pairs of str
-        The ops that the instruction computes together, with their call sites.
+        The ops that are fused in the instruction, as pairs (op, call site).
     operands, results : tuple of types
         The dtypes and shapes of the operands and results.
     attrs : mapping
@@ -87,8 +87,8 @@ class Row:
     share : float
         The part of the step's time, 0 to 1.
     of_peak : float
-        The least time at the machine's peaks, divided by the time of a call. It may exceed 1,
-        because caches are faster than memory.
+        The speed relative to the machine's peak speed: `Peaks.least_seconds`, divided by the mean
+        time of a call. It may exceed 1, because caches are faster than memory.
     flight : float
         For a wait: the time from the start of the collective to the end of the wait, in seconds.
     last : mapping from int to int
@@ -96,19 +96,19 @@ class Row:
         this op and call site in the block, including first runs, because the runtime counts per
         call site. So rows of the same op and call site have the same counts.
     variables : tuple of str
-        For a start or wait: the names of the variables that an instruction updates from the
-        result, such as a parameter for its gradient.
+        For a start or wait: the names of the variables that are updated from the result. For
+        example, the all-reduce of a gradient has the name of the parameter.
     """
 
     number: str
-    """The number in the program. "4.1.0" is instruction 0 of program 1 of instruction 4."""
+    """The number in the program. "4.1.0" is instruction 0 of body 1 of instruction 4."""
     action: str
     """The action: "run", "start" or "wait" of a collective, "scan", or "cond"."""
     op: str
     site: str
     """The `file:line` of the user's code."""
     made_of: tuple[tuple[str, str], ...]
-    """The ops that the instruction computes together, with their call sites."""
+    """The ops that are fused in the instruction, as pairs (op, call site)."""
     operands: tuple[Type, ...]
     results: tuple[Type, ...]
     attrs: Mapping[str, Any]
@@ -124,9 +124,10 @@ class Row:
     share: float
     """The share of the time of the step, 0 to 1."""
     of_peak: float
-    """The least time at the machine's peaks, divided by the time of a call.
+    """The speed relative to the machine's peak speed; 1 is the peak.
 
-    It may exceed 1, because caches are faster than memory.
+    It is `Peaks.least_seconds`, divided by the mean time of a call. It may exceed 1, because caches
+    are faster than memory.
     """
     flight: float = 0.0
     """For a wait: the time from the collective's start to the end of the wait, in seconds."""
@@ -137,7 +138,7 @@ class Row:
 
     @property
     def types(self) -> str:
-        """The types of operands and results, as in printed graphs."""
+        """The types of operands and results, such as "f32[2,3], f32[3] -> f32[2,3]"."""
         texts = (", ".join(t.short for t in types) for types in (self.operands, self.results))
         return " -> ".join(texts).strip()
 
@@ -158,7 +159,7 @@ class Row:
 
     @property
     def overlap(self) -> float:
-        """For a wait: the part of the collective's time in which this rank did other work."""
+        """For a wait: the fraction of `flight`, from 0 to 1, in which this rank did not wait."""
         return 1 - self.seconds / self.flight if self.flight else 0.0
 
 

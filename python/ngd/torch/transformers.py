@@ -53,8 +53,8 @@ class Trainer(transformers.Trainer):
         """Create the scheduler, and replace the optimizer's `step` by a method that does nothing.
 
         The compiled step updates the parameters, so the Trainer's call of `optimizer.step()` must
-        not. The method is replaced and not removed, because a scheduler needs it. It is replaced
-        here, before the scheduler is created.
+        not. A scheduler of PyTorch wraps the method when it is created. The method is therefore
+        replaced, not removed, and before the scheduler is created.
         """
         self.optimizer.step = MethodType(_no_step, self.optimizer)  # schedulers need a method
         return super().create_scheduler(num_training_steps, optimizer)

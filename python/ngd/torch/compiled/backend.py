@@ -97,7 +97,7 @@ class CompiledGraph:
         self._lock = threading.Lock()
 
     def __call__(self, *arguments: Any) -> Any:
-        """Run the graph."""
+        """Run the graph and return its outputs, computed by ngd or, if ngd cannot, by PyTorch."""
         specialized = self._specialized(arguments)
         if specialized is None:
             return self.module(*arguments)
@@ -148,7 +148,11 @@ class CompiledGraph:
 
 
 def _signature(argument: Any) -> Any:
-    """Return the properties of an argument that a program depends on."""
+    """Return the properties of an argument that a program depends on.
+
+    For a tensor these are shape, strides, dtype, `requires_grad` and `is_leaf`, and for a Parameter
+    only `requires_grad`. For any other argument, return the argument itself.
+    """
     if type(argument) is torch.nn.Parameter:  # Dynamo compiles again if another property changes
         return argument.requires_grad
     if isinstance(argument, torch.Tensor):
@@ -225,7 +229,7 @@ class LockedStep:
         """Run the step and return its outputs.
 
         `inputs` has one tensor or array per placeholder, including those that the step does not
-        read. The values of the latter are ignored.
+        read. Values that the step does not read are ignored.
         """
         chosen = [inputs[number] for number in self.read]
         arrays = [as_array(x) if isinstance(x, torch.Tensor) else x for x in chosen]
@@ -400,12 +404,12 @@ class GraphProgram:
         return step, [gradient is not None for gradient in gradients]
 
     def _in_order(self, number: int, adjoint: Any) -> torch.Tensor:
-        """Permute the dimensions of the gradient of result `number` to the order of its node.
+        """Return the gradient of result `number`, with the dimensions in the order of its node.
 
         PyTorch gives the gradient in the order of the tensor's shape. The node of a value has its
-        dimensions in another order, that of the memory: `Value.order` (see `_translated`). The node
-        with the new contents of an input has the order of the input's shape, so its gradient is
-        returned unchanged.
+        dimensions in memory order, `Value.order` (see `_translated`), so the gradient is permuted
+        to this order. The node with the new contents of an input has the order of the input's
+        shape, so its gradient is returned unchanged.
         """
         values = self.values
         return adjoint.permute(values[number].order) if number < len(values) else adjoint
@@ -457,7 +461,7 @@ class _Differentiable(torch.autograd.Function):
     def forward(
         context: Any, program: GraphProgram, draws: Array | None, *tensors: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        """Run the forward program."""
+        """Run the forward program and return its results. Store the inputs of `backward`."""
         results, residuals = program.forward(tensors, draws)
         context.program, context.draws = program, draws
         context.save_for_backward(*program.saved(tensors), *residuals)
@@ -468,7 +472,7 @@ class _Differentiable(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, *adjoints: torch.Tensor | None) -> tuple[Any, ...]:
-        """Run the backward program."""
+        """Run the backward program and return a gradient, or None, for each argument of forward."""
         if torch.is_grad_enabled():
             raise RuntimeError(
                 f"{WHERE}: expected a backward pass without create_graph=True; got one with it. "

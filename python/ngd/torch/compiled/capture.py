@@ -77,7 +77,7 @@ class _Step(nn.Module):
         self.function = function
 
     def forward(self, *leaves: Any) -> tuple[Any, ...]:
-        """Return the flat results of the function."""
+        """Return the results of the function as a flat tuple, without the user's structure."""
         return self.function(self.model, leaves)
 
 
@@ -89,7 +89,7 @@ def capture(
     Parameters
     ----------
     where : str
-        The public call, for messages.
+        The public call that error messages begin with: ngd.torch.compile_step.
     model : Module
         The model, in the mode (training or evaluation) that is captured.
     function : callable
@@ -195,7 +195,7 @@ def capture_graph(
     Parameters
     ----------
     where : str
-        The public call, for messages.
+        The public call that error messages begin with: torch.compile(backend="ngd").
     graph : GraphModule
         The graph.
     examples : sequence of Tensor
@@ -285,9 +285,9 @@ def _expect_same_graph(
 ) -> None:
     """Raise if the graph depends on Python attributes that the forward pass changes.
 
-    `changed` has the values of these attributes after the forward pass of the first export, which
-    has restored the old values. Export again with the changed values, which a second step would
-    start from. The second graph must have the same code as the first one.
+    `changed` has the values of these attributes after the forward pass of the first export. The
+    export has restored the old values. Export again with the changed values, as in a second step.
+    The second graph must have the same code as the first graph.
     """
     modules = {key: step.model.get_submodule(key[0]) for key in changed}
     before = {key: getattr(modules[key], key[1], None) for key in changed}

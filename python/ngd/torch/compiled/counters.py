@@ -63,6 +63,6 @@ class RandomCounter:
             self.variable.assign(value)
 
     def count(self) -> None:
-        """Count a step that has drawn random numbers."""
+        """Add 1 to the counter in the optimizer, after a step that has drawn random numbers."""
         self._value += 1
         self._optimizer.param_groups[0][KEY] = self._value

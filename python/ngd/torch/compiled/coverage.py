@@ -51,7 +51,7 @@ def _table(counts: dict[str, int]) -> list[str]:
 
 
 def coverage_of(captured: Capture) -> Coverage:
-    """Return the coverage of a captured model."""
+    """Return the translated, constant and missing ops of a captured model."""
     fixed = {each.name for each in captured.inputs if each.kind == "constant"}
     varying: set[fx.Node] = set()
     translated: Counter[str] = Counter()

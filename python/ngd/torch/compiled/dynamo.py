@@ -67,7 +67,7 @@ class View(NamedTuple):
     is_detached: bool
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return this view of `tensor`, which is the input or the value."""
+        """Return this view of `tensor`, the input or value whose number is `number`."""
         if self.is_detached:
             tensor = tensor.detach()
         if tensor.shape == self.size and tensor.stride() == self.stride and not self.offset:
@@ -124,7 +124,7 @@ def make_static(where: str, module: fx.GraphModule, arguments: Sequence[Any]) ->
     Parameters
     ----------
     where : str
-        The public call, for messages.
+        The public call that error messages begin with: torch.compile(backend="ngd").
     module : GraphModule
         The graph.
     arguments : sequence
@@ -258,7 +258,7 @@ class _FakeRun(fx.Interpreter):
     def _expect_seen_by_autograd(self, node: fx.Node, written: torch.Tensor) -> None:
         """Raise if autograd does not record a node's write to a tensor that requires a gradient.
 
-        The tensor may also share its memory with a tensor that requires a gradient.
+        Also raise if `written` requires no gradient, but shares memory with a tensor that does.
         """
         is_hidden = (
             not torch.is_grad_enabled()
@@ -270,7 +270,7 @@ class _FakeRun(fx.Interpreter):
             refuse(self.where, f"{what} (called at {site_of(node)})")
 
     def is_tracked(self, tensor: torch.Tensor) -> bool:
-        """Return True if autograd has recorded a write to an input during this run."""
+        """Return True if autograd has recorded a write to `tensor`, an input, during this run."""
         before = self._history.get(tensor, (tensor.requires_grad, tensor.grad_fn))
         return bool(before != (tensor.requires_grad, tensor.grad_fn))
 
@@ -438,7 +438,7 @@ class _StaticCopy:
         self._inputs: dict[str, fx.Node] = {}
 
     def copied(self, values: Sequence[int]) -> tuple[fx.Graph, str]:
-        """Return the copy, and the text that describes its ops.
+        """Return the copy of the graph, and the text that describes its ops.
 
         `values` has the indices of the outputs that the copy computes. The other outputs are left
         out, because they are views or are not tensors.
@@ -500,7 +500,8 @@ WORDS: Final = (type(None), str, complex, *NUMBERS, torch.layout, torch.memory_f
 def _word(value: Any) -> str:
     """Return the text of an argument that is not a node, for the text of the graph.
 
-    The text of an object without a comparable value is different in each call.
+    The text of a number, a string or a dtype, for example, is its `repr`. Most other objects get a
+    new text in each call, such as "Generator 7".
     """
     if isinstance(value, WORDS):
         return repr(value)

@@ -190,7 +190,10 @@ class Plan:
         return part
 
     def _return_buffers(self, nexts: dict[fx.Node, fx.Node]) -> None:
-        """Insert the next values of buffers before the outputs of the graph."""
+        """Make the next values of buffers the first outputs of the graph.
+
+        `nexts` has the node of each next value, by the node of the buffer.
+        """
         output = self.graph.output_node()
         output.args = ((*nexts.values(), *output.args[0]),)
         self.program.graph_signature.output_specs[:0] = [

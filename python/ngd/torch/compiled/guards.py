@@ -24,7 +24,7 @@ TWO_WAYS: Final = (
 
 
 def refuse_backward(*args: Any, **options: Any) -> None:
-    """Raise for `loss.backward()` of the loss of a compiled step."""
+    """Raise a RuntimeError. The loss of a compiled step has this function as `backward`."""
     raise RuntimeError(
         "ngd.torch.compile_step: loss.backward: expected no backward pass, because the step has "
         f"computed the gradients and updated the parameters; got a call. {TWO_WAYS}"
@@ -35,7 +35,7 @@ class StepGuard:
     """A guard that makes `optimizer.step()` raise, except in a `with` block of this guard.
 
     The user must not call `optimizer.step()`, because the compiled step updates the parameters.
-    In eager PyTorch, that step calls `optimizer.step()` itself, in a `with` block of the guard.
+    Only EagerStep, the step in eager PyTorch, calls `optimizer.step()`, in such a `with` block.
 
     Parameters
     ----------

@@ -95,9 +95,10 @@ class _Walk:
         return Value(node, False)
 
     def _item(self, node: fx.Node, operands: list[Any]) -> Any:
-        """Return the Value of one result of an op with several results.
+        """Return the Value of `node`, which selects one result of another node by `getitem`.
 
-        The op may also be a `torch.no_grad()` or `torch.enable_grad()` region of the graph.
+        The other node is an op with several results, or a `torch.no_grad()` or
+        `torch.enable_grad()` region of the graph.
         """
         (source,) = operands[:1] or [None]
         number = node.args[1] if len(node.args) > 1 else 0
@@ -144,12 +145,12 @@ def _aliases(node: fx.Node) -> tuple[list[fx.Node], fx.Node | None]:
 
 
 def expect_no_hidden_writes(where: str, module: fx.GraphModule, parameters: Iterable[str]) -> None:
-    """Raise a CompileError if a tensor that requires a gradient is written unseen by autograd.
+    """Raise a CompileError if autograd does not see a write to a tensor that requires a gradient.
 
     Parameters
     ----------
     where : str
-        The public call, for messages.
+        The public call that error messages begin with, such as "ngd.torch.compile_step".
     module : GraphModule
         An exported graph, with its in-place ops and regions.
     parameters : iterable of str

@@ -154,11 +154,12 @@ class ModelMemory:
             each.show()
 
     def show(self, computed: Collection[Node]) -> None:
-        """Make the model's tensors that the next program uses views of their variables.
+        """Replace the memory of the model's tensors by that of their variables, for a program.
 
-        `computed` has the variables of the program. A tensor becomes a view if its variable is one
-        of them. Other tensors stay as they are. If a variable has moved to other memory since the
-        last call, this method also points every existing view to the current memory.
+        `computed` has the variables of the program. A tensor becomes a view of its variable if
+        `computed` has the variable. Other tensors stay as they are. If a variable has moved to
+        other memory since the last call, this method also points every existing view to the current
+        memory.
         """
         for tensor, of in self.variables.items():
             if of in computed and tensor not in self._shared:

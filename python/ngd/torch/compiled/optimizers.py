@@ -77,7 +77,10 @@ REFUSED: Final = ("maximize", "capturable", "differentiable")
 
 
 def expect_translatable(where: str, optimizer: Any) -> Translation:
-    """Return the translation of an optimizer, or raise a TypeError or a ValueError."""
+    """Return the translation of an optimizer.
+
+    Raise a TypeError if ngd does not support its class, or a ValueError for an option in REFUSED.
+    """
     translation = TRANSLATIONS.get(type(optimizer))
     if translation is None:
         names = ", ".join(kind.__name__ for kind in TRANSLATIONS)
@@ -125,7 +128,7 @@ class TranslatedOptimizer:
     Parameters
     ----------
     where : str
-        The public call, for messages.
+        The public call that error messages begin with, such as "ngd.torch.compile_step".
     optimizer : torch.optim.Optimizer
         The optimizer.
     memory : ModelMemory
@@ -195,9 +198,10 @@ class TranslatedOptimizer:
         return updates_
 
     def _cohorts_of(self, number: int, trained: Sequence[torch.Tensor]) -> list[Cohort]:
-        """Return the cohorts (see Cohort) of a parameter group that a program trains.
+        """Return the cohorts that a program trains in one parameter group.
 
-        A cohort that the program trains only partly is split.
+        A cohort has the parameters with the same number of updates. If the program trains only some
+        parameters of a cohort, the cohort is split first.
 
         Parameters
         ----------
@@ -244,7 +248,11 @@ class TranslatedOptimizer:
         return cohort
 
     def _group(self, number: int) -> optim.Optimizer:
-        """Return ngd's optimizer of a group. Each cohort copies it and has a count of its own."""
+        """Return ngd's optimizer of a parameter group.
+
+        Each cohort (the parameters with the same number of updates) has a copy of this optimizer
+        with its own count of updates.
+        """
         if number not in self._groups:
             group = self.optimizer.param_groups[number]
             rate = float(group["lr"])
@@ -266,10 +274,11 @@ class TranslatedOptimizer:
         self.generation += 1
 
     def _add_states(self, cohort: Cohort, parameters: Sequence[torch.Tensor]) -> None:
-        """Store the state variables of parameters in `_states`, and assign PyTorch's state to them.
+        """Store the state variables of parameters in `_states`, with the values of PyTorch's state.
 
-        ngd's optimizer of the cohort has created the variables. Parameters whose variables are
-        already in `_states` are skipped.
+        The parameters belong to one cohort: parameters with the same number of updates. ngd's
+        optimizer of the cohort has created the variables. Parameters whose variables are already in
+        `_states` are skipped.
         """
         by_name = cohort.optimizer.state.variables
         for p in parameters:
@@ -288,7 +297,10 @@ class TranslatedOptimizer:
         of.assign(as_array(value))
 
     def read_state(self) -> None:
-        """Assign the state tensors that the user has replaced, for example by `load_state_dict`."""
+        """Copy the state tensors to ngd's variables if the user has replaced them.
+
+        For example, `load_state_dict` replaces state tensors.
+        """
         state = self.optimizer.state
         replaced = [
             (p, name, of)
@@ -309,7 +321,10 @@ class TranslatedOptimizer:
         self.show_state()
 
     def _read_counts(self, cohort: Cohort) -> None:
-        """Assign the count of a cohort from PyTorch's state; split it if the counts differ."""
+        """Read the number of updates of a cohort from PyTorch's state.
+
+        If the number differs between the parameters of the cohort, split the cohort.
+        """
         by_count: dict[int, list[torch.Tensor]] = {}
         for p in cohort.parameters:
             by_count.setdefault(self._count_of(p), []).append(p)
@@ -321,8 +336,8 @@ class TranslatedOptimizer:
     def show_state(self) -> None:
         """Replace PyTorch's state tensors by new tensors that are views of ngd's state.
 
-        The old tensors keep their memory, because they may be the user's: PyTorch's
-        `load_state_dict` keeps the tensors of the dict that it gets. Steps must not change those.
+        The old tensors keep their memory. `load_state_dict` may have put tensors of the user's dict
+        into PyTorch's state, and steps must not change the user's tensors.
         """
         for p, variables in self._states.items():
             missing = [name for name in variables if (p, name) not in self._shown]
@@ -340,7 +355,11 @@ class TranslatedOptimizer:
                     self.memory.add(shown, of)
 
     def count(self, trained: Collection[Variable]) -> None:
-        """Add 1 to PyTorch's `step` of each parameter that a step has trained."""
+        """Add 1 to the entry "step" of PyTorch's state for each trained parameter.
+
+        `trained` has the variables of the parameters that a step has just updated. PyTorch's state
+        for SGD has no such entry.
+        """
         if self.translation.counts:
             variables = self.memory.variables
             steps = [

@@ -81,11 +81,11 @@ class ProgramBuilder:
     Parameters
     ----------
     where : str
-        The public call, for messages.
+        The public call that error messages begin with, such as "ngd.torch.compile_step".
     memory : ModelMemory
         The variables of the model.
     optimizer : TranslatedOptimizer
-        The updates.
+        The optimizer, which builds the updates of the parameters.
     clip_norm : float or None
         The largest global norm of the gradients.
     options : dict
@@ -114,7 +114,8 @@ class ProgramBuilder:
         CompileError
             An op has no rule.
         GradientError
-            The first result is not a scalar of floats.
+            The program needs gradients, but the first result of the loss function is not a scalar
+            of a float dtype.
         """
         values, inputs = self._inputs(captured)
         draws = Draws(self.random.offset())
@@ -175,7 +176,7 @@ class ProgramBuilder:
     def _statistics(self, captured: Capture, outputs: list[Any]) -> dict[Variable, Node]:
         """Return the next values of the buffers that the forward pass writes to.
 
-        An example are running statistics. If a next value may differ between ranks, it becomes
+        Running statistics are an example. If a next value may differ between ranks, it becomes
         equal on all ranks: the mean over the ranks for a buffer of a float dtype, and the value of
         rank 0 for any other buffer.
         """

@@ -25,7 +25,7 @@ ADVICE = (
 
 
 class UntranslatableError(CompileError):
-    """A model that cannot become an ngd program.
+    """An error: a model cannot become an ngd program.
 
     Attributes
     ----------
@@ -50,7 +50,10 @@ class UntranslatableError(CompileError):
 
 
 def refuse(where: str, what: str) -> NoReturn:
-    """Raise an error for code whose gradient is not in an exported graph."""
+    """Raise an UntranslatableError for code whose gradient is not in an exported graph.
+
+    `what` describes the code, such as "a backward hook of the module 'encoder'".
+    """
     raise UntranslatableError.of(where, "a model whose gradient ngd can derive", what, ADVICE)
 
 

@@ -202,7 +202,7 @@ class CompiledStep:
         self._memory.assign_all()
 
     def _program(self, batch: tuple[Any, ...], signature: Any, form: Form) -> Program:
-        """Return the program for a batch. The first call with its signature compiles it."""
+        """Return the program for a batch. Compile it if no stored program has this signature."""
         if self._generation != self._state.generation:
             self._programs.clear()
             self._generation = self._state.generation

@@ -40,7 +40,7 @@ def translate(
     Parameters
     ----------
     where : str
-        The public call, for messages.
+        The public call that error messages begin with, such as "ngd.torch.compile_step".
     module : GraphModule
         The graph, without in-place ops (`ExportedProgram.run_decompositions`).
     values : mapping
@@ -86,7 +86,11 @@ def _known(arguments: Any, known: Mapping[fx.Node, Any]) -> Any:
 
 
 def _translated(where: str, node: fx.Node, known: Mapping[fx.Node, Any], draws: Draws) -> Any:
-    """Return the value of one node of an exported graph."""
+    """Return the value of one node of an exported graph.
+
+    The value is an ngd node, a constant, or a tuple for an op with several outputs. `known` has the
+    values of the earlier nodes.
+    """
     args, kwargs = _known(node.args, known), _known(node.kwargs, known)
     rule = rule_of(node.target)
     if not (rule and rule.is_random) and not _contains_node((args, kwargs)):
@@ -153,7 +157,7 @@ FRAME: Final = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
 def site_of(node: fx.Node) -> str:
-    """Return the user's line that called an op, and the path of the module in which it did.
+    """Return the user's line that called an op, and the path of the innermost module that ran it.
 
     An example is "train.py:12 in encoder.layers.0".
     """

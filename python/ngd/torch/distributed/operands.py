@@ -27,7 +27,7 @@ REDUCTIONS: Final = {
     "MIN": "min",
     "MAX": "max",
     "PRODUCT": "prod",
-    "PREMUL_SUM": "sum",  # premultiplied() scales the operand
+    "PREMUL_SUM": "sum",  # scale_operand() multiplies the operand by the factor
 }
 """ngd's reductions, by the name in torch.distributed.ReduceOp."""
 BOOLEAN_REDUCTIONS: Final = {
@@ -88,14 +88,20 @@ def is_plain(tensor: Tensor) -> bool:
 
 
 def contiguous(tensor: Tensor) -> Tensor:
-    """Return the tensor if `is_plain`, and otherwise a contiguous copy."""
+    """Return the tensor itself, or a contiguous copy.
+
+    A tensor is copied if it is not contiguous, or if it is lazily conjugated or negated.
+    """
     if is_plain(tensor):
         return tensor
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
 def destination_for(tensor: Tensor) -> Tensor:
-    """Return contiguous memory to receive into: the tensor if `is_plain`, else a new tensor."""
+    """Return contiguous memory to receive into: the tensor itself, or a new tensor.
+
+    A new tensor is needed if the tensor is not contiguous, or lazily conjugated or negated.
+    """
     if is_plain(tensor):
         return tensor
     return torch.empty(tensor.shape, dtype=tensor.dtype)

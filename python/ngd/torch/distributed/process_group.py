@@ -108,11 +108,11 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         self._description = description
 
     def getGroupName(self) -> str:
-        """Return `group_name`, for C++."""
+        """Return `group_name`. PyTorch's C++ code calls this method."""
         return self._name
 
     def getGroupDesc(self) -> str:
-        """Return `group_desc`, for C++."""
+        """Return `group_desc`. PyTorch's C++ code calls this method."""
         return self._description
 
     def get_group_store(self) -> Any:
@@ -318,7 +318,7 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         return call.start([block for blocks in outputs for block in blocks])
 
     def gather_single(self, output: Tensor, input: Tensor, opts: Any) -> Work:
-        """Give the root the tensors of all ranks in one tensor, `output`. Other ranks ignore it."""
+        """Give the root the tensors of all ranks, one after the other in the root's `output`."""
         call, is_root = Call(self, "gather"), self._rank == opts.rootRank
         if is_root:
             call.check_whole(output, "output", input, "input")
@@ -364,7 +364,7 @@ class ProcessGroup(torch.distributed.ProcessGroup):
     ) -> Work:
         """Exchange blocks as `alltoall` does, with the blocks one after the other in one tensor.
 
-        The split sizes count rows, along the first axis.
+        A split size is the length of a block on the first axis. Without sizes, blocks are equal.
         """
         call = Call(self, "all_to_all")
         call.submit(
@@ -400,7 +400,7 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         raise ValueError("recv: expected src, the rank that sends; got none. Give src.")
 
     def barrier(self, opts: Any = None) -> Work:
-        """Wait until every rank has called it. The options may have their own timeout."""
+        """Start a barrier and return its work. A timeout in `opts` replaces that of the group."""
         call = Call(self, "barrier")
         call.submit(None, None, 0)
         timeout = getattr(opts, "timeout", None)
@@ -408,13 +408,13 @@ class ProcessGroup(torch.distributed.ProcessGroup):
 
 
 class Call:
-    """A call of a ProcessGroup before it starts: its collectives, tensors and copies."""
+    """The collectives of one call of a ProcessGroup method, which `start` submits together."""
 
     def __init__(self, group: ProcessGroup, kind: str) -> None:
         self.group = group
         self.kind = kind
         self.site = call_site()
-        self.copies: list[tuple[Tensor, Tensor]] = []
+        self.copies: list[tuple[Tensor, Tensor]] = []  # (tensor, received memory to copy to it)
         self._calls: list[_core.Call] = []
         self._tensors: list[Tensor] = []
 
@@ -430,7 +430,11 @@ class Call:
         counts: list[int] | None = None,
         receive_counts: list[int] | None = None,
     ) -> None:
-        """Add a collective to the call."""
+        """Add a collective to the call; `start` submits it.
+
+        `count` is the number of elements of a block, or of the tensor if there are no blocks. For
+        different sizes, `counts` and `receive_counts` have the number for each rank's block.
+        """
         tensors = [tensor for tensor in (source, destination) if tensor is not None]
         reduce, dtype, factor = "none", "uint8", 1
         for tensor in tensors:
@@ -518,9 +522,9 @@ class Call:
     ) -> None:
         """Raise unless there is one block per rank, of one dtype.
 
-        If `own`, a tensor of this rank, is given, the numbers of elements are checked, too. Every
-        block must have as many elements as `own` if `is_even` is True, and only the block of rank
-        `rank` if it is False.
+        If `own`, a tensor of this rank, is given, the numbers of elements are checked, too. If
+        `is_even` is True, every block must have as many elements as `own`. Otherwise only the block
+        of rank `rank` must.
         """
         size = self.group.size()
         if len(blocks) != size:
@@ -541,7 +545,7 @@ class Call:
                 )
 
     def check_whole(self, whole: Tensor, name: str, block: Tensor, block_name: str) -> None:
-        """Raise ValueError unless a tensor has the size of one block per rank."""
+        """Raise ValueError unless `whole` has as many elements as one `block` per rank."""
         size = self.group.size()
         if whole.numel() != size * block.numel():
             raise ValueError(
@@ -550,7 +554,10 @@ class Call:
             )
 
     def split(self, tensor: Tensor, sizes: Sequence[int], role: str) -> list[int]:
-        """Return the number of elements in each rank's block, for a split along the first axis."""
+        """Return the number of elements in each rank's block of a tensor.
+
+        `sizes` has the lengths of the blocks on the first axis; if it is empty, they are equal.
+        """
         size = self.group.size()
         rows = tensor.shape[0] if tensor.dim() else 1
         if not sizes:

@@ -36,7 +36,7 @@ def create(options: Any, _: Any = None) -> ProcessGroup:
 
 
 def matching_world(rank: int, size: int) -> Group | None:
-    """Return ngd's world if it has the same ranks, or None."""
+    """Return ngd's world if the launcher's rank and size are `rank` and `size`, otherwise None."""
     try:
         launch = detect()
     except InitError:

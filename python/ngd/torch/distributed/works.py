@@ -23,8 +23,8 @@ interrupts are:
 - A work is *outstanding*, and its tensors are kept alive, from before its first submission until
   the core reports that it is complete or that its group is closed.
 - One call of the core both submits a collective and records the submission.
-- An interrupt during a submission or a wait closes the group. The other ranks are notified, and no
-  later call can be matched with this one.
+- An interrupt during a submission or a wait closes the group. The other ranks are notified, and do
+  not match the interrupted call with a later call of this rank.
 - An interrupt during a poll (a call that advances works without waiting) changes nothing.
 """
 
@@ -50,8 +50,8 @@ SLICE_SECONDS: Final = 5e-3
 """The length of a slice: the time that a waiting thread drives the core before it releases the
 lock."""
 SHORT_SLICE_SECONDS: Final = 2e-4
-"""The length of a slice if another thread waits for the lock, or another group has pending
-works."""
+"""The length of a slice (see SLICE_SECONDS) if another thread waits for the lock, or another group
+has pending works."""
 
 BUSY_SLEEP_SECONDS: Final = 50e-6
 """The pause, in seconds, after a BusyError, before the core is called again. BusyError means that
@@ -90,7 +90,7 @@ class WorkGroup(Protocol):
 
 
 turns = _core.FairLock()
-"""The lock of the thread that drives the core."""
+"""The lock that a thread in a call of torch.distributed holds while it uses the C++ core."""
 outstanding: dict[Work, None] = {}
 """The works that the core may still use, oldest first."""
 
@@ -223,7 +223,7 @@ class Work(torch.distributed.Work):
         return self._error
 
     def result(self) -> list[Tensor]:
-        """Return the outputs."""
+        """Return the outputs without waiting. They hold the result once the work has completed."""
         return self._outputs
 
     def get_future(self) -> torch.futures.Future[list[Tensor]]:
@@ -248,7 +248,11 @@ class Work(torch.distributed.Work):
             raise
 
     def _drive(self, seconds: float) -> None:
-        """Drive the core in slices until the work completes."""
+        """Wait until the work completes, in slices of a few milliseconds.
+
+        In a slice, this thread holds the lock `turns` and advances collectives in the C++ core.
+        Between two slices, another thread can take the lock. `seconds` is the timeout.
+        """
         start_time = time.monotonic()
         while not self._is_over:
             is_busy = False
@@ -348,7 +352,10 @@ def profiler_range(name: str, tensors: Sequence[Tensor]) -> Any:
 
 
 def start_work(work: Work) -> Work:
-    """Submit a work, or put it in its group's queue, and return it. The caller holds `turns`."""
+    """Submit a work, or put it in its group's queue, and return it.
+
+    The caller holds `turns`, the lock for calls of the C++ core.
+    """
     try:
         outstanding[work] = None
         work._group.queue.start(work)

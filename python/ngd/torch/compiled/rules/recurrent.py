@@ -49,7 +49,10 @@ def _run_layers(
     run: Callable[..., tuple[Node, ...]],
     between_layers: Callable[[Node], Node],
 ) -> tuple[Node, ...]:
-    """Run the layers, in both directions if asked. Return the outputs and the last states."""
+    """Run all layers, each in both directions if `is_bidirectional`.
+
+    Return the outputs of the last layer, and the last states of all layers and directions.
+    """
     per_layer, directions = (4 if has_biases else 2), (2 if is_bidirectional else 1)
     finals: list[tuple[Node, ...]] = []
     for layer in range(num_layers):

@@ -181,7 +181,10 @@ def as_optional_node(value: Any) -> Node | None:
 
 
 def axes_of(dim: int | Sequence[int] | None, rank: int) -> tuple[int, ...] | None:
-    """Return PyTorch's dimensions as ngd's axes: None, and an empty list, mean all."""
+    """Return PyTorch's dimensions as a tuple of axes from 0 to rank - 1.
+
+    Return None, which means all axes, if `dim` is None or an empty list.
+    """
     if dim is None or (not isinstance(dim, int) and len(dim) == 0):
         return None
     dims = (dim,) if isinstance(dim, int) else dim
