@@ -124,7 +124,7 @@ class Batch(tuple[Any, ...]):
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """The source, transform and seed by which a worker makes a batch from indices of samples."""
+    """The source, transform and seed with which a worker, or the loader, makes its batches."""
 
     source: Any
     transform: Transforms
@@ -149,7 +149,7 @@ SAMPLER_ARGUMENTS: Final = dict.fromkeys(
     ("batch_size", "shuffle", "seed", "drop_last", "replacement", "rank", "size", "mesh"),
     "data.Sampler",
 )
-"""A dict from each argument that data.Sampler takes, and data.Loader does not, to "data.Sampler".
+"""The arguments that data.Sampler takes and data.Loader does not: {"seed": "data.Sampler", ...}.
 
 A user may pass such an argument to data.Loader, because PyTorch's DataLoader takes some of them.
 The error message then says that it is an argument of data.Sampler.

@@ -106,8 +106,8 @@ class DiLoCo:
     Elastic jobs. Under `ngd run --min-ranks` this class joins the world itself, unless `group` is
     given. A lost rank is missing from the next outer step, whose mean is that of the remaining
     ranks. A new rank first receives the weights, the outer optimizer's state, the round and
-    `carried` from a rank that has them. It takes part in the next outer step, but its outer
-    gradient does not count in the mean. A rank that was disconnected while the other ranks made an
+    `carried` from a rank that has them. It takes part in the next outer step, but the mean
+    excludes its outer gradient. A rank that was disconnected while the other ranks made an
     outer step is treated like a new rank.
 
     Wire. float32 sends float64 parameters as float64. bfloat16 rounds each outer gradient, sums in

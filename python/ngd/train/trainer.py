@@ -503,9 +503,9 @@ def is_finite(value: Any) -> bool:
 
 
 def progress_bar(loader: Any, name: str, is_shown: bool) -> Any:
-    """Return a context manager that gives the loader, with a progress bar if `is_shown` is true.
+    """Return a context manager whose value iterates over the batches of the loader.
 
-    The progress bar needs the package tqdm. Without it, there is no bar.
+    If `is_shown` is true and the package tqdm is installed, it also shows a progress bar.
     """
     if is_shown:
         with contextlib.suppress(ImportError):
