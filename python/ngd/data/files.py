@@ -21,9 +21,9 @@ IDX_DTYPES: Final = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f
 CIFAR_IMAGE: Final = (3, 32, 32)
 CIFAR_10: Final = ("cifar-10-batches-bin", [f"data_batch_{n}.bin" for n in range(1, 6)], 1)
 CIFAR_100: Final = ("cifar-100-binary", ["train.bin"], 2)
-"""The folder, the file names of the training set, and the number of label bytes per image.
+"""A tuple: the folder, the files of the training set, and the number of label bytes per image.
 
-CIFAR_10 has the same fields.
+CIFAR_10 is the same tuple for CIFAR-10.
 """
 
 PIXEL_DTYPES: Final = ("float32", "float64", "uint8")

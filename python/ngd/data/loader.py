@@ -36,10 +36,7 @@ A batch is one message in the socket between worker and loader. The socket holds
 so with at most 64 of them the sender never waits.
 """
 POLL_SECONDS: Final = 1.0
-"""The interval in seconds at which a waiting loader checks if the worker process has ended.
-
-The loader waits for an answer of this worker.
-"""
+"""The interval in seconds at which a loader checks if the worker that it waits for has ended."""
 
 
 class WeightReads:
@@ -127,14 +124,17 @@ class Batch(tuple[Any, ...]):
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """The source, transform and seed by which a worker makes a batch from indices of samples."""
+    """The source, transform and seed with which a worker, or the loader, makes its batches."""
 
     source: Any
     transform: Transforms
     seed: int
 
     def make(self, indices: IndexArray, epoch: int) -> Columns:
-        """Return the columns of the transformed samples at some indices."""
+        """Return the columns of the transformed samples at some indices.
+
+        The random numbers of a sample depend on the seed, `epoch` and the index of the sample.
+        """
         random = [np.random.default_rng((self.seed, epoch, int(i))) for i in indices]
         columns = apply(self.transform, self.source[indices], random)
         if not isinstance(columns, (tuple, list)):
@@ -149,7 +149,7 @@ SAMPLER_ARGUMENTS: Final = dict.fromkeys(
     ("batch_size", "shuffle", "seed", "drop_last", "replacement", "rank", "size", "mesh"),
     "data.Sampler",
 )
-"""A dict from each argument that data.Sampler takes, and data.Loader does not, to "data.Sampler".
+"""The arguments that data.Sampler takes and data.Loader does not: {"seed": "data.Sampler", ...}.
 
 A user may pass such an argument to data.Loader, because PyTorch's DataLoader takes some of them.
 The error message then says that it is an argument of data.Sampler.
@@ -431,7 +431,7 @@ class Unpickler(pickle.Unpickler):
     """
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return a class or function by name, looked up in `__main__` for `__mp_main__`."""
+        """Return a class or function of a module; use `__main__` in place of `__mp_main__`."""
         return super().find_class("__main__" if module == "__mp_main__" else module, name)
 
 
@@ -472,7 +472,7 @@ class Team:
             os.close(file)
 
     def request(self, shard: Shard) -> None:
-        """Send the request for the next batch to the worker that makes it."""
+        """Send the request for the next batch, `shard`, to the worker that makes this batch."""
         file = messages.pack((shard.indices, shard.epoch))
         try:
             self.workers[self.requested % len(self.workers)].send(file)

@@ -22,7 +22,7 @@ from typing import Any, Final
 import numpy as np
 
 ALIGNMENT: Final = 64
-"""The alignment of the parts in the file of a message, in bytes."""
+"""The alignment, in bytes, of the parts of a message: its pickle and its arrays."""
 NUMBER: Final = struct.Struct("<q")
 
 
@@ -90,7 +90,7 @@ def send(link: socket.socket, file: int) -> None:
 
 
 def receive(link: socket.socket) -> int:
-    """Return the descriptor of the next message's file; EOFError if the socket was closed."""
+    """Return the descriptor of the next message's file; raise EOFError if the socket was closed."""
     data, ancillary, _, _ = link.recvmsg(1, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
     if not data:
         raise EOFError("the socket was closed")

@@ -181,12 +181,12 @@ class Sampler:
 
     @property
     def rank(self) -> int:
-        """The number of the shard of each batch that this process gets."""
+        """The index of this process's shard in each batch, from 0."""
         return self.rank_and_size()[0]
 
     @property
     def size(self) -> int:
-        """The number of shards of each batch, one per rank."""
+        """The number of shards per batch: one per rank, or per position along the mesh's axis."""
         return self.rank_and_size()[1]
 
     def __len__(self) -> int:
@@ -216,8 +216,8 @@ class Sampler:
         -------
         dict
             "epoch": the epoch of the next batch. "step": the number of this batch in its epoch,
-            from 0. The other keys have the arguments that determine the batches. All values are
-            ints or bools, and the dict is equal on all ranks.
+            from 0. The other entries are the arguments that determine the batches, such as "seed".
+            All values are ints or bools, and the dict is equal on all ranks.
 
         Examples
         --------
@@ -277,7 +277,8 @@ class Sampler:
     def _identity(self) -> dict[str, int]:
         """Return the arguments that determine the batches, by name.
 
-        A checkpoint has them, so that a sampler with other arguments refuses its position.
+        `state` adds them to the position. If a sampler has other arguments, `load_state` raises
+        ValueError.
         """
         names = ("num_samples", "batch_size", "seed", "shuffle", "replacement", "drop_last")
         return {name: getattr(self, name) for name in names}
@@ -327,7 +328,7 @@ class Sampler:
 
 
 def _integer(name: str, value: Any, *, least: int) -> int:
-    """Return an argument of Sampler as an int; an error unless it is an integer >= `least`."""
+    """Return an argument of Sampler as an int; raise an error unless it is an int >= `least`."""
     if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
         fix = " Write len(source)." if hasattr(value, "__len__") else ""
         raise TypeError(
@@ -342,9 +343,10 @@ def _integer(name: str, value: Any, *, least: int) -> int:
 def _fixed_rank_and_size(
     rank: int | None, size: int | None, mesh: Mesh | None, axis: str
 ) -> tuple[int, int] | None:
-    """Return the rank and the size that the arguments give: `rank` and `size`, or the mesh.
+    """Return (rank, size) from the arguments, or None if they give neither `size` nor `mesh`.
 
-    Return None if the arguments give neither: the rank and the size of the world are used then.
+    A mesh gives this rank's position along `axis` and the length of the axis. If the result is
+    None, the sampler uses the rank and the size of the world.
     """
     if mesh is not None:
         from ..comm import Mesh as MeshType

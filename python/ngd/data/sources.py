@@ -245,7 +245,10 @@ class Tokens:
             )
 
     def _open(self) -> Array:
-        """Return the memory-mapped file; ValueError if its size is not a multiple of a token."""
+        """Return the file as a memory-mapped array of tokens.
+
+        Raise ValueError if the file is empty, or its size is not a multiple of a token's size.
+        """
         assert self.path is not None
         size = self.path.stat().st_size
         if not size or size % self.dtype.itemsize:

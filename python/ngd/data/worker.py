@@ -42,8 +42,8 @@ def watch(parent: int) -> None:
 def install_empty_package() -> None:
     """Install a placeholder for the package `ngd` in `sys.modules`, so that the worker starts fast.
 
-    When a name that the placeholder lacks is first used, such as `ngd.ops`, the placeholder runs
-    the code of the real package (`ngd/__init__.py`) in itself.
+    When the worker first uses a name that the placeholder lacks, such as `ngd.ops`, the code of the
+    real package (`ngd/__init__.py`) runs in the namespace of the placeholder.
     """
     folders = [str(PACKAGE)]
     spec = importlib.util.spec_from_file_location(
@@ -97,7 +97,7 @@ def serve(link: socket.socket, main: tuple[str | None, str | None]) -> None:
     from ngd.data import messages
 
     class Unpickler(pickle.Unpickler):
-        """An unpickler that imports the user's program for a class or function of the program."""
+        """An unpickler that imports the user's program when a pickle first refers to it."""
 
         def find_class(self, module: str, name: str) -> Any:
             if module == "__main__" and "__mp_main__" not in sys.modules:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizers that divide each element's step by a measure of its past gradients' magnitude."""
+"""Adaptive optimizers: Adam, AdamW, RMSprop and Adagrad.
+
+They divide the step of each element by the root of a sum or average of its squared gradients.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from .options import Check, at_least, flag, fraction, pair
 def moments(g: Node, state: State) -> tuple[Node, Node]:
     """Return Adam's moments: the moving averages of the gradient and of its square.
 
-    `state.keep` also makes them the next values of "first_moment" and "second_moment".
+    Also set them, by `state.keep`, as the next values of "first_moment" and "second_moment".
     """
     first, second = state["betas"]
     m = first * state.now("first_moment") + (1 - first) * g
@@ -119,7 +122,7 @@ class AdamW(Adam):
 
     Notes
     -----
-    w <- w - lr * weight_decay * w, and then Adam's step of the gradient without decay.
+    w <- w - lr * weight_decay * w, and then a step of Adam with weight_decay=0.
     Loshchilov and Hutter, 2017 (arXiv:1711.05101), algorithm 2.
 
     Examples

@@ -26,8 +26,8 @@ class ExponentialMovingAverage:
     decay : float, default 0.999
         The factor of the old average in each update, in [0, 1).
     warm_up : bool, default False
-        Limit the decay to (1 + t) / (10 + t) in update t, so that the first values soon lose their
-        weight.
+        Limit the decay to (1 + t) / (10 + t) after t updates, so that the first values soon lose
+        their weight. The first update has t = 0.
     name : str, default "ema"
         The prefix of the names of the state.
 
@@ -63,8 +63,8 @@ class ExponentialMovingAverage:
         Parameters
         ----------
         next : mapping of Variable to Node
-            The updates of the variables, for example from `optimizer.minimize`. Their values are
-            averaged.
+            The updates of the variables, for example from `optimizer.minimize`. The averages
+            include these next values.
         of : structure of Variable, optional
             The variables to average, in nested dicts, lists, tuples or dataclasses. The default is
             all variables in `next`.

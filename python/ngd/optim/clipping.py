@@ -12,7 +12,7 @@ from .options import positive
 
 
 def norm(x: Node) -> Node:
-    """Return the Euclidean norm of all elements of x: in float64 for float64, else in float32."""
+    """Return the Euclidean norm of all elements of x: float64 if x is float64, else float32."""
     converted = x if x.dtype == float64 else ops.cast(x, float32)
     return ops.sqrt(ops.sum(ops.square(converted)))
 

@@ -29,7 +29,7 @@ class LARS(Optimizer):
     trust_coefficient : float, default 0.001
         The factor of the ratio |w| / |g| in the learning rate of a variable.
     adapt : bool, default True
-        Scale the learning rate of a variable by the ratio of norms. Biases and the weights of
+        Multiply the learning rate of a variable by `local` (see Notes). Biases and the weights of
         normalizations are usually excluded by groups=[ParameterGroup(optim.is_vector,
         weight_decay=0.0, adapt=False)]. `optim.is_vector` is True for variables with at most one
         axis.
@@ -106,7 +106,7 @@ class LAMB(Optimizer):
     weight_decay : float, default 0
         The factor of the weight decay: weight_decay * w is added to r (see Notes).
     adapt : bool, default True
-        Scale the learning rate of a variable by the ratio of norms. Biases and the weights of
+        Multiply the learning rate of a variable by |w| / |u| (see Notes). Biases and the weights of
         normalizations are usually excluded by groups=[ParameterGroup(optim.is_vector,
         weight_decay=0.0, adapt=False)]. `optim.is_vector` is True for variables with at most one
         axis.

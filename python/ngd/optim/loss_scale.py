@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dynamic loss scaling, which keeps small gradients above zero in float16."""
+"""Dynamic loss scaling, so that small gradients do not underflow to zero in float16."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class LossScale:
     Micikevicius et al., 2018 (arXiv:1710.03740), section 3.2.
 
     Two optimizers skip the same updates if both get the same `finite`. So pass the gradients of all
-    their variables to one call of `unscaled`, and give each optimizer the part of its result for
+    their variables to one call of `unscaled`. Then pass to each optimizer the unscaled gradients of
     its own variables. The lines below show this for one optimizer. `gradients` is a dict from each
     variable to its gradient of `scale.scaled(loss)`, already reduced over the ranks.
 

@@ -19,9 +19,9 @@ ADJUSTMENTS: Final = {
     "original": lambda rows, columns: max(1.0, rows / columns) ** 0.5,
     "match_rms_adamw": lambda rows, columns: 0.2 * max(rows, columns) ** 0.5,
 }
-"""The function that computes the factor of the learning rate, for each value of adjust_lr_fn.
+"""A dict from each value of adjust_lr_fn to a function that returns a learning rate factor.
 
-Its arguments are the numbers of rows and columns of a matrix (Jordan, 2024; Liu et al., 2025).
+The function gets the numbers of rows and columns of a matrix (Jordan, 2024; Liu et al., 2025).
 """
 
 

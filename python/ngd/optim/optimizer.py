@@ -103,12 +103,15 @@ class ParameterGroup:
 
 
 def update_where(old: Variable, value: Node, where: Node | None) -> Node:
-    """Return the node `value` if `where` is None or true, and otherwise the variable `old`."""
+    """Return a node that selects `value` if the bool node `where` is true, and `old` otherwise.
+
+    Return `value` if `where` is None.
+    """
     return value if where is None else ops.where(where, value, old)
 
 
 def decay_gradient(w: Node, g: Node, state: State) -> Node:
-    """Return g + weight_decay * w: the gradient with that of an L2 penalty on the weight w."""
+    """Return g + weight_decay * w: the gradient of the loss plus an L2 penalty on the weight w."""
     return g + state["weight_decay"] * w if state["weight_decay"] else g
 
 
@@ -374,8 +377,8 @@ class Optimizer:
             The variables to train, in nested dicts, lists, tuples or dataclasses.
         weight : scalar, optional
             The weight of this rank's loss in the mean, for example its number of samples. By
-            default all ranks have the same weight. A rank with weight 0 does not count, even if its
-            loss is NaN.
+            default all ranks have the same weight. The mean excludes a rank with weight 0, even if
+            its loss is NaN.
         group : Group, optional
             The ranks to average over. The default is the group of the compiled step.
         micro_batches : int, default 1
@@ -409,7 +412,10 @@ class Optimizer:
     def accumulate(
         self, loss: Node, parameters: Any, *, weight: Any = None, group: Any = None
     ) -> dict[Variable, Node]:
-        """Return updates that add this rank's gradients to sums, for `micro_batches` of `minimize`.
+        """Return updates that add this rank's gradients of one micro-batch to sums.
+
+        For n micro-batches, run a step with these updates n - 1 times. Then run a step with the
+        updates of `minimize(..., micro_batches=n)`, which uses the sums and sets them to zero.
 
         Parameters
         ----------
@@ -418,7 +424,7 @@ class Optimizer:
         parameters : structure of Variable
             The variables to train, in nested dicts, lists, tuples or dataclasses.
         weight, group
-            The weight and the ranks of this micro-batch. See `minimize`.
+            See `minimize`. They apply to this micro-batch.
 
         Returns
         -------
@@ -481,7 +487,10 @@ class Optimizer:
         return [ops.where(own_weight == 0, 0, g) for g in gradients]
 
     def _expect_weights(self, where: str, weight: Any) -> None:
-        """Raise ValueError unless all micro-batches have a weight, or none has one."""
+        """Raise ValueError if this call has a weight and an earlier one had none, or vice versa.
+
+        The calls are those for micro-batches.
+        """
         has_weight = weight is not None
         if self._has_weights is None:
             self._has_weights = has_weight

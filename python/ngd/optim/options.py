@@ -83,7 +83,7 @@ def check_call(where: str, kind: type, args: tuple[Any, ...], options: Mapping[s
 
 
 def is_parameters(value: Any) -> bool:
-    """Return True if a value is an iterable, or a variable with axes: not a learning rate.
+    """Return True if a value looks like a model's parameters: an iterable or a variable with axes.
 
     Strings, bytes, nodes and NumPy arrays do not count as iterables.
     """
@@ -102,7 +102,7 @@ def describe(value: Any) -> str:
 
 
 def number(where: str, name: str, value: Any, *, least: float = -math.inf) -> float:
-    """Return an option that must be a finite number; raise an error for other values."""
+    """Return an option that must be a finite number >= `least`; raise an error for other values."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (Real, np.number)):
         raise TypeError(
             f"{where}: {name}: expected a number; got {describe(value)}. Convert it by float()."
@@ -179,7 +179,7 @@ raises an error.
 
 
 def checked(where: str, checks: Mapping[str, Check], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options with their values as the checks return them.
+    """Return the options by name, with each value replaced by the result of its check.
 
     An option without a check in `checks` is returned unchanged.
     """
@@ -190,7 +190,10 @@ def checked(where: str, checks: Mapping[str, Check], options: Mapping[str, Any])
 
 
 def add_names(where: str, variables: Iterable[Variable], names: UniqueNames) -> None:
-    """Add the names of variables to `names`; raise ValueError if two variables have one name."""
+    """Add variables to `names`, which gives each variable a unique name.
+
+    Raise ValueError for equal names in one model, or for equal names outside of models.
+    """
     try:
         names.add(variables)
     except DuplicateNameError as error:

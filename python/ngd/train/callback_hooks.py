@@ -28,7 +28,7 @@ def empty_hook(method: Hook) -> Hook:
 
 
 def has_hook(callback: Any, hook: str) -> bool:
-    """Return True if a callback has its own method of this name, so that the trainer calls it."""
+    """Return True if a callback has the method `hook`, and it has no mark of `empty_hook`."""
     method = getattr(callback, hook, None)
     return callable(method) and not getattr(method, "is_empty_hook", False)
 
@@ -67,7 +67,10 @@ def stateful(callbacks: Sequence[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def callback_states(callbacks: Sequence[Any]) -> dict[str, Any]:
-    """Return the result of `state()` of each callback that has it, by the keys of `stateful`."""
+    """Return the results of `state()`, such as {"EarlyStopping.0": {"best": 0.5, ...}}.
+
+    The keys are those of `stateful`, and the dict has only the callbacks that `stateful` yields.
+    """
     return {name: callback.state() for name, callback in stateful(callbacks)}
 
 

@@ -94,7 +94,7 @@ class EarlyStopping(Callback):
     patience : int, default 3
         The number of epochs without an improvement after which the training ends, at least 1.
     min_delta : float, default 0
-        The smallest change that is an improvement.
+        A result is an improvement if it is better than the best one by more than this number.
     mode : {"min", "max"}, default "min"
         "min" if a lower result is better, and "max" if a higher result is better.
 
@@ -195,7 +195,7 @@ class EarlyStopping(Callback):
         return change > self.min_delta
 
     def state(self) -> dict[str, Any]:
-        """Return the best result and the number of epochs since then, for a checkpoint.
+        """Return the best result and the number of epochs since that result, for a checkpoint.
 
         Returns
         -------

@@ -42,9 +42,9 @@ FLOATS: Final = (float64, float32, float16, bfloat16)
 WIRES: Final = tuple(np.dtype(each) for each in (float32, bfloat16, int8))
 """The values of the argument `wire`: the dtypes in which ranks send outer gradients."""
 MIN_MAGNITUDE: Final = 1e-30
-"""The smallest magnitude that is sent with wire=int8.
+"""The threshold below which wire=int8 sends a row of the outer gradient as zeros.
 
-A row of the outer gradient whose elements are all smaller is sent as zeros.
+The largest magnitude in the row is compared with it.
 """
 MAX_WORLDS: Final = 16
 """The maximum number of attempts at one outer step, each in a new world of an elastic job.
@@ -106,8 +106,8 @@ class DiLoCo:
     Elastic jobs. Under `ngd run --min-ranks` this class joins the world itself, unless `group` is
     given. A lost rank is missing from the next outer step, whose mean is that of the remaining
     ranks. A new rank first receives the weights, the outer optimizer's state, the round and
-    `carried` from a rank that has them. It takes part in the next outer step, but its outer
-    gradient does not count in the mean. A rank that was disconnected while the other ranks made an
+    `carried` from a rank that has them. It takes part in the next outer step, but the mean
+    excludes its outer gradient. A rank that was disconnected while the other ranks made an
     outer step is treated like a new rank.
 
     Wire. float32 sends float64 parameters as float64. bfloat16 rounds each outer gradient, sums in
@@ -250,12 +250,12 @@ class DiLoCo:
         return leaves, structure.paths()
 
     def _outer_step(self, weight: float) -> None:
-        """Make an outer step with the ranks of the world at this time.
+        """Make an outer step with the ranks of the argument `group`, or of the current world.
 
-        `weight` is the weight of this rank in the mean: 1 if it has made the inner steps, and 0
-        otherwise. In a new world, the ranks that missed outer steps first receive the state of a
-        rank that has made all of them. If the step fails because a rank is lost, and the job
-        is elastic, this rank joins the next world and tries again.
+        `weight` is the weight of this rank in the mean: 1 after `every` inner steps, and 0 in the
+        constructor. In a new world, a rank that missed outer steps first receives the state of a
+        rank that has made all of them, and its weight becomes 0. If a rank is lost in an elastic
+        job without `group`, this rank joins the next world and tries again.
         """
         for num_left in reversed(range(MAX_WORLDS)):
             try:
@@ -304,8 +304,8 @@ class DiLoCo:
         Returns
         -------
         has_begun : bool
-            True if a rank has called this before. If False, all ranks have received the weights of
-            rank 0, and no outer step follows.
+            True if a rank of `ranks` has completed an earlier call of this method. If False, all of
+            them have received the weights of rank 0, and no outer step follows.
         is_behind : bool
             True if this rank missed an outer step and has received the state.
         """
@@ -336,9 +336,9 @@ class DiLoCo:
     def _compile(self, ranks: Group) -> Any:
         """Return the compiled outer step for some ranks.
 
-        The inputs of the outer step are the weight of this rank in the mean, and the parameters if
-        they are arrays. Arrays get their new values from the results. Parameters that are variables
-        are updated by the outer step.
+        If the parameters are variables, its input is the weight of this rank in the mean, and it
+        updates the variables. If they are arrays, they are inputs, too. The outer step then returns
+        their new values, and `_run` copies the values to the arrays.
         """
         weight = placeholder("weight", ())
         current = self._leaves
@@ -376,7 +376,7 @@ class DiLoCo:
 
 
 class LocalSGD(DiLoCo):
-    """Local SGD: the weights of all ranks are averaged each time after `every` inner steps.
+    """Local SGD: the weights are averaged over all ranks once per `every` inner steps.
 
     It is DiLoCo with the outer optimizer SGD(1.0). With every=1 and plain SGD as the inner
     optimizer it is data-parallel SGD.

@@ -107,9 +107,10 @@ def scalars_in(result: Any) -> np.ndarray[Any, Any]:
 
 
 def _check_schedule(epochs: int, every: int | None, save: Any, needs_save: bool) -> None:
-    """Check the arguments epochs and every of Trainer; ValueError for values out of range.
+    """Raise ValueError if `epochs` or `every` is out of range, or `save` is None but needed.
 
-    `every` is the number of steps between two checkpoints.
+    `every` is the number of steps between two checkpoints. `needs_save` is True if another argument
+    of Trainer needs the folder `save`.
     """
     if epochs < 0:
         raise ValueError(f"train.Trainer: epochs: expected 0 or more; got {epochs}.")
@@ -309,9 +310,9 @@ class Trainer:
             The loss, or a variable to be saved, is NaN or infinite. The last checkpoint is kept.
             With NGD_CHECK_FINITE=1 the step names the op with the first such value.
         ValueError
-            A batch has fewer samples than there are ranks. Or after the first step, the values and
-            variables of a LiveState do not match: the loaded checkpoint has a value for which no
-            variable was made, or it lacks the value of a variable.
+            A batch has fewer samples than there are ranks. Or, after the first step, a loaded value
+            of `optimizer.state` or another LiveState has no variable, or a variable of it has no
+            loaded value.
         TypeError
             The step did not return a loss, or a callback did not return True, False or None.
 
@@ -427,8 +428,8 @@ class Trainer:
         NotFiniteError
             A variable is NaN or infinite, but was not when the trainer was constructed.
         ValueError
-            A step has run, and the loaded checkpoint has a value for which no variable was made, or
-            lacks the value of a variable of a LiveState such as `optimizer.state`.
+            After the first step, a loaded value of `optimizer.state` or another LiveState has no
+            variable, or a variable of it has no loaded value.
 
         Examples
         --------
@@ -502,9 +503,9 @@ def is_finite(value: Any) -> bool:
 
 
 def progress_bar(loader: Any, name: str, is_shown: bool) -> Any:
-    """Return a context manager that gives the loader, with a progress bar if `is_shown` is true.
+    """Return a context manager whose value iterates over the batches of the loader.
 
-    The progress bar needs the package tqdm. Without it, there is no bar.
+    If `is_shown` is true and the package tqdm is installed, it also shows a progress bar.
     """
     if is_shown:
         with contextlib.suppress(ImportError):
