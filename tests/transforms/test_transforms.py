@@ -123,6 +123,9 @@ def test_functions_without_a_gradient_raise_errors() -> None:
         ngd.value_and_grad(lambda x: None)(X)
     with pytest.raises(TypeError, match="expected argnums below 2, the number of positional"):
         ngd.value_and_grad(f, 2)(X, Y)
+    for repeated in ((0, 0), (1, -1)):
+        with pytest.raises(ValueError, match=r"^value_and_grad: expected each argument once in"):
+            ngd.value_and_grad(f, repeated)(X, Y)
     with pytest.raises(TypeError, match=r"returns \(result, aux\)"):
         ngd.value_and_grad(lambda x: ops.sum(x), has_aux=True)(X)
     with pytest.raises(TypeError, match="value_and_grad: expected a function; got 3"):

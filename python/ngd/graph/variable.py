@@ -324,9 +324,8 @@ def variable(name: str, initial: Any, *, per_rank: bool = False) -> Variable:
         dtype.
     per_rank : bool, default False
         True if each rank has a value of its own by design, such as statistics of its own batches.
-        If False, all ranks should have equal values. The first call of a step that updates the
-        variable and has collectives compares the values. If they differ, it raises
-        VariableMismatchError on all ranks (docs/errors.md).
+        If False, the values must be equal. The first call of a step with collectives that updates
+        the variable compares them, and raises VariableMismatchError if they differ.
 
     Returns
     -------

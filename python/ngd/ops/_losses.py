@@ -56,8 +56,7 @@ def nll_loss(
     weight
         [C], a factor for each class, or None. The mean divides by the sum of the weights.
     ignore_index
-        A label that is allowed too. Elements with this label have the loss 0, and the mean leaves
-        them out.
+        A label that is allowed too. Its elements have the loss 0, and the mean leaves them out.
     reduction
         "mean", "sum" or "none".
 

@@ -67,7 +67,8 @@ class ExponentialMovingAverage:
             include these next values.
         of : structure of Variable, optional
             The variables to average, in nested dicts, lists, tuples or dataclasses. The default is
-            all variables in `next`.
+            all variables in `next`. These include the optimizer's state if `next` is the result of
+            `optimizer.minimize`, so give the parameters.
 
         Returns
         -------
@@ -108,7 +109,8 @@ class ExponentialMovingAverage:
         Examples
         --------
         >>> average = ngd.optim.ExponentialMovingAverage()
-        >>> updates = average.updates(optimizer.minimize(loss, parameters))
+        >>> updates = optimizer.minimize(loss, parameters)
+        >>> updates |= average.updates(updates, parameters)
         >>> with average.applied():
         ...     state = model.state_dict()
         """

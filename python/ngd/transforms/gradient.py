@@ -75,6 +75,11 @@ class Primals:
                 f"{where}: expected argnums below {len(args)}, the number of positional arguments; "
                 f"got {argnums}. Arguments count from 0."
             )
+        if len({n % len(args) for n in numbers}) < len(numbers):
+            raise ValueError(
+                f"{where}: expected each argument once in argnums; got {argnums}. "
+                "Remove the repeated numbers."
+            )
         tree = args[numbers[0]] if isinstance(argnums, int) else tuple(args[n] for n in numbers)
         leaves, self.structure = flatten(tree)
         self.paths = self.structure.paths("the argument" if len(numbers) == 1 else "arguments")
@@ -204,6 +209,8 @@ def value_and_grad(
     ------
     GradientError
         The value is not a floating scalar, an argument is not floating, or an op has no gradient.
+    ValueError
+        An argument occurs twice in argnums.
 
     Examples
     --------

@@ -5,8 +5,7 @@
 //
 // The score of a query and a key is their dot product times `scale`, plus the mask. The weights of
 // a query are the softmax of its scores over all keys. The result is the sum of the values, each
-// times its weight. The logsum of a query is the logarithm of the sum of the exponentials of its
-// scores.
+// times its weight. The logsum of a query is the logarithm of the sum of its scores' exponentials.
 //
 // A block of queries (kQueries) of one head is combined with one block of keys (kKeyBlock) after
 // the other. The scores of this pair of blocks stay in the second-level cache. The forward kernel
@@ -29,8 +28,7 @@ namespace ngd::kernels::fused {
 namespace {
 
 constexpr std::int64_t kKeyBlock = 128;  // keys per block
-// The maximum of queries or keys in a range in which some queries do not see all keys: see
-// for_query_rows() and for_key_rows().
+// The maximum of queries or keys of a causal range: see for_query_rows() and for_key_rows().
 constexpr std::int64_t kDiagonalStep = 32;
 constexpr std::int64_t kGrainWork = 1 << 18;  // the minimum of multiplications per thread
 
@@ -193,8 +191,7 @@ Mask mask_of(const KernelQuery& query, std::size_t index) {
 
 // A block of queries of one head.
 struct Block {
-  // The numbers of the head of keys and the head of queries. Heads are numbered over all batch
-  // elements.
+  // The numbers of the head of keys and of the head of queries, counted over all batch elements.
   std::int64_t unit, head;
   std::int64_t first, count;  // the first query, and the number of queries
   std::int64_t columns;       // `count`, rounded up to whole vectors
@@ -298,9 +295,8 @@ class Attention {
   }
 
   // Store left @ right in `out`, a block with one row per key and one column per query. `left` has
-  // one row per key, and `right` has one column per query. In causal attention, the keys are
-  // divided into ranges (for_key_rows()). The part of `out` for a range and the queries that see
-  // none of its keys is not written.
+  // one row per key, and `right` has one column per query. In the rows of a range of keys
+  // (for_key_rows()), the columns of queries that see none of these keys are not written.
   void multiply_to_scores(const Block& b, std::int64_t key, std::int64_t keys, Dense<const T> left,
                           const T* right, std::int64_t depth, T* out) const {
     for_key_rows(b, key, keys, [&](std::int64_t row, std::int64_t rows, std::int64_t column) {
@@ -436,12 +432,11 @@ class Backward final : public Kernel, Attention<T> {
 
  public:
   Backward(const KernelQuery& query, const Machine& machine) : Base(query, 7, machine) {
-    // The adjoints are computed in one or two passes. One pass over all pairs of blocks needs 5
-    // matrix products per pair. It has only one task per unit (a head of keys and values of one
-    // batch element), so threads may be idle. Two passes, one over the queries and one over the
-    // keys, need 7 products per pair, but have more tasks. `rounds` is the number of units that the
-    // busiest thread computes in one pass. One pass is chosen if 5 * rounds is at most
-    // 7 * units / pieces_, the work per thread of two passes.
+    // One pass over all pairs of blocks needs 5 matrix products per pair. It has only one task per
+    // unit, so threads may be idle. Two passes, one over the queries and one over the keys, need 7
+    // products per pair, but have more tasks. `rounds` is the number of units that the busiest
+    // thread computes in one pass. One pass is chosen if 5 * rounds is at most 7 * units / pieces_,
+    // the work per thread of two passes.
     const std::int64_t rounds = divide_up(problem_.units, pieces_);
     is_one_pass_ = rounds * pieces_ * 5 <= problem_.units * 7;
   }
@@ -498,9 +493,8 @@ class Backward final : public Kernel, Attention<T> {
     if (dv != nullptr) zeros(dv, problem_.width);
   }
 
-  // Call run_block() for several blocks of queries, with the keys from `key` to end - 1. The blocks
-  // are numbers `block` to blocks_end - 1 of each head from `head` to head + heads - 1. All these
-  // heads share one head of keys.
+  // Call run_block() for the blocks of queries `block` to blocks_end - 1 of `heads` heads, from
+  // number `head` on, which share one head of keys. The keys are numbers `key` to end - 1.
   void process_blocks(const KernelArgs& args, const Adjoints& to, std::int64_t head,
                       std::int64_t heads, std::int64_t block, std::int64_t blocks_end,
                       std::int64_t key, std::int64_t end, T* scratch) const {
