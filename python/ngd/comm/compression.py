@@ -81,8 +81,8 @@ class TopK:
     def check(self, op: str, source: Array) -> None:
         """Raise ValueError for an op or dtype that TopK does not support.
 
-        Also raise ValueError if this TopK has a residual of earlier calls whose shape or dtype
-        differs from that of `source`.
+        Also raise ValueError if the residual of earlier calls has another shape or dtype than
+        `source`.
         """
         if op not in TOP_K or source.dtype not in (float32, float64):
             raise ValueError(

@@ -55,7 +55,7 @@ class Work(BoundToProcess):
     -----
     A pending collective makes progress in done(), and while this process waits in any collective or
     wait() of the same group. At other times, transfers inside a host make no progress. Transfers
-    between hosts then make progress only if this process has a progress thread. NGD_PROGRESS
+    between hosts then make progress if this process has a progress thread. NGD_PROGRESS
     switches this thread on or off.
 
     The result has the shape that the function of the collective documents.
