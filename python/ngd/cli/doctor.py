@@ -334,7 +334,10 @@ def reachable_cores() -> set[int]:
 
 
 def _job(me: Launch) -> Iterator[Finding]:
-    """Join the world of the ranks that the launcher started; report their cores and the speed."""
+    """Yield findings about the launcher, the cores of each rank, and the speed of an all-reduce.
+
+    This rank joins the world to get the facts. If that fails, yield the error as a finding.
+    """
     text = f"{me.launcher}: rank {me.rank} of {me.size}, {me.local_size} of them on this host"
     yield Finding("launcher", "ok", text)
     try:
@@ -365,7 +368,7 @@ def _report(world: Group) -> dict[str, Any]:
 
 
 def _gather(world: Group, report: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the reports of all ranks, on every rank."""
+    """Exchange the reports of all ranks, and return them on every rank, in the order of ranks."""
     text = json.dumps({**report, "cpus": binding.format_cpus(report["cpus"])}).encode()
     texts = np.zeros((world.size, REPORT_BYTES), np.uint8)
     texts[world.rank, : len(text)] = np.frombuffer(text, np.uint8)
@@ -384,8 +387,8 @@ def judge(
     - The rank has more threads than cores.
     - Some cores of the host are in no rank's affinity mask, and the rank has fewer cores than a
       fair share: the number of cores of the host divided by the number of ranks of the host.
-    - Some cores of the host are in no rank's affinity mask, and the rank has a single core, which
-      is also the single core of another rank.
+    - Some cores of the host are in no rank's affinity mask, and the rank's only core is also the
+      only core of another rank.
     """
     cpus, threads, ranks = report["cpus"], report["threads"], report["local_size"]
     text = (
@@ -412,7 +415,11 @@ def judge(
 
 
 def measure(group: Group) -> dict[str, float]:
-    """Return the median time of an all-reduce of 8 bytes, and the bandwidth of one of 16 MiB."""
+    """Return the median time of an all-reduce of 8 bytes, and the bandwidth of one of 16 MiB.
+
+    "latency_us" is the time in microseconds, and "gbytes_per_s" is the bandwidth in 1e9 bytes per
+    second.
+    """
     times: dict[int, list[float]] = {2: [], 4 << 20: []}
     for count, seconds in times.items():
         buffer, result = np.empty(count, np.float32), np.empty(count, np.float32)

@@ -73,9 +73,10 @@ class ElasticJob(Job):
                 self.say(f"member {member} waits for the others")
 
     def handle_end(self, rank: int, code: int) -> None:
-        """Handle the end of the process of a member, `rank`, with the exit status `code`.
+        """Continue or end the job after the process of a member has ended with `code`.
 
-        The job continues without the member, starts a replacement if that is allowed, or ends.
+        `rank` is the member number, and `code` is the exit code, or -N for signal N. The job
+        continues without the member, starts a replacement if that is allowed, or ends.
         """
         if self.attempt.ending is not None:
             super().handle_end(rank, code)
@@ -121,7 +122,7 @@ class ElasticJob(Job):
         self.start_rank(replacement)
 
     def _announce(self, world: World | None) -> None:
-        """Print the members of a new world; do nothing for None, if no new world was formed."""
+        """Print the members of a new world; do nothing if `world` is None."""
         if world is not None:
             self.say(f"world {world.number} has the members {', '.join(map(str, world.members))}")
 

@@ -35,8 +35,8 @@ def rank_environment(
 ) -> dict[str, str]:
     """Return the complete environment of a rank.
 
-    It has the variables of `environ`, and the variables that describe the job. In the rank,
-    comm/launchers/ngd.py reads the latter.
+    It has the variables of `environ`, and variables that describe the job, which
+    comm/launchers/ngd.py reads in the rank.
 
     Parameters
     ----------

@@ -66,7 +66,7 @@ def find_folder() -> Path | None:
 
 
 def find_scripts(folder: Path) -> dict[str, Path]:
-    """Return the programs in the folder by name."""
+    """Return a dict from the name of each program in the folder, such as "gpt", to its path."""
     return {path.stem: path for path in sorted(folder.glob("*.py"))}
 
 

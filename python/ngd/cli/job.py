@@ -10,8 +10,8 @@ If `ngd run` gets SIGINT, SIGTERM or SIGHUP:
 2. The ranks get the same signal at once, and SIGKILL after --grace seconds.
 3. After a second signal, the ranks get SIGKILL at once. They also get SIGKILL at once after the
    first signal if the job was ending for another reason.
-4. If all ranks end with the same exit code, the exit status is this code instead of 128 + N,
-   because the ranks handled the signal.
+4. If the ranks handle the signal and all end with the same exit code, the exit status is this code
+   instead of 128 + N.
 
 A signal that was ignored when `ngd run` started, as SIGHUP under nohup, stays ignored.
 
@@ -96,8 +96,8 @@ class Phase(Enum):
     """The phase of a job that ends.
 
     In LAST_WORDS, the ranks have got no signal yet. In SIGNALLED, the ranks have got a signal that
-    they can handle, such as SIGTERM. In KILLED, the ranks have got SIGKILL. The value of each
-    member is only a text for readers of this code, which describes the signal.
+    they can handle, such as SIGTERM. In KILLED, the ranks have got SIGKILL. The values, such as
+    "SIGKILL", are only texts for readers of this code: they describe the signal.
     """
 
     LAST_WORDS = "none: ranks that have noticed the failure end by themselves"
@@ -172,7 +172,7 @@ class Messages:
 
     @property
     def address(self) -> str:
-        """The value of NGD_LAUNCHER."""
+        """The value of NGD_LAUNCHER: the path and the inode of the pipe."""
         return address_of_launcher(self.reader)
 
     def read(self) -> list[str]:
@@ -193,7 +193,7 @@ class Messages:
 
 
 class EndingSignals:
-    """The handlers of SIGINT, SIGTERM and SIGHUP, which end a job, and a pipe.
+    """A pipe, and the handlers of SIGINT, SIGTERM and SIGHUP, the signals that end a job.
 
     Python writes to the pipe at each signal. The launcher waits in `select` for this pipe and for
     other events, so it handles a signal at once.
@@ -225,7 +225,7 @@ class EndingSignals:
 
 
 class Job:
-    """The ranks of a job and the launcher's connections to them.
+    """The ranks of a job, and the pipes and signal handlers of the launcher.
 
     The failure of one rank ends this job. ElasticJob, which continues, overrides `handle_end` and
     `handle_waiting`.
@@ -245,7 +245,7 @@ class Job:
         self.ranks: dict[int, RankProcess] = {}
         """The processes of the ranks. An ended rank is removed when its end is handled."""
         self.cores = list(options.cores)
-        """The cores of each rank; an elastic job appends those of new ranks."""
+        """The cores of each rank; an elastic job appends the cores of each new rank."""
 
     def run(self) -> int:
         """Start the ranks, wait for the last one, and return the exit status of the job."""
@@ -280,7 +280,7 @@ class Job:
         return ending.exit_code
 
     def _close(self) -> None:
-        """Kill the ranks that still run after an error, and close the job's pipes and handlers."""
+        """Kill the ranks that an error left running, close the pipes, restore signal handlers."""
         self._signal_ranks(signal.SIGKILL)
         for rank in self.ranks.values():
             rank.process.wait()
@@ -401,7 +401,11 @@ class Job:
         leaving += [number for number in dict.fromkeys(notified) if number not in leaving]
 
     def _forward(self, stream: OutputStream, is_last: bool = False) -> None:
-        """Print the new lines in a rank's output stream, and close the stream at its end."""
+        """Print the new lines in a rank's output stream.
+
+        Close the stream if the rank has closed its end of the pipe, or if `is_last` is True because
+        the rank has ended.
+        """
         if stream.source.closed:
             return
         if not stream.forward(is_last) or is_last:
@@ -423,10 +427,10 @@ class Job:
         self.handle_end(number, code)
 
     def handle_waiting(self, members: Sequence[int]) -> None:
-        """Handle members that wait for a world. This job has no members, so it does nothing."""
+        """Do nothing: no rank of this job waits for a world. `ElasticJob` overrides this method."""
 
     def handle_end(self, rank: int, code: int) -> None:
-        """Handle a rank that has returned `code`, or was killed by signal -code."""
+        """End the job unless `code` is 0. A rank has returned `code`, or signal -code killed it."""
         if code != 0:
             self.fail(rank, code)
 

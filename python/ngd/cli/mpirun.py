@@ -16,7 +16,7 @@ from .streams import print_message
 PASSED: Final = tuple(name for name in config.VARIABLES if name != "NGD_HOST")
 """The environment variables of ngd that the mpirun command passes to other hosts, if set.
 
-These are all that users set, except NGD_HOST, whose value differs per host.
+They are all variables that users set, except NGD_HOST, whose value differs per host.
 """
 
 

@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of the launcher itself."""
+    """Declare the options of `ngd run` itself, such as -n; `add_script` declares the script."""
     parser.add_argument(
         "-n",
         "--ranks",
@@ -135,9 +135,9 @@ def add_script(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Start the ranks, wait for the last one, and return the exit status of the job.
 
-    The status is 0 if all ranks return 0. Otherwise it is that of the rank that failed first
-    (128 + N for signal N), 2 for a wrong command line, or 126 or 127 if the program cannot be
-    started.
+    The status is 0 if all ranks return 0. Otherwise it is the exit code of the rank that failed
+    first, or 128 + N if signal N killed this rank. It is 2 for a wrong command line, and 126 or 127
+    if the program cannot be started.
     """
     command = command_of(args)
     if args.hosts is not None:

@@ -115,7 +115,7 @@ class OutputStream:
 def streams_of(
     rank: int, process: subprocess.Popen[bytes], has_prefix: bool, log_fields: Mapping[str, Any]
 ) -> list[OutputStream]:
-    """Return the two streams of a rank.
+    """Return the streams of the standard output and the standard error of a rank.
 
     `log_fields` are the fields size, job and host that each line gets with NGD_LOG=json.
     """

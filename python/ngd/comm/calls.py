@@ -416,7 +416,7 @@ def all_to_all_v(
     async_op: bool = False,
     group: Group | None = None,
 ) -> Any:
-    """Send a block of rows to each rank and receive one from each rank; their lengths differ.
+    """Send rows to each rank and receive rows from each rank; the numbers of rows may differ.
 
     Parameters
     ----------

@@ -60,7 +60,7 @@ def position_of_world_rank(rank: int, ranks: Sequence[int], where: str, name: st
 
 
 def check_other_rank(other: int, rank: int, size: int, where: str, name: str) -> int:
-    """Return `other` as an int; raise ValueError unless it is another rank of the group."""
+    """Return `other` as an int; raise ValueError if it is `rank`, or not a rank of the group."""
     other = as_int(other, where, name)
     if not 0 <= other < size or other == rank:
         raise ValueError(
@@ -71,7 +71,10 @@ def check_other_rank(other: int, rank: int, size: int, where: str, name: str) ->
 
 
 def check_row_counts(counts: Sequence[int], size: int, where: str, name: str) -> Array:
-    """Return `counts` as int64; raise ShapeError unless it has one valid number per rank."""
+    """Return `counts` as int64; raise ShapeError unless it has one number of rows per rank.
+
+    The numbers must be integers from 0 to MOST_ROWS.
+    """
     row_counts = np.asarray(counts)
     is_valid = row_counts.shape == (size,) and row_counts.dtype.kind in "iu"
     if not is_valid or (row_counts < 0).any() or (row_counts > MOST_ROWS).any():
@@ -83,7 +86,7 @@ def check_row_counts(counts: Sequence[int], size: int, where: str, name: str) ->
 
 
 def check_own_rows(counts: Array, rank: int, rows: int, where: str) -> None:
-    """Raise ShapeError unless `counts` has, for this rank, the number of rows of its array."""
+    """Raise ShapeError unless `counts[rank]` is `rows`, the number of rows of this rank's array."""
     if counts[rank] != rows:
         raise ShapeError(
             f"{where}: counts: expected {rows}, the rows of this rank's array, at place "

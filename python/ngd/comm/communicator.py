@@ -36,7 +36,7 @@ def make_communicator(launch: Launch, timeout: float) -> _core.Communicator:
 
 
 def choose_transport(launch: Launch) -> Transport:
-    """Return the transport of NGD_COMM, or for "auto" the default of the build mode.
+    """Return the transport that NGD_COMM names; for "auto", the result of `default_transport`.
 
     Raise an InitError if the build mode or the launch does not allow this transport.
     """
@@ -181,8 +181,8 @@ def mpis() -> list[str]:
 def load_mpi(name: str) -> str:
     """Load an MPI library into this process and return its version text.
 
-    If `name` is empty, use the MPI library that this process has loaded already, or else load the
-    first one that is found among those for which ngd was built.
+    If `name` is empty, use the MPI library that this process has loaded already. If no library
+    is loaded, load the first one that is found among those for which ngd was built.
     """
     built = mpis()
     if name and name not in built:

@@ -27,7 +27,7 @@ class TopK:
     ratio : float
         The fraction of the elements to send, in (0, 1]. The number of sent elements is rounded up,
         so it is at least one. Each sent element takes the bytes of its value and 4 bytes for its
-        index, or 8 bytes for the index in an array of 2**32 elements or more.
+        index. In an array of 2**32 elements or more, the index takes 8 bytes.
 
     Notes
     -----
@@ -74,15 +74,15 @@ class TopK:
         return None if memory is None else memory.copy()
 
     def reset(self) -> None:
-        """Delete the residual, and the TopKs of all keys with their residuals."""
+        """Delete the residual, and the TopK of each key together with its residual."""
         self._residual = self._next = None
         self._parts.clear()
 
     def check(self, op: str, source: Array) -> None:
         """Raise ValueError for an op or dtype that TopK does not support.
 
-        Raise the same error if this TopK has a residual of earlier calls, and the shape or dtype of
-        the residual differs from that of `source`.
+        Also raise ValueError if the residual of earlier calls has another shape or dtype than
+        `source`.
         """
         if op not in TOP_K or source.dtype not in (float32, float64):
             raise ValueError(

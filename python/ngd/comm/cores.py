@@ -21,9 +21,9 @@ def share_cores(world: Group) -> None:
     1. If NGD_THREADS is above 0, it is the number of threads instead.
 
     If all ranks are on one host, they exchange their affinity masks. Each core in the mask of a
-    rank adds 1/k to its share, where k is the number of ranks with this core in their masks. For
-    example, two ranks with the same mask of 8 cores have a share of 4 each. A rank that is bound to
-    8 cores of its own has a share of 8.
+    rank adds 1/k to the share of the rank, if k ranks have this core in their masks. For example,
+    two ranks with the same mask of 8 cores have a share of 4 each. A rank that is bound to 8 cores
+    of its own has a share of 8.
 
     If the ranks are on several hosts, they do not exchange masks, because the core numbers of
     different hosts overlap. If the mask of a rank has all cores of the host, the rank is not bound,

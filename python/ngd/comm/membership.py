@@ -69,11 +69,11 @@ class World(NamedTuple):
     number: int = 0
     """The number of the world in the job, from 1; 0 before the first world."""
     job: str = ""
-    """The job key for the rendezvous of the ranks."""
+    """The job key of this world: a text by which its ranks find each other at the rendezvous."""
     members: tuple[int, ...] = ()
     """The member numbers of the ranks, in the order of the ranks."""
     newcomers: tuple[int, ...] = ()
-    """The member numbers of the newcomers that wait for the next world."""
+    """The member numbers of the new members, which wait for the next world."""
 
 
 def read(folder: str) -> World:
@@ -115,12 +115,13 @@ def member_launch(environ: Environ) -> Launch | None:
 def join_next_world(environ: MutableMapping[str, str], timeout: float) -> None:
     """Wait for the next world, and set the variables of this rank in the environment.
 
-    A veteran (see the module) waits for the other veterans. The launcher kills veterans that do not
-    begin to wait within `timeout` seconds after the first one; 0 means no limit. A newcomer waits
-    without a limit until the veterans form a new world.
+    A veteran, a member that has been in a world or started with the job, waits for the other
+    veterans. The launcher kills veterans that do not begin to wait within `timeout` seconds after
+    the first one; 0 means no limit. A newcomer, any other member, waits without a limit until the
+    veterans form a new world.
 
-    Raise InitError if the launcher's pipe is closed. If `timeout` is not 0, also raise InitError in
-    a veteran that has waited for `timeout` plus 10 seconds, or for 1.1 * `timeout` if this is more.
+    Raise InitError if the launcher's pipe is closed, or if a veteran has waited too long. The limit
+    is `timeout` plus 10 seconds, or 1.1 * `timeout` if this is more; `timeout` = 0 means no limit.
     This limit is above the launcher's limit, so the launcher kills late veterans before.
     """
     number, folder = number_of(environ), environ["NGD_ELASTIC_DIR"]
@@ -209,6 +210,8 @@ def end_for_hosts() -> None:
 class Board:
     """The launcher's record of living and waiting members, and the publisher of the world.
 
+    A veteran is a member that has been in a world or started with the job.
+
     Parameters
     ----------
     folder : str
@@ -233,8 +236,9 @@ class Board:
         self.deadline: float | None = None
         """The time, by `time.monotonic`, by which all veterans must have begun to wait for a world.
 
-        None while no veteran waits for the next world, and always if `timeout` is 0. It is set to
-        None again when a new world is formed, and when `late_members` finds that it has passed.
+        A veteran is a member with the state of the training (`veterans`). The value is None while
+        no veteran waits for the next world, and always if `timeout` is 0. It is set to None again
+        when a new world is formed, and when `late_members` finds that the time has passed.
         """
 
     def waits(self, member: int) -> World | None:
@@ -258,7 +262,8 @@ class Board:
     def late_members(self) -> list[int]:
         """Return the veterans that do not wait yet although the deadline has passed.
 
-        Each deadline is reported once: later calls return an empty list until a new deadline.
+        A veteran is a member that has been in a world or started with the job. Each deadline is
+        reported once: later calls return an empty list until a new deadline.
         """
         if self.deadline is None or time.monotonic() < self.deadline:
             return []
@@ -268,8 +273,9 @@ class Board:
     def settle(self) -> World | None:
         """If all veterans wait for the next world, form a new world and return it.
 
-        Otherwise return None. If a veteran waits, there is no deadline yet, and `timeout` is not 0,
-        set the deadline: the other veterans must begin to wait within `timeout` seconds from now.
+        Otherwise return None. A veteran is a member that has been in a world or started with the
+        job. If a veteran waits, there is no deadline yet, and `timeout` is not 0, set the deadline:
+        the other veterans must begin to wait within `timeout` seconds from now.
         If the waiting newcomers have changed, publish them.
         """
         number, job, members = self.world.number, self.world.job, self.world.members

@@ -56,8 +56,10 @@ def plan_one(
 ) -> Plan:
     """Prepare one collective that reads `source` and writes `buffer`.
 
-    `finish` is a function without arguments. It is called after the collective, and returns the
-    result that the public call returns to the user.
+    `count` is the number of elements of a block, or of the whole array if the collective has no
+    blocks. The ranks compare `shape` and `more`, which is another number, such as an axis. `finish`
+    is a function without arguments. It is called after the collective, and returns the result that
+    the public call returns to the user.
     """
     group.check_open(kind)
     call = _core.Call.on_array(
@@ -238,7 +240,7 @@ def plan_broadcast(group: RankGroup, x: Any, root: Any, out: Any, site: str | No
 def plan_scatter(
     group: RankGroup, x: Any, root: Any, out: Any, shape: Shape | None, dtype: Any, site: str | None
 ) -> Plan:
-    """Prepare a scatter. Only the root must give `x`."""
+    """Prepare a scatter. `x` may be None on all ranks except the root."""
     where = "scatter"
     root = check_root(root, group.size, where)
     if x is None:

@@ -98,7 +98,7 @@ def plan(options: Options, array: Any, out: Any, weight: float | None, compressi
 
 
 def plan_plain(options: Options, sources: list[Array], buffers: list[Array]) -> CallsAndFill:
-    """Prepare an all-reduce of unchanged arrays. One call of the communicator sends all arrays."""
+    """Prepare an all-reduce without weight or compression, as one call of the communicator."""
     communicator = options.group.communicator
     if len(sources) == 1:
         call = _core.Call.on_array(

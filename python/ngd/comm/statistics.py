@@ -25,8 +25,8 @@ class CallStats:
     calls : int
         The number of calls.
     bytes : int
-        The sum over the calls. A call counts the bytes of its source or of its destination on this
-        rank, whichever is larger.
+        The sum over the calls. The bytes of a call are those of its source or of its destination on
+        this rank, whichever is larger.
     seconds : float
         The sum over the calls of the time from the start to the completion of a call, in seconds.
     waited : float

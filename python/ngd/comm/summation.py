@@ -12,8 +12,8 @@ Term = TypeVar("Term")
 def sum_in_order(terms: Sequence[Term], add: Callable[[Term, Term], Term]) -> Term:
     """Return the sum of the ranks' terms, added as a binary tree.
 
-    The left subtree of n > 1 terms has the first k terms, where k is the largest power of two that
-    is less than n: for example k = 2 for n = 3 and n = 4. The right subtree has the other terms.
+    The left subtree of n > 1 terms has the first k terms. Here k is the largest power of two that
+    is less than n, for example 2 for n = 3 and n = 4. The right subtree has the other terms.
     """
     if len(terms) == 1:
         return terms[0]

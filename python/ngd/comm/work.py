@@ -55,7 +55,8 @@ class Work(BoundToProcess):
     -----
     A pending collective makes progress in done(), and while this process waits in any collective or
     wait() of the same group. At other times, transfers inside a host make no progress. Transfers
-    between hosts do if this process has a progress thread, which NGD_PROGRESS switches on or off.
+    between hosts then make progress if this process has a progress thread. NGD_PROGRESS
+    switches this thread on or off.
 
     The result has the shape that the function of the collective documents.
 
@@ -121,7 +122,10 @@ class Work(BoundToProcess):
             return True  # wait() raises it
 
     def exception(self) -> BaseException | None:
-        """Return the error of a collective that has failed, or None."""
+        """Return the error of the collective if it has failed, and otherwise None.
+
+        The call does not wait: it also returns None while the collective is pending.
+        """
         self.done()
         return self._error
 
@@ -134,7 +138,7 @@ class Work(BoundToProcess):
         """Start the collective.
 
         KeyboardInterrupt may be raised here, before or after the collective starts. In both cases
-        this handle stays valid, and the caller may delete it without a check.
+        this handle stays valid. The caller may delete it and need not check which case it is.
         """
         assert self._plan is not None
         _core.start_calls(self._plan.calls)

@@ -33,17 +33,16 @@ current: Group | None = None
 """The world that this process joined last; None before the first world and after shutdown().
 
 `Group.close()` closes a world, but does not change this variable; shutdown() closes the world and
-sets the variable to None. A collective on arrays with a fast path, such as ngd.all_reduce, reads
-this variable if it gets no `group`. If that world is closed, the collective raises
-GroupClosedError.
+sets the variable to None. A collective that has a fast path, such as ngd.all_reduce, reads this
+variable if it gets no `group`. If that world is closed, the collective raises GroupClosedError.
 """
 _alone: Group | None = None
-"""The group of this process only that `alone()` returns; None before the first call of `alone()`.
+"""The group of one rank that `alone()` returns; None before the first call of `alone()`.
 
 Compiled steps that need no other rank use this group.
 """
 _hooked_pid: int | None = None
-"""The pid of the process that ran `install_hooks`; None before.
+"""The pid of the process that ran `install_hooks`; None before that call.
 
 A forked child inherits the hooks, but is not a rank. Its own pid differs from this one.
 """
@@ -51,8 +50,8 @@ _mark: _core.Mark | None = None
 """The mark of this process: a memory mapping, whose name in /proc/PID/maps has its job and rank.
 
 A child of this process inherits the environment with the rank. ngd.init() in the child finds this
-mark in /proc/PID/maps of its ancestor, and raises an error, so that the child does not join the job
-as the same rank. None if this process has no mark: before ngd.init(), after shutdown(), as the only
+mark in /proc/PID/maps of its ancestor, and raises an error. So the child does not join the job as
+the same rank. None if this process has no mark: before ngd.init(), after shutdown(), as the only
 rank of its job, and in a world of an mpi4py communicator.
 """
 
@@ -74,7 +73,7 @@ def call_after_joining(callback: Callable[[int | None], None]) -> None:
 
 
 def report_joining(size: int | None) -> None:
-    """Call the functions that `call_after_joining` registered."""
+    """Call each function that `call_after_joining` registered, with the argument `size`."""
     for callback in _joining_callbacks:
         callback(size)
 
@@ -110,7 +109,7 @@ def init(*, comm: Any = None) -> Group:
     ------
     InitError
         The environment variables contradict each other, or require a feature that this build of ngd
-        does not have, or `comm` is given although a world exists. The message contains the fix.
+        does not have. Or `comm` is given although a world exists. The message contains the fix.
     CollectiveTimeoutError
         Other ranks did not join within NGD_TIMEOUT. The message names them.
 
@@ -200,9 +199,9 @@ class _Entrance:
     def alone(self) -> Iterator[None]:
         """Return a context manager that holds the lock in a `with` block, which joins the world.
 
-        The lock lets only one thread at a time into the block. If the attempt of another thread
-        failed while this thread waited for the lock, do not enter the block, and raise an InitError
-        with the error of that attempt.
+        The lock lets only one thread at a time into the block. The attempt of another thread may
+        fail while this thread waits for the lock. Then do not enter the block, and raise an
+        InitError with the error of that attempt.
         """
         if self.inside == threading.get_ident():
             raise InitError(

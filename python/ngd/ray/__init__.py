@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training between the hosts of a Ray cluster, which may lose hosts and get new ones.
+"""Training on the hosts of a Ray cluster, which may lose hosts and get new ones.
 
 `DiLoCo` (diloco.py) lets hosts train independently and averages their weights from time to time.
 `run_elastic` (elastic.py) starts a data-parallel job by mpirun on the available hosts, and starts

@@ -20,8 +20,8 @@ CLUSTER: Final = "NGD_RAY_CLUSTER"
 NAMESPACE: Final = "NGD_RAY_NAMESPACE"
 """The environment variable with the namespace of the actors of this job."""
 HOSTS: Final = "NGD_RAY_HOSTS"
-"""The environment variable with a JSON object: the address of each host, and the name of the host's
-actor."""
+"""The environment variable with a JSON object from the address of each host to the name of the
+host's actor."""
 WORLD: Final = "NGD_RAY_WORLD"
 """The environment variable with the number of the world that the command belongs to.
 
@@ -30,7 +30,10 @@ is a new world. A host refuses the commands of a world that has ended."""
 
 
 def main() -> int:
-    """Run the command on the other host and return its exit code."""
+    """Let the actor of a host run a command, and return the exit code of the command.
+
+    The address of the host and the command are the arguments of this program.
+    """
     address, *words = sys.argv[1:]
     namespace = os.environ[NAMESPACE]
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}

@@ -151,7 +151,7 @@ def encoder(arrays: list[Any], wire: Any) -> Any:
 
 
 def wire_dtype_of(dtype: Any, wire: Any) -> Any:
-    """Return the dtype in which changes of dtype `dtype` are sent.
+    """Return the dtype in which a change of weights, an array of dtype `dtype`, is sent.
 
     This is `dtype` itself if `wire` is float32, and bfloat16 if `wire` is bfloat16. The third
     format, int8, is encoded by `encode_int8` without this function.
@@ -353,10 +353,12 @@ class DiLoCo:
         logger.info("ngd.ray.DiLoCo: worker %d starts", number)
 
     def _admit(self, num_workers: int) -> None:
-        """Wait until `num_workers` workers are ready, and mark workers that have started as ready.
+        """Wait until `num_workers` workers are ready.
 
-        Raise WorkerError if the deadline is over, or if fewer than `num_workers` workers are ready
-        or starting. In the second case, workers were lost, and no restart is left to replace them.
+        A worker becomes ready after `Rank.begin` has returned on all its ranks (`_add_worker`).
+        Raise WorkerError if the deadline has passed, or if fewer than `num_workers` workers are
+        ready or starting. In the second case, workers were lost, and no restart is left to replace
+        them.
         """
         limit = time.monotonic() + self._deadline
         while True:
@@ -387,8 +389,8 @@ class DiLoCo:
     def _add_worker(self, worker: Worker, initial_weights: list[Any]) -> None:
         """Mark a new worker as ready for the next round.
 
-        After the first round, first copy the carried values of another worker to it. If the new
-        worker is lost while it copies them, it does not become ready.
+        After the first round, first copy the values of the attribute `carried` from another worker
+        to it. If the new worker is lost while it copies them, it does not become ready.
         """
         if self._update is None:
             self._compile(initial_weights)
@@ -409,9 +411,10 @@ class DiLoCo:
         logger.info("ngd.ray.DiLoCo: worker %d is ready", worker.number)
 
     def _train(self, weights: Any) -> tuple[dict[int, Any], list[Any]]:
-        """Make a round on all workers that are ready.
+        """Make a round on all workers that are ready; leave out workers that are lost in the round.
 
-        Return the reports by the number of the worker, and the encoded changes of the weights.
+        Return a dict from the number of each worker to its report, and a list with the encoded
+        weight change of each worker.
         """
         refs_by_worker = {
             worker: [
@@ -431,10 +434,11 @@ class DiLoCo:
         return reports, deltas
 
     def _results_of(self, worker: Worker, refs: list[Any], limit: float | None = None) -> Any:
-        """Return a worker's results. If the worker is lost or late, drop it and return None.
+        """Return the values of `refs`, the Ray references to a worker's results.
 
-        `limit` is the latest time for the results, as a value of `time.monotonic()`. None means the
-        driver's `deadline` in seconds from now.
+        If the worker is lost or late, drop it and return None. `limit` is the latest time for the
+        results, as a value of `time.monotonic()`. None means now plus the argument `deadline` of
+        `DiLoCo`.
         """
         limit = time.monotonic() + self._deadline if limit is None else limit
         try:

@@ -44,7 +44,7 @@ logger = logging.getLogger("ngd")
 POLL_SECONDS: Final = 1.0
 """The time between two checks of the hosts of the cluster, in seconds."""
 ANSWER_SECONDS: Final = 20.0
-"""The longest time in seconds for the answer of a host. A host without an answer counts as lost."""
+"""The longest time in seconds for the answer of a host. A host that does not answer is dropped."""
 OTHER_LAUNCHERS: Final = ("SLURM_", "PBS_", "LSB_", "FLUX_", "PMI", "OMPI_COMM_", "PRTE_MCA_ess")
 """The prefixes of the environment variables of other launchers. Commands on a host do not inherit
 them, because they would describe another job to mpirun."""
@@ -52,8 +52,8 @@ RESERVED: Final = ("NGD_ELASTIC_DIR", "NGD_ELASTIC_HOSTS", "NGD_EXPECT_SIZE", "N
 """The environment variables of the ranks that ngd sets and the user must not set."""
 WORLD: Final = "world"
 """The name of the folder, within a host's folder, for the temporary files of a world. Each world
-uses the same name. The script RANK, which runs a rank, also creates an empty file there when the
-rank starts, and another one when the rank ends without an error."""
+uses the same name. The script RANK, which runs a rank, creates two empty files there: one when the
+rank starts, and one when the rank ends without an error."""
 RANK: Final = f"""
 : "${{OMPI_MCA_btl_sm_backing_directory:=$NGD_ELASTIC_DIR/{WORLD}}}"
 export OMPI_MCA_btl_sm_backing_directory
@@ -181,7 +181,7 @@ class Host:
         return process.wait()
 
     def has_started(self) -> bool:
-        """Return True if all ranks of the world have started on this host."""
+        """Return True if all ranks of the present world have started on this host."""
         return len(list(self.world.glob("begun-*"))) == self.ranks
 
     def announce(self) -> bool:
@@ -366,7 +366,7 @@ class _Job:
         self.hosts: dict[str, HostRecord] = {}
         """The hosts, by Ray's ID of the node."""
         self.left_out: set[str] = set()
-        """The nodes that cannot be used."""
+        """Ray's IDs of the nodes that cannot be used."""
         self.numbers = itertools.count()
         self.worlds = 0
 
@@ -398,7 +398,7 @@ class _Job:
             logger.warning("ngd.ray.run_elastic: %s; %d restarts are left", reason, restarts_left)
 
     def close(self) -> None:
-        """End all actors. The guard cleans up for a host that is not ready or does not answer."""
+        """End all actors. If a host is not ready or does not answer, its guard ends its ranks."""
         closed = [
             (each, each.actor.close.remote()) for each in self.hosts.values() if each.is_ready
         ]
@@ -435,10 +435,10 @@ class _Job:
             time.sleep(POLL_SECONDS)
 
     def _look(self) -> None:
-        """Ask Ray for its nodes, start hosts on new ones, and drop hosts whose nodes are gone.
+        """Start an actor on each new node of Ray, and drop the hosts whose nodes are gone.
 
-        A node is used if it has the CPUs of all ranks of a host. A host is added to those that a
-        world may use when its actor has started (`_add_host`).
+        A node is used if it has enough CPUs for all ranks of a host. When its actor has started,
+        the host is ready to join a world (`_add_host`).
         """
         alive = {
             node["NodeID"]: node["NodeManagerAddress"]
@@ -478,7 +478,7 @@ class _Job:
     def _add_host(self, host: HostRecord) -> None:
         """Mark a host as ready when its actor has returned from `Host.begin`.
 
-        If the host cannot be used, raise WorkerError before the first world, and later drop it.
+        If the host cannot be used, drop it; before the first world, raise WorkerError instead.
         """
         try:
             identity = self._answer_of(host, host.begin_ref)

@@ -19,14 +19,15 @@ from typing import Final
 
 KILL_SECONDS: Final = 5.0
 """The longest time in seconds that `end_session` waits for killed processes to end. After this time
-it returns even if a process has not ended, for example because the kernel ends the process only
-after a pending disk operation."""
+it returns even if a process has not ended. For example, the kernel ends a process only after a
+pending disk operation."""
 
 
 def end_session(leader: int) -> None:
     """Kill the processes of a session, including new ones, until none is left.
 
-    Return after KILL_SECONDS even if processes are left. `leader` is the number of the session.
+    Return after KILL_SECONDS even if processes are left. `leader` is the session ID: the pid of the
+    process that created the session.
     """
     limit = time.monotonic() + KILL_SECONDS
     while (pids := processes(leader)) and time.monotonic() < limit:
@@ -37,7 +38,7 @@ def end_session(leader: int) -> None:
 
 
 def processes(session: int) -> list[int]:
-    """Return the running processes of a session. A zombie does not count."""
+    """Return the pids of the running processes of a session. Zombies are left out."""
     pids = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # the process has ended
@@ -48,7 +49,11 @@ def processes(session: int) -> list[int]:
 
 
 def main() -> None:
-    """Fork a child that reads the input to its end and then cleans up. The parent exits at once."""
+    """Fork a child that does the work of the guard, and exit at once in the parent.
+
+    The child reads lines from its standard input until the actor of the host ends. Then it ends the
+    remaining sessions and removes the folder.
+    """
     if os.fork():  # when Ray ends an actor, it kills the children, but not the grandchildren
         os._exit(0)
     sessions: set[int] = set()

@@ -53,9 +53,9 @@ class Launcher(NamedTuple):
     variables: tuple[str, ...] = ()
     """The names of the variables that show that this launcher started a process.
 
-    `surroundings` (registry.py) makes one hash of the values of these variables of all launchers.
-    `ngd run` passes the hash to its ranks. If the hash of a process differs from the passed one,
-    another launcher has started the process.
+    `surroundings` (registry.py) collects these variables from all launchers except `ngd run`, and
+    hashes their values. `ngd run` passes the hash to its ranks. If the hash of a process differs
+    from the passed one, another launcher has started the process.
     """
     mpi: str | None = None
     """The name of the MPI library that its ranks use; "" for any library, None for no MPI."""

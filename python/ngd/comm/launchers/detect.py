@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Detection of the launch of this process: its launcher, rank, size and job.
+"""Detection of the launcher, rank, size and job of this process.
 
 Only environment variables and /proc are read. No code of a launcher is imported, and no launcher is
 contacted. docs/launchers.md lists the launchers.

@@ -22,14 +22,15 @@ def label_of(job_key: str | None) -> str:
 def name_of_metrics(launch: Launch) -> str:
     """Return the name of the abstract socket for the metrics of the job on this host.
 
-    One rank of the host listens there and serves the metrics. The other ranks send theirs to it.
+    One rank of the host listens there and serves the metrics. The other ranks of the host send
+    their metrics to it.
     """
     key = f"metrics/{launch.job_key or f'alone:{os.getpid()}'}".encode(errors="surrogateescape")
     return f"\0ngd-metrics-{hashlib.sha256(key).hexdigest()[:32]}"
 
 
 def mark_name(launch: Launch) -> str:
-    """Return the name of the mark of the process that has this rank in this job.
+    """Return the name of the mark of a process, made from its rank and job.
 
     A mark (_core.Mark) is a memory mapping. Its name in /proc/PID/maps shows that the process PID
     has this rank. A child of the process looks for this name (`refuse_inherited_rank`), so that the

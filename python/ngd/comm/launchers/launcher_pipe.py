@@ -23,7 +23,11 @@ def address_of_launcher(pipe: int) -> str:
 
 
 def notify_launcher(environ: Environ | None = None) -> None:
-    """Notify `ngd run` that this rank is about to end, before the other ranks are notified."""
+    """Notify `ngd run` that this rank is about to end.
+
+    Call this function before the other ranks are notified: `ngd run` takes the order of failures
+    from these messages.
+    """
     environ = os.environ if environ is None else environ
     if "NGD_MEMBER" in environ or "RANK" in environ:
         send_to_launcher(environ.get("NGD_MEMBER") or environ["RANK"], environ)
@@ -32,9 +36,9 @@ def notify_launcher(environ: Environ | None = None) -> None:
 def send_to_launcher(word: str, environ: Environ) -> bool:
     """Send a message of one word to the `ngd run` that started this process.
 
-    The word "3" means that process 3 of the job is about to end. The number is the rank, or in an
-    elastic job the number that `ngd run` gave to the process, which stays the same when ranks
-    change. "+3" means that process 3 of an elastic job waits for the next world (group of all
+    The word "3" means that process 3 of the job is about to end. The number is the rank. In an
+    elastic job, it is the number that `ngd run` gave to the process, which stays the same when
+    ranks change. "+3" means that process 3 of an elastic job waits for the next world (group of all
     ranks). Return True if the word was sent, and False if `ngd run` did not start this process or
     has ended.
     """

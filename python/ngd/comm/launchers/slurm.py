@@ -17,9 +17,10 @@ processes are not tasks of srun.
 
 
 def is_present(environ: Environ) -> bool:
-    """Return True for a task of srun.
+    """Return True if `environ` is that of a task, a process that srun has started.
 
-    A shell of salloc and a batch script are not tasks, although SLURM_NTASKS is set in them.
+    The shell that salloc opens and a batch script are not tasks, although SLURM_NTASKS is set in
+    them.
     """
     step = environ.get("SLURM_STEP_ID", "")
     return step.isdecimal() and int(step) < FIRST_SPECIAL_STEP and "SLURM_PROCID" in environ
