@@ -46,10 +46,10 @@ SEPARATE_SIZE: Final = 1 << 16
 """`grouped_allreduce` reduces an array with at least this number of elements separately."""
 
 JOIN, ALL_REDUCE, OTHER, BARRIER = range(4)
-"""The values of column KIND. A joined rank cannot take part in OTHER, the other collectives."""
+"""The kinds of calls. OTHER is any collective in which a joined rank cannot take part."""
 KIND, CALLS, OP, DTYPE, SIZE, NAME, SHAPE, FACTORS, COLUMNS = range(9)
 """The columns of an announcement: kind of call, number of announcements of this rank, op, index in
-`dtypes.ALL`, number of elements, CRC-32 of name, shape and factors. COLUMNS is their number."""
+`dtypes.ALL`, number of elements, three CRC-32s (name, shape, factors); and the column count."""
 
 
 class Handle:
@@ -131,9 +131,9 @@ def announce(
     site: str,
     factors: tuple[float, float] = (1.0, 1.0),
 ) -> Any:
-    """Start the all-gather that announces a call to all ranks of the world; return its Work.
+    """Start the all-gather that announces a call to all ranks of the world; return its handle.
 
-    If `ranks` has one rank or is not the world, only return None: only the world has `join`.
+    Return None for a world of one rank, and for other process sets, because they have no `join`.
     """
     if ranks is not global_process_set or ranks.size() == 1:
         return None
@@ -153,7 +153,7 @@ def announce(
 
 
 def expect_one_call(announcement: Work | None, call: str, name: str | None, shape: Shape) -> None:
-    """Raise HorovodInternalError if the announced names, shapes, ops or scale factors differ."""
+    """Raise HorovodInternalError if the ranks' names, shapes, ops or scale factors differ."""
     if announcement is None:
         return
     rows = announcement.wait()
@@ -415,7 +415,7 @@ def all_to_all(
 
 
 def rows_per_rank(rows: int, size: int) -> list[int]:
-    """Return the number of rows that each rank gets; the first ranks get the rows left over."""
+    """Return the number of rows of each rank; the first `rows % size` ranks have one row more."""
     return [rows // size + (rank < rows % size) for rank in range(size)]
 
 
@@ -459,7 +459,7 @@ class Collective(NamedTuple):
     """A row of the table COLLECTIVES: the function of a collective, and the form of its operand."""
 
     start: Callable[..., Handle]
-    """The function that starts the collective on arrays. It takes Horovod's arguments in order."""
+    """The function that starts the collective. It takes arrays, then Horovod's other arguments."""
     fills: bool = False
     """True: the call is `start(source, out, ...)` and fills `out`. False: `start(source, ...)`."""
     takes_list: bool = False
@@ -499,9 +499,9 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 def join(device: int = -1) -> int:
     """Wait until every rank of the world has called this function.
 
-    Use it if some ranks have fewer batches. Until the last rank joins, a rank that has joined takes
-    part in the all-reduces and barriers of the other ranks, with zeros for Sum and Average and with
-    the neutral element for Min, Max and Product. Average still divides by the size of the world.
+    Use it if some ranks have fewer batches. Until the last rank joins, the joined ranks take part
+    in the all-reduces and barriers of the other ranks. They give zeros for Sum and Average, and the
+    neutral element for Min, Max and Product. Average still divides by the size of the world.
 
     Corresponds to `horovod.torch.join`.
 
@@ -518,7 +518,7 @@ def join(device: int = -1) -> int:
     Raises
     ------
     HorovodInternalError
-        A rank that has not joined called a collective other than allreduce and barrier.
+        Another rank called a collective other than barrier and allreduce, or Adasum.
     """
     group, site = global_process_set.group, call_site()
     mine = np.zeros((1, COLUMNS), np.int64)
@@ -537,7 +537,7 @@ def join(device: int = -1) -> int:
 
 
 def answer_call(group: Group, row: Array, caller: int, site: str) -> None:
-    """Take part, as a joined rank, in a barrier or (with neutral elements) allreduce, or raise."""
+    """Run, as a joined rank, the barrier or allreduce that `row` announces; raise otherwise."""
     if row[KIND] == BARRIER:
         group.barrier(site=site)
         return

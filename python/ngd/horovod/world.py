@@ -91,7 +91,7 @@ class World(ProcessSet):
     def __init__(self) -> None:
         super().__init__(())
         self.calls = 0
-        """The number of collectives that this rank has announced; see calls.py."""
+        """The number of announcements of collectives that this rank has sent; see calls.py."""
         self.process_set_id = 0
         self.cross = (0, 1)
         """The pair (index of this host, number of hosts) that `cross_rank` and `cross_size` return.
@@ -104,7 +104,7 @@ class World(ProcessSet):
 
     @property
     def group(self) -> Group:
-        """The group of all ranks. Raise ValueError if this process has no world or it is closed."""
+        """The group of all ranks. Raise ValueError if no world was joined, or it is closed."""
         if self._group is None or self._group.closed:
             raise ValueError(NOT_INITIALIZED)
         return self._group
@@ -124,7 +124,7 @@ class World(ProcessSet):
         self._group = group
 
     def detach(self) -> None:
-        """Forget the world and the process sets that were registered in it."""
+        """Release the group of the world, and unregister all other process sets."""
         for process_set in self.sets.values():
             process_set._group = None
             if process_set is not self:
@@ -146,7 +146,7 @@ def init(
     ----------
     comm : mpi4py communicator, optional
         The communicator whose ranks form the world; by default all ranks of the launcher. It needs
-        a build of ngd with MPI (mode OMPI); other builds raise InitError.
+        a build of ngd with MPI (build mode OMPI); other builds raise InitError.
     process_sets : sequence, optional
         Process sets, or lists of ranks, to register. All ranks pass the same list. "dynamic" is
         accepted and changes nothing, because sets can always be added later.
@@ -237,7 +237,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def initialized_world() -> World:
-    """Return the world. Raise ValueError if this process has no world or it is closed."""
+    """Return the world. Raise ValueError if no world was joined, or it is closed."""
     if not is_initialized():
         raise ValueError(NOT_INITIALIZED)
     return global_process_set
@@ -276,7 +276,7 @@ def local_size() -> int:
 
 
 def cross_rank() -> int:
-    """Return the index of this host among the hosts that have the local rank of this process.
+    """Return the index of this process among the ranks with the same local rank, one per host.
 
     Corresponds to `horovod.torch.cross_rank`.
     """
@@ -284,7 +284,7 @@ def cross_rank() -> int:
 
 
 def cross_size() -> int:
-    """Return the number of hosts that have a rank with the local rank of this process.
+    """Return the number of ranks with the same local rank as this process, one per host.
 
     Corresponds to `horovod.torch.cross_size`.
     """

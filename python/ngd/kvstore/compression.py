@@ -21,7 +21,7 @@ from ..errors import DTypeError
 
 
 class TwoBits:
-    """The threshold of the compression, and the residual of each gradient.
+    """The threshold of the compression, and the residual (unsent part) of each gradient.
 
     Parameters
     ----------
@@ -45,8 +45,9 @@ class TwoBits:
     def encode(self, gradient_key: Hashable, gradient: Array) -> Array:
         """Return the codes of a float32 gradient, four per byte, and update the residual.
 
-        `gradient_key` identifies the gradient and its residual. It is the key, or in a "device"
-        store the tuple (key, index), because such a store compresses each array of a key.
+        The residual is the part of earlier gradients that was not sent. `gradient_key` identifies
+        the gradient and its residual. It is the key, or in a "device" store the tuple (key, index),
+        because such a store compresses each array of a key.
         """
         if gradient.dtype != np.float32:
             raise DTypeError(

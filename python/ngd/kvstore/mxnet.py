@@ -50,8 +50,8 @@ def writable(array: Any) -> Array:
     """Return the memory of a dense MXNet array on the CPU as a writable NumPy array.
 
     This function waits until MXNet has completed all operations on the array. `np.from_dlpack`
-    returns a read-only NumPy array. So the result is another NumPy array, made writable from the
-    memory address of the read-only array.
+    returns a read-only NumPy array. So this function returns another NumPy array, which is writable
+    and has the same memory.
     """
     if array.context.device_type not in ("cpu", "cpu_pinned", "cpu_shared"):
         raise TypeError(f"ngd.kvstore: expected an array of MXNet on the CPU; got {array.context}")
@@ -64,7 +64,11 @@ def writable(array: Any) -> Array:
 
 
 def as_numpy(values: Any) -> Any:
-    """Return dense MXNet arrays, in nested lists, as NumPy arrays with the same memory."""
+    """Return nested lists of dense MXNet arrays as nested lists of NumPy arrays.
+
+    Each NumPy array shares the memory of its MXNet array. Values that are not MXNet arrays stay.
+    Raise TypeError for a sparse array.
+    """
     if isinstance(values, (list, tuple)):
         return [as_numpy(each) for each in values]
     if not isinstance(values, NDArray):

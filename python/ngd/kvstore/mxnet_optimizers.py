@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The import of MXNet, and MXNet's optimizers for NumPy arrays."""
+"""The import of MXNet, and updaters that apply MXNet's optimizers to NumPy arrays."""
 
 from __future__ import annotations
 
@@ -46,7 +46,13 @@ def updater_of(optimizer: Any) -> Updater:
 
 
 class Updater:
-    """An updater of MXNet for NumPy arrays, called as `updater(key, gradient, value)`."""
+    """A function `updater(key, gradient, value)` of NumPy arrays that wraps one of MXNet arrays.
+
+    Parameters
+    ----------
+    updater : callable
+        The function of MXNet arrays, for example an updater of an MXNet optimizer.
+    """
 
     def __init__(self, updater: Any) -> None:
         self.updater = updater
@@ -70,8 +76,7 @@ class Updater:
 def as_mxnet(array: Array) -> Any:
     """Return an MXNet array with the memory of a NumPy array.
 
-    `array` is the NumPy array. MXNet's `from_numpy` makes the array that it gets read-only, so it
-    gets a view of `array`, and `array` itself stays writable. If `array` has no dimensions, the
-    result has the shape (1,).
+    MXNet's `from_numpy` makes its argument read-only. This function passes a new view of `array`,
+    so `array` itself stays writable. If `array` has no dimensions, the result has the shape (1,).
     """
     return mx.nd.from_numpy(array.view() if array.ndim else array.reshape(1), zero_copy=True)

@@ -61,8 +61,9 @@ class Kind(IntEnum):
     HEARTBEAT = 5
     """A notice that the sender still uses the store.
 
-    It is sent only to ranks that have sent BYE. Such a rank waits in `close` for the other ranks,
-    and raises an error if a rank that has not sent BYE sends no message for NGD_TIMEOUT.
+    It is sent only to ranks that have closed the store and sent BYE. Such a rank waits in `close`
+    for the other ranks. It raises an error if a rank that has not sent BYE sends no message for
+    NGD_TIMEOUT.
     """
     BYE = 6
     """The sender will send no more requests."""
@@ -73,8 +74,9 @@ class Kind(IntEnum):
 HEADER = 5
 """The number of int64 values in the header of a message.
 
-They are the kind, the number of the key, the number of elements of the payload, the ticket, and a
-flag for requests: 1 if the answer to the request should have the value of the key, else 0.
+They are the kind, the number of the key, the number of elements of the payload, the ticket (the
+number by which an answer is matched to its request), and a flag. In a request, the flag is 1 if the
+answer should have the value of the key, else 0.
 """
 
 Answer: TypeAlias = Callable[[Kind, Array | None], None]
@@ -83,7 +85,7 @@ Answer: TypeAlias = Callable[[Kind, Array | None], None]
 
 @dataclass(frozen=True)
 class KeyInfo:
-    """A key, its owner, and the shape and dtype of its value."""
+    """A key, its owner (the rank that stores the value), and the shape and dtype of the value."""
 
     key: Key
     owner: int
@@ -92,7 +94,7 @@ class KeyInfo:
 
 
 class Peer:
-    """The receive buffers, the pending receive and the last message time of another rank.
+    """The buffers to receive from another rank, the pending receive, and the last message's time.
 
     Parameters
     ----------
@@ -146,7 +148,10 @@ class Service:
         self.keys: list[KeyInfo] = []
         """All keys of the store, with owner, shape and dtype. The index is the key's number."""
         self._clocks: dict[int, list[int]] = {}
-        """For the number of each key that this rank owns: the number of pushes of each rank."""
+        """A map from the number of each key that this rank owns to the key's clock.
+
+        A clock is a list with one number per rank: how many times that rank has pushed the key.
+        """
         self._ended_ranks: set[int] = set()
         """The ranks that have sent BYE: they have closed the store and send no more requests."""
         self._peers = [Peer(rank) for rank in range(group.size) if rank != group.rank]
@@ -211,9 +216,10 @@ class Service:
         return self._ask(serve_locally if owner == me else send_request, future)
 
     def close(self) -> Future[Any]:
-        """Send BYE: this rank will send no more requests. The Future gets None at the end.
+        """Send BYE: this rank will send no more requests.
 
-        The thread serves the other ranks until all ranks have sent BYE. Then the thread ends.
+        The thread serves the other ranks until all ranks have sent BYE. Then the thread ends, and
+        the Future gets None.
         """
         future: Future[Any] = Future()
 
@@ -281,7 +287,10 @@ class Service:
         return has_work
 
     def _receive(self) -> bool:
-        """Handle the messages that have arrived; return True if there were any."""
+        """Receive headers and payloads that have arrived, and process each complete message.
+
+        Return True if a header or payload has arrived, else False.
+        """
         has_work = False
         for peer in self._peers:
             if peer.work is None or not peer.work.done():
@@ -337,10 +346,11 @@ class Service:
         wants_value: bool,
         answer: Answer,
     ) -> None:
-        """Handle a push, a pull, or a pull of some rows (ROWS) of a key that this rank owns.
+        """Serve a push, a pull, or a pull of some rows (ROWS) of a key that this rank owns.
 
-        `rank` is the rank that sent the request. `answer` sends the answer. The answer to a push
-        may be sent later, by `_release`.
+        A push updates the value, and its answer may be sent later, by `_release`. The answer to
+        the other requests is sent now. `rank` is the rank that sent the request. `answer` is the
+        function that sends the answer.
         """
         if kind == Kind.PUSH:
             assert payload is not None
@@ -418,9 +428,10 @@ class Service:
     def _reap(self) -> bool:
         """Remove completed sends, and set the results of the Futures of completed collectives.
 
-        Collectives are handled in the order in which they started. If a send or collective has
-        failed, this method raises its error. The error ends the server thread, and all Futures
-        without a result get it. Return True if a send or a collective was complete, else False.
+        The Futures get their results in the order in which the collectives started. If a send or
+        collective has failed, this method raises its error. The error ends the server thread, and
+        all Futures without a result get it. Return True if a send or a collective was complete,
+        else False.
         """
         has_work = False
         for _ in range(len(self._sends)):
@@ -443,8 +454,8 @@ class Service:
         program has used the store since the last HEARTBEAT, send HEARTBEAT to the closed ranks, at
         most once per quarter of NGD_TIMEOUT. If this rank is closed, raise CollectiveTimeoutError
         for the ranks that have sent no message for NGD_TIMEOUT. Closed ranks may be silent until
-        all ranks are closed, and must then send END within NGD_TIMEOUT. If NGD_TIMEOUT is 0, do
-        nothing.
+        all ranks are closed. They must then send END, their last message, within NGD_TIMEOUT. If
+        NGD_TIMEOUT is 0, do nothing.
         """
         limit = self.group.timeout
         if not limit or not self._ended_ranks:

@@ -299,12 +299,12 @@ class KVStore:
         self._table.save(Path(fname), dump_optimizer)
 
     def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
-        """Read a file of `save_optimizer_states`. Every rank calls this method.
+        """Replace the optimizer state by that of a file. Every rank calls this method.
 
         Parameters
         ----------
         fname : str or path
-            The file.
+            The file, which `save_optimizer_states` wrote.
         """
         self._table.load(Path(fname))
 
@@ -413,7 +413,7 @@ class KVStore:
                     np.copyto(each, value, casting="unsafe")
 
     def _sums(self, table: Plain, arrays: dict[Key, list[Array]]) -> dict[Key, Array]:
-        """Return the sum of each key over its arrays and over the ranks."""
+        """Return a dict from key to the sum of the key's arrays on all ranks."""
         if self._compression is not None:
             return self._sum_compressed(arrays)
         local = {k: total(v) for k, v in arrays.items()}
@@ -426,8 +426,8 @@ class KVStore:
     def _sum_compressed(self, arrays: dict[Key, list[Array]]) -> dict[Key, Array]:
         """Compress the pushed arrays, and return for each key the float32 sum over all ranks.
 
-        The sum is that of the decompressed arrays. A store of several ranks compresses one array
-        per rank and key. A store of one process compresses each array of a key.
+        The sum is that of the decompressed arrays. In a store of several ranks, each rank adds up
+        its arrays of a key and compresses this sum. A store of one process compresses each array.
         """
         two_bits, sums = self._compression, {}
         assert two_bits is not None
@@ -450,12 +450,14 @@ class KVStore:
 def direct_outs(
     sums: Mapping[Key, Array], outs: Mapping[Key, list[Array]] | None
 ) -> dict[Key, Array] | None:
-    """Return the arrays into which a compiled step can write the new values, or None if it cannot.
+    """Return a dict of the arrays into which a compiled step can write the new values, or None.
 
     `sums` has the summed gradient of each key, which the step reads. `outs` has the caller's list
-    of output arrays of each key. The result has the first array of each list. It is None if `outs`
-    is None or has other keys than `sums`, or if one of the first arrays is not contiguous, is
-    read-only, has another dtype than the key's sum, or shares memory with a sum.
+    of output arrays of each key. The result has the first array of each list.
+
+    The step can write only to contiguous, writable arrays that have the dtype of the key's sum and
+    do not share memory with a sum. If a first array is different, the result is None. It is also
+    None if `outs` is None or has other keys than `sums`.
     """
     if outs is None or outs.keys() != sums.keys():
         return None

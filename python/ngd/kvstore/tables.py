@@ -47,7 +47,7 @@ class Plain:
         return list(self._values)
 
     def check(self, key: Key, dtype: np.dtype[Any]) -> None:
-        """Raise TypeError if the table does not support values of this dtype."""
+        """Do nothing: this table supports values of all dtypes."""
 
     def add(self, key: Key, value: Array) -> None:
         """Add a key with a copy of its value."""

@@ -38,11 +38,11 @@ MODEL_PARALLEL_DEGREES: Final = ("mp_degree", "pp_degree", "sharding_degree", "s
 The value of each setting must be 1, because ngd.paddle does not divide models.
 """
 MODES: Final = ("sum", "mean", "max", "min")
-"""The values of the argument `mode` of `all_reduce`: names of reductions, the same in ngd."""
+"""The values of the argument `mode` of `all_reduce`, which are also ngd's names of reductions."""
 
 
 class _State:
-    """The strategy of the program, and the host name of each rank."""
+    """The state of this module: the DistributedStrategy, and the host name of each rank."""
 
     def __init__(self) -> None:
         self.strategy: Any = None

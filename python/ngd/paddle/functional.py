@@ -46,13 +46,13 @@ class AllReduce(PyLayer):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, op: int, ranks: Group) -> Tensor:
-        """Reduce the tensor."""
+        """Reduce the tensor over the ranks."""
         ctx.saved = op, ranks
         return run("all_reduce", x, ranks, op=reduction(op, x, "functional.all_reduce"))
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        """Reduce the gradient."""
+        """Reduce the gradient over the ranks, by the op of `forward`."""
         return AllReduce.apply(gradient, *ctx.saved)
 
 
@@ -111,7 +111,7 @@ class Broadcast(PyLayer):
 
 
 class AllToAll(PyLayer):
-    """An all_to_all, whose gradient is an all_to_all."""
+    """An all_to_all, whose gradient is an all_to_all of the ranks' gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, ranks: Group) -> Tensor:
@@ -149,9 +149,9 @@ def expect_rows(x: Tensor, where: str, ranks: Group | None = None) -> None:
 
 
 def all_reduce(x: Tensor, op: int = ReduceOp.SUM, group: Group | None = None) -> Tensor:
-    """Return the reduction over the ranks.
+    """Return the reduction of the ranks' tensors, element by element.
 
-    The gradient is the same reduction. MAX, MIN and PROD have no gradient.
+    The gradient is the same reduction of the ranks' gradients. MAX, MIN and PROD have no gradient.
 
     Parameters
     ----------

@@ -23,9 +23,12 @@ Finish: TypeAlias = Callable[[], None]
 """A function that copies received data to its destination."""
 
 REDUCTIONS: Final = {0: "sum", 1: "max", 2: "min", 3: "prod", 4: "mean"}
-"""ngd's reductions, by the number of paddle.distributed.ReduceOp: SUM, MAX, MIN, PROD, AVG."""
+"""A map from the number of a paddle.distributed.ReduceOp to ngd's name of the reduction.
+
+The numbers from 0 to 4 are SUM, MAX, MIN, PROD and AVG.
+"""
 BOOLEAN_REDUCTIONS: Final = {0: "max", 1: "max", 2: "min", 3: "min"}
-"""ngd's reductions of booleans, by the number of paddle.distributed.ReduceOp.
+"""A map from the number of a paddle.distributed.ReduceOp to ngd's reduction of booleans.
 
 SUM and MAX are a logical or, which is "max". MIN and PROD are a logical and, which is "min". AVG is
 absent, because booleans have no average.
@@ -126,12 +129,10 @@ def same_dtype(arrays: Sequence[Array], where: str) -> None:
 
 
 def blocks(tensors: Any, count: int, where: str, name: str) -> list[Tensor]:
-    """Return a list of the elements of `tensors`, a list or tuple with one per rank.
+    """Return `tensors`, a list or tuple with one tensor per rank, as a list.
 
-    `count` is the number of ranks.
-
-    Raise ValueError if `tensors` is not a list or tuple, or has another number of elements. The
-    message shows `where`, the public call, and `name`, the argument.
+    Raise ValueError if `tensors` is not a list or tuple, or does not have `count` elements. `count`
+    is the number of ranks. The message shows `where`, the public call, and `name`, the argument.
     """
     if not isinstance(tensors, (list, tuple)) or len(tensors) != count:
         got = len(tensors) if isinstance(tensors, (list, tuple)) else type(tensors).__name__

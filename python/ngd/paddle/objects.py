@@ -30,7 +30,7 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Group | None = No
     object_list : list
         The list that gets the objects.
     obj : object
-        The object of this rank, which can be pickled.
+        The object of this rank. It must be picklable.
     group : Group, optional
         The ranks; by default the world.
     """

@@ -102,7 +102,7 @@ def start_task(work: Work, tensors: Sequence[Tensor], finish: Finish, sync_op: b
 
 
 def is_settled(task: Task) -> bool:
-    """Return True if a task has completed or failed. A completed task's tensors are filled."""
+    """Return True if a task has completed or failed. If it has completed, fill its tensors."""
     with contextlib.suppress(CollectiveError):
         return task.is_done or (task.work.done() and task.wait())
     return True
@@ -130,7 +130,8 @@ def wait(tensor: Tensor, group: Group | None = None, use_calc_stream: bool = Tru
 class Staged(NamedTuple):
     """The arrays that a collective sends and fills, and the tensors of the caller.
 
-    The arrays are the memory of the tensors, or staging buffers if this is not possible.
+    The arrays are the memory of contiguous tensors. For other tensors, and for several tensors in
+    one message, they are staging buffers: copies that are sent or filled instead.
     """
 
     source: Array | None
@@ -145,7 +146,7 @@ class Staged(NamedTuple):
 
 
 def stage_whole(tensor: Tensor, where: str, gets_result: bool) -> Staged:
-    """Return the `Staged` of a collective whose operand is `tensor`, not one block per rank.
+    """Return the `Staged` of a collective without blocks: the operand is the whole `tensor`.
 
     If `gets_result` is True, the same tensor gets the result. Otherwise this rank gets no result.
     """
@@ -201,15 +202,15 @@ def stage_outputs(
 
 
 def elements_each(tensor: Tensor) -> int:
-    """Return the number of array elements per number: 2 for a complex tensor, 1 for others."""
+    """Return the number of real numbers per element: 2 for a complex tensor, 1 for others."""
     return 2 if tensor.is_complex() else 1
 
 
 def stage_inputs(given: Any, count: int, where: str, name: str) -> tuple[Array, list[Tensor]]:
     """Return the blocks for all ranks as one array, and the list of the caller's tensors.
 
-    `given` is one tensor with all blocks, or a list with one tensor per rank, which are copied
-    into the array. `count` is the number of ranks.
+    `given` is one tensor with all blocks, or a list with one tensor per rank. The tensors of a list
+    are copied into the array. `count` is the number of ranks.
     """
     if isinstance(given, paddle.Tensor):
         return elements(given, where), [given]
@@ -231,12 +232,13 @@ def start_collective(
     root: Any = None,
     sync_op: bool = True,
 ) -> Task:
-    """Start the collective `name`, whose blocks have equal sizes, and return its task.
+    """Start the collective `name` and return its task.
 
-    Without blocks, for example in a broadcast, `tensor` is the operand and the result. In a
-    gather, `tensor` is the operand and `given` gets the result. In a scatter, `given` is the
-    operand and `tensor` gets the result. `given` is one tensor with all blocks, or a list with one
-    tensor per rank. `list_name` is its name in error messages. `root` is a rank of the world.
+    In a broadcast or a reduction, `tensor` is the operand and the result. In a gather, `tensor` is
+    the operand and `given` gets the result. In a scatter or reduce_scatter, `given` is the operand
+    and `tensor` gets the result. `given` is one tensor that consists of blocks of equal size, one
+    per rank, or a list with one tensor per rank. Error messages show `list_name` as the name of
+    `given`. `root` is a rank of the world.
     """
     kind, site = KINDS[name], call_site()
     arguments: dict[str, Any] = {}
@@ -689,7 +691,7 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Task]:
     Returns
     -------
     list of Task
-        One task per send or receive. Groups of which this rank is not a member are skipped.
+        One task per send or receive. Operations in a group without this rank are skipped.
     """
     tasks = [each.op(each.tensor, each.peer, each.group) for each in p2p_op_list]
     return [task for task in tasks if task is not None]

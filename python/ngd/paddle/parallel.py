@@ -23,10 +23,10 @@ from .world import Group, group_or_world
 MEGABYTE: Final = 1 << 20
 
 add_final_hook: Final[Any] = core.eager._add_backward_final_hook
-"""Paddle's function that registers a function to call once, at the end of the backward pass.
+"""Paddle's function that registers a hook for the end of the running backward pass.
 
-The backward pass is the one that runs now. If the registered function raises an exception,
-`backward()` raises it as a SystemError.
+Paddle calls the hook once. If the hook raises an exception, `backward()` raises it as a
+SystemError.
 """
 
 
@@ -126,10 +126,10 @@ class Gradients:
     def memory_of(self, number: int) -> tuple[Array, Finish]:
         """Return an array with the gradient of parameter `number`, and a function.
 
-        After the all-reduce, the function copies the array to the gradient; for a contiguous
-        gradient the array is the gradient's memory. If the parameter has no gradient on this rank,
-        the array is zeros, because other ranks may have one. The pair (`number`, tensor of zeros)
-        is then appended to `substitutes`.
+        Call the function after the all-reduce: it copies the array to the gradient. If the gradient
+        is contiguous, the array is its memory and the function does nothing. If the parameter has
+        no gradient on this rank, the array is zeros, because other ranks may have a gradient. The
+        pair (`number`, tensor of zeros) is then appended to `substitutes`.
         """
         parameter = self.parameters[number]
         gradient = parameter.grad
@@ -298,7 +298,7 @@ class DataParallel(paddle.nn.Layer):
             self.grad_need_sync = before
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Call the layer."""
+        """Prepare the gradients for the next backward pass, and return the result of the layer."""
         if self._gradients is not None and paddle.is_grad_enabled():
             unfrozen = [p.name for p in self._frozen if not p.stop_gradient]
             if unfrozen:
@@ -324,7 +324,7 @@ class DataParallel(paddle.nn.Layer):
         return self._layers.state_dict(*args, **kwargs)
 
     def set_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Load a state into the wrapped layer. Its names are those that the layer itself uses."""
+        """Load a state, under the names that the layer itself uses, into the wrapped layer."""
         return self._layers.set_state_dict(*args, **kwargs)
 
     set_dict = load_dict = set_state_dict

@@ -70,9 +70,9 @@ class Group:
         return self.rank >= 0
 
     def get_group_rank(self, rank: int) -> int:
-        """Return the rank in this group of `rank`, a rank of the world.
+        """Return the rank in this group of the process with rank `rank` in the world.
 
-        The result is -1 if `rank` or this process is not a member.
+        The result is -1 if that process or this process is not a member.
         """
         return self.ranks.index(rank) if self.is_member() and rank in self.ranks else -1
 
@@ -84,10 +84,10 @@ class Group:
         return self.ranks[rank] if self.is_member() else -1
 
     def group_rank_of(self, rank: int, where: str, name: str) -> int:
-        """Return the rank in this group of `rank`, a rank of the world.
+        """Return the rank in this group of the process with rank `rank` in the world.
 
-        Raise ValueError if `rank` is not a member. `get_group_rank` returns -1 instead. The message
-        shows `where`, the public call, and `name`, the argument.
+        Raise ValueError if that process is not a member; `get_group_rank` returns -1 instead. The
+        message shows `where`, the public call, and `name`, the argument.
         """
         return position_of_world_rank(rank, self.ranks, where, name)
 
@@ -250,7 +250,7 @@ def new_group(
 
 
 def get_group(id: int = 0) -> Group | None:
-    """Return the group with a number; warn and return None if it does not exist.
+    """Return the group with the number `id`; warn and return None if it does not exist.
 
     Corresponds to `paddle.distributed.get_group`.
     """

@@ -21,12 +21,11 @@ The callbacks do not copy seed variables between ranks.
 
 
 def sync_jax_state(model: Any) -> None:
-    """Copy the present values of the training into the model's variables, on Keras's JAX backend.
+    """Copy weights, optimizer state and metrics into the model's variables, on Keras's JAX backend.
 
-    During an epoch, this backend keeps weights, optimizer state and metrics in arrays outside of
-    the variables. After the copy, a callback can read and change the variables, and the next step
-    starts from the variables. On the other backends, do nothing: the variables have the present
-    values.
+    During an epoch, this backend keeps the current values in arrays outside of the variables. After
+    the copy, a callback can read and change the variables, and the next step starts from the
+    variables. On the other backends, do nothing: the variables have the current values.
     """
     sync = getattr(model, "jax_state_sync", None)
     if sync is not None:
@@ -66,7 +65,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         self.done = False
 
     def register_local_var(self, var: Any) -> None:
-        """Exclude a variable from the copy."""
+        """Exclude a variable from those that the callback copies."""
         self.local.add(id(var))
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -118,7 +117,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
         self.process_set = process_set
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Replace the metrics in `logs` by their averages."""
+        """Replace the metrics in `logs` by their averages over the ranks."""
         if logs:
             names = sorted(logs)
             mine = np.array([float(logs[name]) for name in names])
@@ -134,7 +133,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
     Parameters
     ----------
     initial_lr : float
-        The learning rate of one process, which `multiplier` scales.
+        The learning rate that is multiplied by the factor of `multiplier`.
     multiplier : callable or float
         A function of the epoch that returns a factor. If it is a number m, the factor is
         `m ** (epoch - start_epoch)`.

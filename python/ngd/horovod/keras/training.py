@@ -310,7 +310,7 @@ def distributed_class(optimizer_class: Any, options: dict[str, Any], wire_dtype:
         """The optimizer that reduces gradients before it applies them."""
 
         def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
-            """Apply the gradients, reduced over the ranks."""
+            """Reduce the gradients over the ranks, and apply them."""
             return super().apply(reduce_gradients(grads, options, wire_dtype), trainable_variables)
 
         def stateless_apply(self, state: Any, grads: Any, trainable_variables: Any) -> Any:

@@ -78,7 +78,7 @@ def call_numpy(
 ) -> list[Tensor]:
     """Call a function with the tensors as NumPy arrays, and return its results as tensors.
 
-    In eager mode, the call runs now. Otherwise it becomes an op of the current graph. The function
+    In eager mode, the call runs now. Otherwise it becomes an op of the current graph. `function`
     returns one array for each tensor in `tensors`, with the dtype of that tensor. `shapes` has the
     static shape of each result; None in a shape is an unknown length.
     """
@@ -278,8 +278,8 @@ def broadcast(
 ) -> Tensor:
     """Return the tensor of rank `root_rank` on all ranks.
 
-    All ranks pass a tensor of the same shape and dtype. The gradient is averaged over the ranks and
-    goes to the root, as in Horovod.
+    All ranks pass a tensor of the same shape and dtype. On rank `root_rank`, the gradient is the
+    average of the ranks' gradients, as in Horovod. On the other ranks it is zero.
 
     Corresponds to `horovod.tensorflow.broadcast`.
 
@@ -550,7 +550,7 @@ class ReducedTape:
         output_gradients: Any = None,
         use_generic_names: bool = False,
     ) -> Any:
-        """Return the gradients of `target` by `sources`, reduced over the ranks.
+        """Return the gradients of `target` with respect to `sources`, reduced over the ranks.
 
         The result has the structure of `sources`, which is a variable or tensor, or a nest of them.
         """

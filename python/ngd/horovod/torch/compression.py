@@ -25,7 +25,7 @@ class Compressor:
 
     @staticmethod
     def decompress(tensor: Tensor, ctx: Any) -> Tensor:
-        """Return the reduced tensor, converted back to the form from before `compress`."""
+        """Return the reduced tensor in the form that it had before `compress`."""
         return tensor
 
 

@@ -172,7 +172,7 @@ class State:
 
         If several ranks have the newest commit, the first of them sends its values. Before the
         first commit, this is rank 0. If the file of a host does not have this commit yet, the first
-        rank of the host writes it, so that the commit survives the loss of the other hosts.
+        rank of the host writes the file, so that the commit survives the loss of the other hosts.
         """
         path, committed, is_late = self._file, None, self._is_late_joiner
         if local_rank() == 0 and is_late and path is not None and path.exists():
@@ -207,7 +207,7 @@ ObjectState = State
 
 
 class TorchState(State):
-    """The state of a model, an optimizer, samplers and other values, which become attributes.
+    """The state of a model, an optimizer, samplers and other values; each is an attribute.
 
     Corresponds to `horovod.torch.elastic.TorchState`.
 
@@ -279,8 +279,9 @@ def run(function: Callable[..., Any]) -> Callable[..., Any]:
       of a rank. When new ranks join, it calls `function` again with the current values.
     - Under `ngd run --max-restarts` without `--min-ranks`, a failure ends the process. The launcher
       starts all ranks again, and they continue from the newest commit.
-    - Under `ngd.ray.run_elastic`, the same is true. If new hosts wait, the processes also end, with
-      exit code 0, and all ranks are started again, on the old and the new hosts.
+    - Under `ngd.ray.run_elastic`, a failure also ends the process, and all ranks are started again
+      from the newest commit. If new hosts wait, the processes end with exit code 0, and all ranks
+      are started again, on the old and the new hosts.
     - Under other launchers, a failure ends the process and the job.
 
     Corresponds to `horovod.torch.elastic.run`.

@@ -178,7 +178,7 @@ def grouped_allreduce_compressed(
     *args: Any,
     **kwargs: Any,
 ) -> list[Tensor]:
-    """Reduce a list of tensors at the same time, and return the results.
+    """Reduce each tensor of a list, all at the same time, and return the list of the results.
 
     Autograd does not record the call: no gradients flow through the results.
 
@@ -254,7 +254,7 @@ class AllGather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        """Average the gradient and return this rank's rows."""
+        """Average the gradient over the ranks, and return the rows of this rank's tensor."""
         total = allreduce(gradient.contiguous(), process_set=ctx.ranks)
         rows = allgather_async(torch.tensor([ctx.rows]), None, ctx.ranks).wait()
         begin = int(rows[: ctx.ranks.rank()].sum())
@@ -339,8 +339,8 @@ def broadcast_(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 class Broadcast(torch.autograd.Function):
     """A broadcast from one rank.
 
-    The gradient is averaged over the ranks, as in Horovod, and goes to the root. The other ranks
-    get zeros.
+    On the root, the gradient is the average of the ranks' gradients, as in Horovod. On the other
+    ranks it is zero.
     """
 
     @staticmethod
@@ -366,8 +366,8 @@ def broadcast(
 ) -> Tensor:
     """Return the tensor of rank `root_rank` on all ranks.
 
-    All ranks pass a tensor of the same shape and dtype. The gradient is averaged over the ranks and
-    goes to the root, as in Horovod.
+    All ranks pass a tensor of the same shape and dtype. On rank `root_rank`, the gradient is the
+    average of the ranks' gradients, as in Horovod. On the other ranks it is zero.
 
     Corresponds to `horovod.torch.broadcast`.
 
@@ -387,7 +387,7 @@ def broadcast(
 
 
 def alltoall_pair_async(tensor: Tensor, *args: Any, **kwargs: Any) -> Handle:
-    """Start an all-to-all. The handle returned gives (rows, number of rows from each rank)."""
+    """Start an all-to-all. The result of the handle is (rows, number of rows from each rank)."""
     handle = TENSORS.start("alltoall", tensor, *args, **kwargs)
     return handle.then(lambda pair: (pair[0], pair[1].to(torch.int32)))
 
@@ -409,7 +409,7 @@ class AllToAll(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, splits: Any, name: Any, ranks: Any) -> Any:
-        """Exchange the rows."""
+        """Send `splits[r]` rows to each rank r. Return (received rows, their number per rank)."""
         rows, received = alltoall_pair_async(tensor, splits, name, ranks).wait()
         ctx.saved = received, ranks
         ctx.mark_non_differentiable(received)
@@ -417,7 +417,7 @@ class AllToAll(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: Any) -> Any:
-        """Send the gradient's rows back."""
+        """Send each row of the gradient back to the rank that sent the row in `forward`."""
         received, ranks = ctx.saved
         rows = alltoall(gradient.contiguous(), received, process_set=ranks)[0]
         return rows, None, None, None
@@ -474,14 +474,14 @@ class ReduceScatter(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, name: Any, op: int, ranks: Any, scales: Any) -> Any:
-        """Reduce, and return this rank's rows."""
+        """Reduce the tensor over the ranks, and return this rank's shard of the rows."""
         ctx.factor = scales[0] * scales[1] * (ranks.size() if op == Sum else 1)
         ctx.ranks = ranks
         return reducescatter_async(tensor, name, op, ranks, *scales).wait()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        """Concatenate the gradients of all ranks, and scale them."""
+        """Concatenate the gradients of all ranks, and multiply them by the factor of `forward`."""
         gathered = allgather(gradient.contiguous(), process_set=ctx.ranks)
         return gathered * ctx.factor, None, None, None, None
 

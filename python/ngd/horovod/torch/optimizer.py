@@ -204,10 +204,10 @@ class Gradients:
 
 
 HOOKS: Final[Any] = WeakTensorKeyDictionary()
-"""A map from each parameter to the list of all hooks of one DistributedOptimizer.
+"""A map from each parameter to the list of hooks of its DistributedOptimizer.
 
-This is the last DistributedOptimizer that added a hook to the parameter. The list has the hooks on
-all parameters of this optimizer.
+If several DistributedOptimizers have added a hook to the parameter, the list belongs to the newest
+one. The list has the hooks of this optimizer on all its parameters.
 """
 
 
@@ -270,7 +270,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
         self._is_synchronized = True
 
     def _reduce(self) -> None:
-        """Reduce the gradients of all parameters, including parameters that were added later."""
+        """Add buckets for new parameters, then reduce the gradients of all parameters."""
         self._gradients.add_parameters(p for group in self.param_groups for p in group["params"])
         self._gradients.reduce()
 
