@@ -190,8 +190,8 @@ def value_and_grad(
         A function of arrays of any shape that returns a floating scalar. With has_aux it returns a
         pair of the scalar and any value.
     argnums : int or tuple of ints, default 0
-        The positional arguments with respect to which `f` is differentiated. Each is an array of
-        floats, or a structure (nested dict, list, tuple or dataclass) of such arrays.
+        The different positional arguments with respect to which `f` is differentiated. Each is an
+        array of floats, or a structure (nested dict, list, tuple or dataclass) of such arrays.
     has_aux : bool, default False
         If `f` returns (scalar, aux), the function returns ((value, aux), gradient).
     unused : {"error", "zero"}
@@ -209,8 +209,6 @@ def value_and_grad(
     ------
     GradientError
         The value is not a floating scalar, an argument is not floating, or an op has no gradient.
-    ValueError
-        An argument occurs twice in argnums.
 
     Examples
     --------

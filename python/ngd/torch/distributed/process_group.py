@@ -430,11 +430,7 @@ class Call:
         counts: list[int] | None = None,
         receive_counts: list[int] | None = None,
     ) -> None:
-        """Add a collective to the call; `start` submits it.
-
-        `count` is the number of elements of a block, or of the tensor if there are no blocks. For
-        different sizes, `counts` and `receive_counts` have the number for each rank's block.
-        """
+        """Add a collective to the call. All counts are numbers of elements per block or tensor."""
         tensors = [tensor for tensor in (source, destination) if tensor is not None]
         reduce, dtype, factor = "none", "uint8", 1
         for tensor in tensors:
