@@ -53,7 +53,7 @@ class CommStats(list[CallStats]):
     """
 
     def __str__(self) -> str:
-        head = ("group", "op", "calls", "MB", "ms", "ms waited", "last to come", "call site")
+        head = ("group", "op", "calls", "MB", "ms", "ms waited", "last to arrive", "call site")
         table = [head]
         for row in self:
             last = " ".join(f"{rank}:{n}" for rank, n in enumerate(row.last) if n)
