@@ -240,7 +240,7 @@ def test_the_first_rank_that_leaves_sets_the_exit_code() -> None:
         job.wait(20)
         assert job.launcher is not None
         assert job.launcher.returncode == 3, job.said
-        assert "rank 1, which had left before, returned 3" in job.said
+        assert "rank 1, which had ended before, returned 3" in job.said
 
 
 @pytest.mark.parametrize(("how", "words"), [("kill", "rank 1 (process "), ("raise", "broken")])

@@ -40,7 +40,7 @@ def test_a_killed_worker_hardly_changes_the_loss() -> None:
     assert disturbed["rounds"] == 50
     assert disturbed["loss"] == pytest.approx(undisturbed["loss"], rel=0.012 + 3 * SPREAD)
     for words in (
-        "member 1 was killed by SIGKILL; member 4 starts in its place",
+        "member 1 was killed by SIGKILL; member 4 replaces it",
         "world 2 has the members 0, 2, 3",
         "outer step 4, 3 ranks",
         "1 new members come in",

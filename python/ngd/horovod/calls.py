@@ -69,7 +69,7 @@ class Handle:
         self.is_done = False
 
     def __repr__(self) -> str:
-        return f"<Handle of {self.call}: {'done' if self.is_done else 'on its way'}>"
+        return f"<Handle of {self.call}: {'done' if self.is_done else 'pending'}>"
 
     def __call__(self) -> Any:
         """Wait for the collective and return its result."""
