@@ -152,7 +152,7 @@ def test_a_new_member_gets_the_state_of_another(tmp_path: Path) -> None:
     for words in (
         "member 0 was killed by SIGKILL; member 2 replaces it",
         "member 2 waits for the other members",
-        "healed by rank 0, at round",
+        "got the state of rank 0, at round",
     ):
         assert words in job_end.err, job_end.all
 

@@ -120,7 +120,10 @@ def test_verify_compares_the_types_of_all_results() -> None:
     wrong_types = Result.all_of(
         ops.top_k, (x,), {"k": 2, "largest": True}, (Type(float32, (2,)), Type(float32, (2,)))
     )
-    message = r"top_k at .*\.py:\d+ has type float32\[2\], float32\[2\], .* returns float32\[2\], int64\[2\]"
+    message = (
+        r"top_k at .*\.py:\d+ has type float32\[2\], float32\[2\], "
+        r".* returns float32\[2\], int64\[2\]"
+    )
     with pytest.raises(CompileError, match=message):
         Graph((x,), (wrong_types[0],)).verify()
 

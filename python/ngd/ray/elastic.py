@@ -383,11 +383,11 @@ class _Job:
             ends = [self._answer_of(host, end) for host, end in zip(world, asked, strict=True)]
             failed = [p.address for p, end in zip(world, ends, strict=True) if not (end and end[0])]
             if reason is None and failed:  # mpirun may return 0 although ranks have not ended
-                reason = f"not all ranks on {', '.join(failed)} ended well"
+                reason = f"not all ranks on {', '.join(failed)} ended with status 0"
             if reason is None:
                 if not any(again for _, again in ends):
                     return
-                logger.info("ngd.ray.run_elastic: new hosts come in")
+                logger.info("ngd.ray.run_elastic: new hosts join")
                 continue
             if restarts_left == 0:
                 raise WorkerError(
@@ -447,7 +447,7 @@ class _Job:
         }
         for host in list(self.hosts.values()):
             if host.node not in alive:
-                self._lose(host, "its node is gone")
+                self._lose(host, "its node was lost")
                 self.left_out -= {n for n, address in alive.items() if address == host.address}
         for node in alive.keys() - self.hosts.keys() - self.left_out:
             self._start(node, alive[node])
@@ -523,7 +523,7 @@ class _Job:
                     p.address for p in world if not self._answer_of(p, p.actor.has_started.remote())
                 ]
                 if late:
-                    return f"ranks on {', '.join(late)} did not begin in {self.deadline:g} s"
+                    return f"ranks on {', '.join(late)} did not start in {self.deadline:g} s"
                 has_started = True
             new = [p for p in self.hosts.values() if p.is_ready and p not in world]
             if new and not has_announced and len(world) < self.host_limit:
