@@ -264,8 +264,8 @@ def group_of(ranks: ProcessSet, where: str) -> Group:
     """Return the group of a process set; raise ValueError if this rank does not belong to it."""
     if not ranks.included():
         raise ValueError(
-            f"hvd.{where}: process_set: expected one that has rank {global_process_set.rank()}, "
-            f"which is this one; got {ranks!r}"
+            f"hvd.{where}: process_set: expected one that includes this rank, "
+            f"{global_process_set.rank()}; got {ranks!r}"
         )
     return ranks.group
 

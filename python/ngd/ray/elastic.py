@@ -527,13 +527,13 @@ class _Job:
                 has_started = True
             new = [p for p in self.hosts.values() if p.is_ready and p not in world]
             if new and not has_announced and len(world) < self.host_limit:
-                logger.info("ngd.ray.run_elastic: %s wait", [p.address for p in new])
+                logger.info("ngd.ray.run_elastic: new hosts %s wait", [p.address for p in new])
                 for each in world:
                     self._answer_of(each, each.actor.announce.remote())
                 has_announced = True
         exit_code = self._answer_of(world[0], code)
         if exit_code is None:
-            return f"{world[0].address}, where mpirun ran, lost"
+            return f"{world[0].address} lost, which ran mpirun"
         return f"mpirun returned {exit_code}" if exit_code else None
 
     def _start_ranks(self, world: list[HostRecord]) -> Any:
