@@ -125,8 +125,8 @@ def test_unreachable_hosts_raise_with_a_fix(launcher: str) -> None:
     reason = {
         "MLSL": "expected all ranks on one host, because mode MLSL has only shared memory; got 2 "
         f"ranks of {launcher} on several hosts, 1 on this one",
-        "OMPI": f"{launcher} started 2 ranks, but MPI sees 1: {launcher} tells this MPI nothing of "
-        "its ranks",
+        "OMPI": f"{launcher} started 2 ranks, but MPI sees 1: {launcher} does not pass its ranks "
+        "to this MPI",
     }
     with Job(init_error, 1, start=[]) as job:
         job.start(0, SEVERAL_HOSTS[launcher])
