@@ -383,7 +383,7 @@ def expect_states(
         if has_all and missing:
             raise ValueError(
                 f"checkpoint.load: expected the state {state.name!r} itself; got a copy of its "
-                f"variables, which exist only in part: the file holds {missing[0]!r} too. Give "
+                f"variables, which is incomplete: the file has {missing[0]!r} too. Give "
                 "optimizer.state, not a dict or a list made of it."
             )
 
@@ -481,8 +481,8 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Any]:
     }
     if 8 + length + max([end for *_, end in parts.values()], default=0) != size:
         raise ValueError(
-            f"checkpoint: expected a complete safetensors file; got {path}, which is cut or "
-            "damaged. Load an older checkpoint."
+            f"checkpoint: expected a complete safetensors file; got {path}, which is "
+            "truncated or damaged. Load an older checkpoint."
         )
     data: Any = (
         np.memmap(path, np.uint8, "r", 8 + length) if size > 8 + length else np.empty(0, "u1")
@@ -499,8 +499,8 @@ def _read_header(path: Path, size: int) -> tuple[dict[str, Any], int]:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > size - 8:
             raise ValueError(
-                f"checkpoint: expected a complete safetensors file; got {path}, which is cut or "
-                "damaged"
+                f"checkpoint: expected a complete safetensors file; got {path}, which is "
+                "truncated or damaged"
             )
         header: dict[str, Any] = json.loads(file.read(length))
     header.pop("__metadata__", None)
@@ -514,7 +514,7 @@ def read_index(folder: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise FileNotFoundError(
             f"checkpoint.load: expected a checkpoint in {str(folder)!r}; got a folder without "
-            f"{INDEX}, or none. Check the path, or call checkpoint.exists(folder) first."
+            f"{INDEX}, or no folder. Check the path, or call checkpoint.exists(folder) first."
         ) from None
     index: dict[str, Any] = json.loads(text, object_hook=decode)
     return index

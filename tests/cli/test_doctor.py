@@ -294,7 +294,7 @@ REPORT = {"rank": 0, "host": "a", "communicator": "shm", "threads": 1, "of": 8, 
     ("mine", "other", "threads", "level", "words"),
     [
         ([0, 1, 2, 3], [4, 5, 6, 7], 4, "ok", "cores 0-3 (4 of 8), 4 threads"),
-        ([0], [1], 1, "warning", "6 of them nobody may use"),
+        ([0], [1], 1, "warning", "no rank may use 6 of the cores"),
         ([0], [1], 4, "warning", "more threads than cores"),
         ([0], [1, 2, 3, 4, 5, 6, 7], 1, "ok", "core 0 (1 of 8), 1 thread"),
         ([*range(8)], [*range(8)], 4, "ok", "cores 0-7 (8 of 8)"),

@@ -262,4 +262,4 @@ def test_compare_ranks_reports_different_collectives(communicator: str, device: 
             assert line.startswith(f"  rank {rank}: all_reduce")
             assert f"={op} " in line
             assert "test_array_groups.py:" in line
-        assert different[3] == f"{same[1]}; rank 1 computes something else than rank 0:"
+        assert different[3] == f"{same[1]}; rank 1 has other computations than rank 0:"

@@ -56,7 +56,7 @@ def test_a_collective_in_a_child_raises(method: str, early: bool) -> None:
     result = outcomes[1].value
     assert result["error"] == "InitError"
     assert "rank 1 is process" in result["message"]
-    assert "A child of a rank is no rank" in result["message"]
+    assert "A child of a rank is not a rank" in result["message"]
     assert result["seconds"] < 5
 
 

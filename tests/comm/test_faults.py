@@ -302,12 +302,13 @@ def miss_an_all_reduce(instead: str) -> dict[str, str]:
         ("recv", r"rank 1 \(process \d+\) waits in recv of 3 float64 from rank 0 at "),
         pytest.param(
             "a step",
-            r"rank 1 \(process \d+\) is in no collective\. Its last call in this group was barrier",
+            r"rank 1 \(process \d+\) is not in a collective\. Its last call in this group was "
+            "barrier",
             marks=pytest.mark.long,
         ),
         pytest.param(
             "nothing",
-            r"rank 1 \(process \d+\) is in no collective\. It has called none since ngd\.init",
+            r"rank 1 \(process \d+\) is not in a collective\. It has called none since ngd\.init",
             marks=pytest.mark.long,
         ),
     ],

@@ -125,8 +125,8 @@ def test_unreachable_hosts_raise_with_a_fix(launcher: str) -> None:
     reason = {
         "MLSL": "expected all ranks on one host, because mode MLSL has only shared memory; got 2 "
         f"ranks of {launcher} on several hosts, 1 on this one",
-        "OMPI": f"{launcher} started 2 ranks, but MPI sees 1: {launcher} tells this MPI nothing of "
-        "its ranks",
+        "OMPI": f"{launcher} started 2 ranks, but MPI sees 1: {launcher} does not pass its ranks "
+        "to this MPI",
     }
     with Job(init_error, 1, start=[]) as job:
         job.start(0, SEVERAL_HOSTS[launcher])
@@ -240,7 +240,7 @@ def test_the_first_rank_that_leaves_sets_the_exit_code() -> None:
         job.wait(20)
         assert job.launcher is not None
         assert job.launcher.returncode == 3, job.said
-        assert "rank 1, which had left before, returned 3" in job.said
+        assert "rank 1, which had ended before, returned 3" in job.said
 
 
 @pytest.mark.parametrize(("how", "words"), [("kill", "rank 1 (process "), ("raise", "broken")])

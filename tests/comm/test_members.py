@@ -116,7 +116,7 @@ def test_a_job_continues_without_a_lost_member(tmp_path: Path) -> None:
         *(3, 3, 2, 2, 2, 2)
     ]
     assert job_end.of("ends")[0]["w"] == job_end.of("ends")[2]["w"] == [[-24.0] * 3] * 2
-    assert "member 1 was killed by SIGKILL; 2 others go on" in job_end.err
+    assert "member 1 was killed by SIGKILL; 2 other members continue" in job_end.err
     assert "world 2 has the members 0, 2" in job_end.err
     assert re.search(r"train\.DiLoCo: outer step 3: .*: rank 1 .*has died", job_end.err), (
         job_end.all
@@ -150,9 +150,9 @@ def test_a_new_member_gets_the_state_of_another(tmp_path: Path) -> None:
     # The new member may start before the other one notices the lost member.
     assert re.search(r"world [23] has the members 1, 2", job_end.err), job_end.all
     for words in (
-        "member 0 was killed by SIGKILL; member 2 starts in its place",
-        "member 2 waits for the others",
-        "healed by rank 0, at round",
+        "member 0 was killed by SIGKILL; member 2 replaces it",
+        "member 2 waits for the other members",
+        "got the state of rank 0, at round",
     ):
         assert words in job_end.err, job_end.all
 
@@ -161,7 +161,7 @@ def test_too_few_members_end_the_job(tmp_path: Path) -> None:
     slow = "time.sleep(0.1); sys.exit(7) if me == 1 else None"
     job_end = run(tmp_path, rounds(slow, 10**6), "-n", "2", "--min-ranks", "2")
     assert job_end.code == 7, job_end.all
-    assert "rank 1 returned 7; ending the others" in job_end.err
+    assert "rank 1 returned 7; ending the other ranks" in job_end.err
 
 
 def test_the_loss_of_all_members_with_weights_ends_the_job(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_a_member_that_starts_after_the_training_ends(tmp_path: Path) -> None:
     options = ("-n", "2", "--min-ranks", "1", "--max-restarts", "1")
     job_end = run(tmp_path, late_program, *options, seconds=60)
     assert job_end.code == 0, job_end.all
-    assert "the training has ended before 2 came" in job_end.err
+    assert "the training ended before these members joined: 2" in job_end.err
 
 
 @pytest.mark.long
@@ -195,7 +195,7 @@ def test_a_stopped_member_is_killed_at_the_deadline(tmp_path: Path) -> None:
     job_end = run(tmp_path, rounds(stop), "-n", "3", "--min-ranks", "2", timeout="3")
     assert job_end.code == 0, job_end.all
     assert job_end.of("ends").keys() == {0, 2}
-    assert "member 1 did not come in 3 s, and is killed" in job_end.err
+    assert "member 1 did not arrive in 3 s, and is killed" in job_end.err
 
 
 @pytest.mark.long

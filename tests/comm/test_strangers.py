@@ -134,4 +134,4 @@ def test_other_users_cannot_report_exits_to_ngd_run() -> None:
         job.wait(30)
         assert job.launcher is not None
         assert job.launcher.returncode == 3, job.said
-        assert "rank 1 returned 3" in job.said or "rank 1, which had left before" in job.said
+        assert "rank 1 returned 3" in job.said or "rank 1, which had ended before" in job.said

@@ -274,6 +274,6 @@ def test_verify_reports_live_storages_that_overlap() -> None:
             a, b = storages[:2]
             if a.first <= b.last and b.first <= a.last:
                 num_overlaps += 1
-                with pytest.raises(CompileError, match="alive in one place"):
+                with pytest.raises(CompileError, match="are alive together"):
                     Plan(storages=storages).verify()
     assert num_overlaps > 20

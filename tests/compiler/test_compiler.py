@@ -346,9 +346,9 @@ def test_verify_rejects_instructions_that_touch_a_pending_buffer() -> None:
     plan_of(start, wait).verify()
     plan_of(start, step("run", other, other), wait).verify()
     for touching in (step("run", block, other), step("run", other, block)):
-        with pytest.raises(CompileError, match="touches the buffer of a all_to_all in flight"):
+        with pytest.raises(CompileError, match="uses the buffer of a pending all_to_all"):
             plan_of(start, touching, wait).verify()
-    with pytest.raises(CompileError, match="lies over its operand"):
+    with pytest.raises(CompileError, match="overlaps its operand"):
         plan_of(step("start", near, block), wait).verify()
 
 

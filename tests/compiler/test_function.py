@@ -494,7 +494,7 @@ def test_functions_that_are_defined_in_a_loop_are_reported() -> None:
 
     for n in range(99):
         once(n)
-    with pytest.warns(RetraceWarning, match=r"made anew, .* 100 times .*outside of the loop"):
+    with pytest.warns(RetraceWarning, match=r"made again, .* 100 times .*outside of the loop"):
         once(99)
     once(100)
 

@@ -78,4 +78,4 @@ def test_a_kernel_reads_a_list_of_texts(name: str, known: bool) -> None:
     attrs = {"post": (name,)}
     row, reasons, *_ = cpu.DEVICE.query_kernel("matmul", [x, x], [x], attrs)
     assert (row is not None) == known
-    assert known or "no post-operation is called selu" in reasons
+    assert known or "there is no post-operation selu" in reasons

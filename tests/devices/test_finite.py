@@ -37,7 +37,7 @@ def test_the_op_that_computes_the_first_nan_is_named(device: str, dtype: Any) ->
     # The two sorts are separate kernels, before and after the logarithm.
     step = compiled(device, lambda x: ops.sort(ops.log(ops.sort(x))), dtype)
     step(np.array([1, 2, 3], dtype))
-    words = rf"begins in the result of \w+, made at .*{re.escape(HERE)}:\d+"
+    words = rf"first appears in the result of \w+, made at .*{re.escape(HERE)}:\d+"
     with pytest.raises(NotFiniteError, match=f"an infinity {words}"):
         step(np.array([1, 0, 3], dtype))
     with pytest.raises(NotFiniteError, match=f"a NaN {words}"):
@@ -77,7 +77,7 @@ def test_infinities_of_constants_are_allowed(device: str) -> None:
 
 def test_a_nan_inside_a_loop_is_reported(device: str) -> None:
     step = compiled(device, lambda x: ops.scan(lambda c, _: (ops.log(c), c), x, length=3)[0])
-    with pytest.raises(NotFiniteError, match="begins in the result of"):
+    with pytest.raises(NotFiniteError, match="first appears in the result of"):
         step(np.array([2, 2, 2], np.float32))
 
 
@@ -121,7 +121,7 @@ def test_an_op_inside_a_fused_kernel_is_named(device: str) -> None:
         return ops.sum(e)
 
     message = error_of(compiled(device, function), np.ones(3, np.float32))
-    assert f"an infinity begins in the result of log, made at {__file__}:" in message
+    assert f"an infinity first appears in the result of log, made at {__file__}:" in message
     assert message.endswith(f":{lines_of(function)['c']}")
 
 
@@ -130,7 +130,7 @@ def test_a_kernel_that_overwrites_its_operand_can_be_repeated(device: str) -> No
     w = ngd.variable("w", np.full(3, 4, np.float32))
     step = ngd.compile([], [], {w: ops.exp(ops.sqrt(w - 3) * 2) - 7.5}, device=device)
     step()
-    assert "a NaN begins in the result of sqrt, made at" in error_of(step)
+    assert "a NaN first appears in the result of sqrt, made at" in error_of(step)
 
 
 def test_an_expanded_op_is_named_as_the_user_called_it(device: str) -> None:
@@ -143,10 +143,10 @@ def test_an_expanded_op_is_named_as_the_user_called_it(device: str) -> None:
         return ops.gelu(b) + 1
 
     message = error_of(compiled(device, function), big)
-    assert "an infinity begins in the result of multiply, made at" in message
+    assert "an infinity first appears in the result of multiply, made at" in message
     assert message.endswith(f":{lines_of(function)['b']}")
     variance = compiled(device, lambda x: ops.var(x) + 1)
-    assert "begins in the result of var, made at" in error_of(
+    assert "first appears in the result of var, made at" in error_of(
         variance, big * np.array([1, -1, 1], np.float32)
     )
 
@@ -167,7 +167,7 @@ def test_ops_that_would_be_fused_into_a_matmul_are_distinguished(device: str) ->
 
     for function, name, op in ((product, "a", "matmul"), (sum_, "b", "add")):
         message = error_of(compiled(device, function), big[0])
-        assert f"an infinity begins in the result of {op}, made at" in message
+        assert f"an infinity first appears in the result of {op}, made at" in message
         assert message.endswith(f":{lines_of(function)[name]}")
 
 
@@ -175,7 +175,7 @@ def test_a_reduction_in_a_fused_kernel_is_named(device: str) -> None:
     x = ngd.placeholder("x", (64, 3))
     step = ngd.compile([x], [ops.sum(x * 2, 0) * 3], device=device)
     message = error_of(step, np.full((64, 3), 1e37, np.float32))
-    assert "an infinity begins in the result of sum, made at" in message
+    assert "an infinity first appears in the result of sum, made at" in message
 
 
 def test_the_op_that_reads_a_nan_first_is_named(device: str) -> None:

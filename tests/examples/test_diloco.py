@@ -40,12 +40,12 @@ def test_a_killed_worker_hardly_changes_the_loss() -> None:
     assert disturbed["rounds"] == 50
     assert disturbed["loss"] == pytest.approx(undisturbed["loss"], rel=0.012 + 3 * SPREAD)
     for words in (
-        "member 1 was killed by SIGKILL; member 4 starts in its place",
+        "member 1 was killed by SIGKILL; member 4 replaces it",
         "world 2 has the members 0, 2, 3",
         "outer step 4, 3 ranks",
-        "1 new members come in",
+        "1 new members join",
         "world 3 has the members 0, 2, 3, 4",
-        "healed by rank 0",
+        "got the state of rank 0",
         "outer step 50, 4 ranks",
     ):
         assert words in log

@@ -230,7 +230,7 @@ def broken_graphs() -> list[tuple[Graph, str]]:
         (Graph((), (w + other,)), r"got two variables called 'w': one made at .*, one at .*\.py"),
         (
             Graph((x,), (wrong_type,)),
-            r"exp at .*\.py:\d+ is typed float64\[2\], .* make float32\[2\]",
+            r"exp at .*\.py:\d+ has type float64\[2\], .* returns float32\[2\]",
         ),
         (
             Graph((), (), ((w, ops.sum(w)),)),

@@ -121,7 +121,8 @@ def test_verify_compares_the_types_of_all_results() -> None:
         ops.top_k, (x,), {"k": 2, "largest": True}, (Type(float32, (2,)), Type(float32, (2,)))
     )
     message = (
-        r"top_k at .*\.py:\d+ is typed float32\[2\], float32\[2\], .* make float32\[2\], int64\[2\]"
+        r"top_k at .*\.py:\d+ has type float32\[2\], float32\[2\], "
+        r".* returns float32\[2\], int64\[2\]"
     )
     with pytest.raises(CompileError, match=message):
         Graph((x,), (wrong_types[0],)).verify()

@@ -148,7 +148,7 @@ def let_rank_1_be_late() -> str | None:
 @harness.needs_ranks
 def test_late_ranks_are_counted() -> None:
     (text,) = [o.value for o in run(let_rank_1_be_late, 2, env=ANY_PORT) if o.value is not None]
-    late_counts = values(text, "ngd_last_to_come_total", "group", "rank", "peer")
+    late_counts = values(text, "ngd_last_arrivals_total", "group", "rank", "peer")
     assert all(late_counts["both", rank, "1"] >= 3 for rank in "01")
     waited = values(text, "ngd_collective_waited_seconds_total", "group", "rank", "op", "site")
     of_rank = {rank: sum(v for k, v in waited.items() if k[:2] == ("both", rank)) for rank in "01"}
@@ -262,7 +262,7 @@ def test_a_job_takes_the_port_after_another_job_released_it() -> None:
         outcomes = run(sum_ones, 2, env=env)
         assert [o.value for o in outcomes] == [2.0, 2.0]
         (warning,) = [line for o in outcomes for line in o.err.splitlines()]
-        assert f"port {port} at 127.0.0.1 cannot be had (Address already in use)" in warning
+        assert f"cannot bind port {port} at 127.0.0.1 (Address already in use)" in warning
         with Job(init_and_sleep, 2, env=env) as second:
             for rank in range(2):
                 second.wait_for(rank, "ready")
@@ -489,7 +489,7 @@ def init_with_foreign_address() -> str:
 def test_an_address_of_another_host_warns() -> None:
     (outcome,) = run(init_with_foreign_address, 1, env={"NGD_METRICS": "203.0.113.1:9"})
     assert outcome.value == "None"
-    assert "port 9 at 203.0.113.1 cannot be had" in outcome.err
+    assert "cannot bind port 9 at 203.0.113.1" in outcome.err
 
 
 def train_and_read_page() -> str | None:

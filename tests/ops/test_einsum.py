@@ -105,8 +105,8 @@ def test_the_cheapest_order_of_matmuls_is_chosen() -> None:
 REFUSED = [
     ("i->i", [], ShapeError, "^einsum: expected operands"),
     ("ij,jk", [(2, 3)], ShapeError, "^einsum: expected 2 operands"),
-    ("ij", [(2,)], ShapeError, "^einsum: expected a label an axis"),
-    ("i", [(2, 3)], ShapeError, "^einsum: expected a label an axis"),
+    ("ij", [(2,)], ShapeError, "^einsum: expected one label per axis"),
+    ("i", [(2, 3)], ShapeError, "^einsum: expected one label per axis"),
     ("ij,jk", [(2, 3), (4, 2)], ShapeError, "^einsum: expected one extent for 'j'"),
     ("ii", [(2, 3)], ShapeError, "^einsum: expected one extent for 'i'"),
     ("i->j", [(2,)], ValueError, "^einsum: expected labels of operands in the result"),

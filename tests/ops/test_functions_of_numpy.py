@@ -468,7 +468,7 @@ MESSAGES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: ops.diag([[[1]]]), ShapeError, "diag: expected one axis or two"),
     (lambda: ops.trace([1]), ShapeError, "trace: expected at least two axes"),
     (lambda: ops.inner([1, 2], [1]), ShapeError, "inner: expected last axes of one extent"),
-    (lambda: ops.vdot([1, 2], [1]), ShapeError, "vdot: expected as many elements in both"),
+    (lambda: ops.vdot([1, 2], [1]), ShapeError, "vdot: expected equal numbers of elements"),
     (lambda: ops.cross([1, 2], [1, 2]), ShapeError, "cross: expected extent 3 along axis -1"),
     (lambda: ops.tensordot([1, 2], [1]), ShapeError, "tensordot: expected axes in both; got 2"),
     (lambda: ops.tensordot([1, 2], [1], 1), ShapeError, "tensordot: expected axes of equal"),

@@ -147,9 +147,9 @@ def test_another_offset_draws_other_numbers(make: Callable[[int], Node], run: Ru
 
 
 def test_bad_arguments_raise_errors() -> None:
-    with pytest.raises(ValueError, match=r"^randint: expected low < high within \[-128, 127\]"):
+    with pytest.raises(ValueError, match=r"^randint: expected -128 <= low < high <= 128; got"):
         ops.randint(3, 0, 200, int8, seed=1)
-    with pytest.raises(ValueError, match=r"^randint: expected low < high"):
+    with pytest.raises(ValueError, match=r"^randint: expected .* low < high <= "):
         ops.randint(3, 5, 5, seed=1)
     with pytest.raises(DTypeError, match=r"^randint: expected an integer dtype"):
         ops.randint(3, 0, 5, float32, seed=1)

@@ -122,7 +122,9 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
     assert a.numpy() == 1
     file = tmp_path / "checkpoint-1.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(ValueError, match=r"checkpoint-1\.safetensors, which is cut or damaged"):
+    with pytest.raises(
+        ValueError, match=r"checkpoint-1\.safetensors, which is truncated or damaged"
+    ):
         checkpoint.load(tmp_path, a)
 
 

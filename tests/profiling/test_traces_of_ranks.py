@@ -109,7 +109,7 @@ def test_waits_show_their_type_and_their_variable(tmp_path: Path) -> None:
     assert sum("f32[3,5] of weight, overlap" in row for row in rows) == 1
     assert sum("f32[3] of bias, overlap" in row for row in rows) == 1
     assert sum("f32[], overlap" in row for row in rows) == 1
-    assert all("last to come on this line" in row for row in rows[1:])
+    assert all("last to arrive on this line" in row for row in rows[1:])
     assert first["overlap"] == pytest.approx(1 - first["waited"] / first["flight"])
     assert first["json"]["overlap"] == first["overlap"]
     assert f"overlap of all collectives {100 * first['overlap']:.0f} %" in first["text"]

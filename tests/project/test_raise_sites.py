@@ -52,7 +52,7 @@ EXEMPT_MESSAGES: Final = (
     r"ngd.init: rank \{field\} is process",  # the job of a process, which no argument gives
     r"this group was shut down",  # a closed group: the call in the message names itself
     r"\{field\}: this ngd.Work was dropped",  # from a destructor: no argument is wrong
-    r"Work.wait: \{field\} was not there",  # a timeout: no argument is wrong
+    r"Work.wait: \{field\} did not complete",  # a timeout: no argument is wrong
     r"ngd.data needs Pillow",  # a missing package
     r"\{field\}\.forward$",  # NotImplementedError of a subclass
     r"\{field\}: (\{field\}|groups)$",  # the rest comes from a helper and has the form

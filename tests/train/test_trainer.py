@@ -160,7 +160,7 @@ def test_weights_that_are_not_finite_are_not_saved(world: Any, tmp_path: Path) -
 def test_the_op_with_the_first_nan_is_named(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NGD_CHECK_FINITE", "1")
     trainer, _ = lines.trainer_of(world, 50, rate=1e30)
-    with pytest.raises(NotFiniteError, match="begins in the result of"):
+    with pytest.raises(NotFiniteError, match="first appears in the result of"):
         trainer.run()
 
 

@@ -50,7 +50,7 @@ def _from_dlpack(array: Any, where: str) -> Array:
     """Return a DLPack tensor as an array. A bfloat16 tensor becomes an array of dtype bfloat16."""
     try:
         if getattr(array, "is_neg", bool)():  # PyTorch would export the stored values
-            raise BufferError("its negative bit is set; resolve_neg() gives one without")
+            raise BufferError("its negative bit is set; call resolve_neg()")
         if str(getattr(array, "dtype", "")) == "torch.bfloat16":
             return np.from_dlpack(array.view(sys.modules["torch"].int16)).view(bfloat16)
         return np.from_dlpack(array)

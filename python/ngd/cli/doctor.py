@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         me = detect()
     except InitError as error:
-        fix = "start the ranks with mpirun, srun, torchrun or ngd run, or set what is missing"
+        fix = "start the ranks with mpirun, srun, torchrun or ngd run, or set the missing variables"
         findings.append(Finding("launcher", "trouble", str(error), fix))
     is_launch_valid = not any(
         f.topic in ("switches", "launcher") and f.level == "trouble" for f in findings
@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
     if is_launch_valid and me is not None and me.launcher != "alone":
         findings += _job(me)
     elif is_launch_valid:
-        findings.append(Finding("launcher", "ok", "none: this process is alone"))
+        findings.append(Finding("launcher", "ok", "none: this process is the only rank"))
         findings += _cores()
         if not args.no_self_test and build_info()["mode"] != "OFF":
             findings.append(_self_test())
@@ -178,7 +178,7 @@ def _mpi() -> Iterator[Finding]:
         yield Finding("mpirun", "trouble", f"built for {names}, but no mpirun is on the PATH", fix)
         return
     if mpirun is None:
-        yield Finding("mpirun", "trouble", f"{path} does not say which MPI it is of", fix)
+        yield Finding("mpirun", "trouble", f"{path} does not report its MPI version", fix)
         return
     try:
         library = load_mpi("openmpi" if mpirun[0] == "Open MPI" else "mpich")
@@ -189,7 +189,7 @@ def _mpi() -> Iterator[Finding]:
     version = loaded[0] if loaded else "?"
     text = f"{' '.join(mpirun)} at {path}; the library that ngd finds is {mpirun[0]} {version}"
     if mpirun[1].split(".")[0] != version.split(".")[0]:
-        yield Finding("mpirun", "trouble", f"{text}: their ranks would not meet", fix)
+        yield Finding("mpirun", "trouble", f"{text}: they do not work together", fix)
     elif mpirun[1] != version:
         yield Finding("mpirun", "warning", text, fix)
     else:
@@ -244,7 +244,7 @@ def _memory() -> Iterator[Finding]:
     limit = _cgroup_memory()
     text = f"{physical / gib:.1f} GiB"
     if limit < physical:
-        text += f", of which the cgroup allows {limit / gib:.1f}; what ranks share counts"
+        text += f", of which the cgroup allows {limit / gib:.1f}, including shared memory"
     yield Finding("memory", "ok", f"{text}; /dev/shm is not used")
     address_space = resource.getrlimit(resource.RLIMIT_AS)[0]
     if address_space != resource.RLIM_INFINITY:
@@ -255,11 +255,11 @@ def _memory() -> Iterator[Finding]:
     file_size = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if file_size != resource.RLIM_INFINITY:
         level = "warning" if file_size >= max(4 * gib, physical + gib) else "trouble"
-        text = f"RLIMIT_FSIZE is {file_size >> 20} MiB, which bounds shared memory too"
+        text = f"RLIMIT_FSIZE is {file_size >> 20} MiB, which limits shared memory too"
         yield Finding("memory", level, text, "ulimit -f unlimited")
     descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if descriptors < 256:
-        text = f"RLIMIT_NOFILE is {descriptors}; a rank needs 3 for each rank of its host"
+        text = f"RLIMIT_NOFILE is {descriptors}; each rank needs 3 per rank of its host"
         yield Finding("memory", "warning", text, "ulimit -n 1024")
     refused = _refused_by_the_kernel()
     if refused:
@@ -312,7 +312,7 @@ def _cores() -> Iterator[Finding]:
     allowed = os.sched_getaffinity(0)
     text = f"{binding.format_cpus(allowed)} ({len(allowed)} of {len(reachable_cores())})"
     if available_cores() < len(allowed):
-        text += f", of which the cgroup's quota pays for {available_cores()}"
+        text += f", of which the cgroup's quota allows {available_cores()}"
     text += f"; kernels use {thread_count()} threads"
     if thread_count() > available_cores():
         fix = "use a smaller NGD_THREADS, or unset it"
@@ -408,7 +408,7 @@ def judge(
     if threads > len(cpus):
         return "warning", f"{text}: more threads than cores", f"use a smaller NGD_THREADS; or {fix}"
     if len(cpus) < fair_share and num_unused > 0:
-        return "warning", f"{text}, and {num_unused} of them nobody may use", fix
+        return "warning", f"{text}, and no rank may use {num_unused} of the cores", fix
     if num_unused > 0 and any(r["cpus"] == cpus for r in neighbours) and len(cpus) == 1:
         return "warning", f"{text}, which it shares with another rank", fix
     return "ok", text, ""

@@ -70,7 +70,7 @@ class ElasticJob(Job):
                 continue
             self._announce(self.board.waits(member))
             if member in self.board.world.newcomers:
-                self.say(f"member {member} waits for the others")
+                self.say(f"member {member} waits for the other members")
 
     def handle_end(self, rank: int, code: int) -> None:
         """Continue or end the job after the process of a member has ended with `code`.
@@ -87,7 +87,9 @@ class ElasticJob(Job):
         elif not self.num_done and self.restarts.left > 0:
             self._replace(rank, code)
         elif self._is_enough():
-            self.say(f"member {rank} {describe_end(code)}; {len(self.ranks)} others go on")
+            self.say(
+                f"member {rank} {describe_end(code)}; {len(self.ranks)} other members continue"
+            )
         if self.attempt.ending is None:  # otherwise the replacement could not be started
             self._settle(rank, code)
 
@@ -104,7 +106,8 @@ class ElasticJob(Job):
             self.restarts.forbid()
             self.fail(rank, code)
         elif self.ranks and not veterans:
-            self.say(f"the training has ended before {', '.join(map(str, self.ranks))} came")
+            late = ", ".join(map(str, self.ranks))
+            self.say(f"the training ended before these members joined: {late}")
             self.end(0, signal.SIGTERM)
         else:
             self._announce(self.board.settle())
@@ -118,7 +121,7 @@ class ElasticJob(Job):
         replacement = len(self.cores)
         self.cores.append(self.cores[member])
         self.restarts.use()
-        self.say(f"member {member} {describe_end(code)}; member {replacement} starts in its place")
+        self.say(f"member {member} {describe_end(code)}; member {replacement} replaces it")
         self.start_rank(replacement)
 
     def _announce(self, world: World | None) -> None:
@@ -131,5 +134,5 @@ class ElasticJob(Job):
         for member in self.board.late_members():
             if self.attempt.ending is None and member in self.ranks:
                 timeout = self.board.timeout
-                self.say(f"member {member} did not come in {timeout:g} s, and is killed")
+                self.say(f"member {member} did not arrive in {timeout:g} s, and is killed")
                 self.ranks[member].send_signal(signal.SIGKILL)

@@ -445,13 +445,13 @@ class Job:
         exit_code = 128 - code if code < 0 else code
         ending, order = self.attempt.ending, self.attempt.leaving.index
         if ending is None:
-            self.say(f"rank {rank} {how}" + ("; ending the others" if self.ranks else ""))
+            self.say(f"rank {rank} {how}" + ("; ending the other ranks" if self.ranks else ""))
             ending = self.end(exit_code, signal.SIGTERM, LAST_WORDS_SECONDS)
             ending.first = rank
             return
         is_unsignalled = ending.phase is Phase.LAST_WORDS
         if ending.first is not None and is_unsignalled and order(rank) < order(ending.first):
-            self.say(f"rank {rank}, which had left before, {how}")
+            self.say(f"rank {rank}, which had ended before, {how}")
             ending.exit_code, ending.first = exit_code, rank
 
     def end(self, exit_code: int, number: int, delay_seconds: float = 0.0) -> Ending:

@@ -28,17 +28,17 @@ def explain_mpirun(hosts: str, ranks: int | None, command: Sequence[str]) -> int
         print_message(f"--hosts: {error}")
         return 2
     if ranks is not None and line[2] != str(ranks):
-        print_message(f"--hosts {hosts}: places for {line[2]} ranks; got -n {ranks}")
+        print_message(f"--hosts {hosts}: expected -n {line[2]} or no -n; got -n {ranks}")
         return 2
     print(shlex.join(line))
-    print_message("nothing was started: between hosts Open MPI's mpirun starts the ranks, as above")
+    print_message("nothing was started: run the command above, which starts the ranks on all hosts")
     print_message(
         "every host needs the same Python, ngd and script under the same paths, and ssh to it"
     )
     mode = build_info()["mode"]
     if mode != "OMPI":
         print_message(
-            f"this ngd was built in mode {mode}, which is one host's; install it with pip "
+            f"this ngd was built in mode {mode}, which supports one host; install it with pip "
             "--config-settings=cmake.define.NGD_DISTRIBUTED_ENABLE=OMPI"
         )
         return 1

@@ -285,9 +285,9 @@ def ranks_of_torchrun(environ: Mapping[str, str], requested: int | None) -> int 
     nodes, ranks = environ.get("PET_NNODES") or "1", environ.get("PET_NPROC_PER_NODE") or None
     if nodes not in ("1", "1:1"):
         raise ValueError(
-            f"PET_NNODES={nodes}: expected 1, for `ngd run` starts the ranks of one node; on "
-            "several, Open MPI's mpirun starts them, with an ngd of mode OMPI (on Kubernetes: "
-            "an MPIJob)"
+            f"PET_NNODES={nodes}: expected 1, because `ngd run` starts the ranks of one node; on "
+            "several nodes, use Open MPI's mpirun (on Kubernetes: an MPIJob) and an ngd of mode "
+            "OMPI"
         )
     if requested is not None:
         return requested

@@ -73,10 +73,10 @@ def check_no_overlap(part: Array, full: Array, where: str, own: Array | None = N
         return
     region = full if own is None else own
     if region.nbytes != part.nbytes or region.ctypes.data != part.ctypes.data:
-        allowed = "just the same" if own is None else "this rank's own block"
+        allowed = "the same memory" if own is None else "this rank's own block"
         raise ValueError(
-            f"{where}: out: expected memory apart from the array's, or {allowed}; got overlapping "
-            "memory. Pass a copy."
+            f"{where}: out: expected memory that does not overlap the array, or {allowed}; got "
+            "overlapping memory. Pass a copy."
         )
 
 
@@ -99,8 +99,8 @@ def check_disjoint(source: Array, buffer: Array, where: str) -> None:
     """Raise ValueError if the memory of the source and the destination overlaps."""
     if np.may_share_memory(source, buffer):
         raise ValueError(
-            f"{where}: out: expected memory apart from the array's; got overlapping memory. "
-            "Pass a copy."
+            f"{where}: out: expected memory that does not overlap the array; got overlapping "
+            "memory. Pass a copy."
         )
 
 

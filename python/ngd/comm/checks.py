@@ -89,7 +89,7 @@ def check_own_rows(counts: Array, rank: int, rows: int, where: str) -> None:
     """Raise ShapeError unless `counts[rank]` is `rows`, the number of rows of this rank's array."""
     if counts[rank] != rows:
         raise ShapeError(
-            f"{where}: counts: expected {rows}, the rows of this rank's array, at place "
+            f"{where}: counts: expected {rows}, the rows of this rank's array, at index "
             f"{rank}; got {counts[rank]}. Give the rows of each rank."
         )
 

@@ -107,7 +107,7 @@ def expect_job_key(launch: Launch) -> None:
     """Raise an InitError if there are several ranks and no job key for their rendezvous."""
     if launch.size > 1 and launch.job_key is None:
         raise InitError(
-            f"ngd.init: expected a launcher that names the job; got {launch.launcher}, which "
+            f"ngd.init: expected a launcher that sets a job key; got {launch.launcher}, which "
             "does not. Set NGD_JOB, RANK and WORLD_SIZE of each rank, or use ngd run."
         )
 
@@ -132,14 +132,14 @@ def expect_size_of_mpi(size: int, launch: Launch) -> None:
     if size == launch.size:
         return
     reason = (
-        "the launcher is of another MPI than this process has loaded"
+        "the launcher belongs to another MPI than the one that this process has loaded"
         if mpi_of(launch.launcher) is not None
-        else f"{launch.launcher} tells this MPI nothing of its ranks; start them with that "
-        "MPI's mpirun, which finds the hosts of a job of Slurm or PBS by itself"
+        else f"{launch.launcher} does not pass its ranks to this MPI; start them with the "
+        "mpirun of this MPI, which finds the hosts of a job of Slurm or PBS by itself"
     )
     raise InitError(
         f"ngd.init: {launch.launcher} started {launch.size} ranks, but MPI sees "
-        f"{size}: {reason} ({_core.mpi_version()}); NGD_MPI chooses among "
+        f"{size}: {reason} ({_core.mpi_version()}); set NGD_MPI to one of "
         f"{', '.join(mpis())}"
     )
 

@@ -482,7 +482,7 @@ class NonMember(Group):
         self.closed = False
 
     def __repr__(self) -> str:
-        return f"<ngd.Group {self.name}: this rank is no member>"
+        return f"<ngd.Group {self.name}: this rank is not a member>"
 
     def refuse(self, call: str) -> Any:
         """Raise a NotMemberError that names the call."""

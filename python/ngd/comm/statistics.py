@@ -53,7 +53,7 @@ class CommStats(list[CallStats]):
     """
 
     def __str__(self) -> str:
-        head = ("group", "op", "calls", "MB", "ms", "ms waited", "last to come", "call site")
+        head = ("group", "op", "calls", "MB", "ms", "ms waited", "last to arrive", "call site")
         table = [head]
         for row in self:
             last = " ".join(f"{rank}:{n}" for rank, n in enumerate(row.last) if n)
@@ -136,7 +136,7 @@ def compare_ranks(group: Group, text: str, computation: int, site: str) -> str:
     lines = [each[0].splitlines() for each in texts]
     longest = max(map(len, lines))
     for number in range(longest):
-        calls = [each[number] if number < len(each) else "nothing more" for each in lines]
+        calls = [each[number] if number < len(each) else "no more collectives" for each in lines]
         descriptions = [call.partition(" at ")[0] for call in calls]
         other = next(
             (
@@ -155,7 +155,7 @@ def compare_ranks(group: Group, text: str, computation: int, site: str) -> str:
     others = np.flatnonzero(computations != computations[0])
     if len(others):
         agreed += (
-            f"; rank {others[0]} computes something else than rank 0:\n  rank 0: {texts[0][2]}\n"
+            f"; rank {others[0]} has other computations than rank 0:\n  rank 0: {texts[0][2]}\n"
             f"  rank {others[0]}: {texts[others[0]][2]}"
         )
     return agreed

@@ -67,7 +67,7 @@ class Work(BoundToProcess):
     array([1., 1., 1.])
     """
 
-    instead = "wait() for it, and copy its result"
+    instead = "call wait() and copy the result"
 
     def __init__(self, group: RankGroup, what: str, plan: Plan) -> None:
         self._group, self._what = group, what
@@ -76,7 +76,7 @@ class Work(BoundToProcess):
         self._error: BaseException | None = None
 
     def __repr__(self) -> str:
-        state = "on its way" if self._plan else "failed" if self._error else "done"
+        state = "pending" if self._plan else "failed" if self._error else "done"
         return f"<ngd.Work {self._what}: {state}>"
 
     def wait(self, timeout: float | None = None) -> Any:
@@ -103,7 +103,7 @@ class Work(BoundToProcess):
         """
         if not self._advance(timeout):
             raise TimeoutError(
-                f"Work.wait: {self._what} was not there after {timeout} s; it goes on"
+                f"Work.wait: {self._what} did not complete in {timeout} s; it stays pending"
             )
         if self._error is not None:
             raise self._error

@@ -206,7 +206,7 @@ class _Entrance:
         if self.inside == threading.get_ident():
             raise InitError(
                 "ngd.init: expected one call at a time; got another one from a signal handler. "
-                "Make no call of ngd in signal handlers."
+                "Do not call ngd in signal handlers."
             )
         failed_before = self.failed
         with self.lock:

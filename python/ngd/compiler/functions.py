@@ -412,9 +412,9 @@ class Function:
             _traced[code] += 1
             if _traced[code] == MANY_FUNCTIONS:
                 what = (
-                    f"{self.name} was made anew, and traced and compiled, {MANY_FUNCTIONS} times "
-                    f"(called at {call_site()}). Make it once, outside of the loop, and give what "
-                    "changes as an argument: then its trace is kept"
+                    f"{self.name} was made again, traced and compiled {MANY_FUNCTIONS} times "
+                    f"(called at {call_site()}). Make it once, outside of the loop, and pass "
+                    "values that change as arguments: then its trace is kept"
                 )
         elif len(self._traces) == MANY_TRACES and not self._warned:
             self._warned = True

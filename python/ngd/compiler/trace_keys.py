@@ -192,7 +192,7 @@ def reason(key: Key, earlier: Sequence[Key]) -> str:
     """
     same_form = [other for other in reversed(earlier) if other.form is key.form]
     if not same_form:
-        return "the arguments are nested otherwise"
+        return "the arguments have another structure"
     nearest = min([differences(key, other) for other in same_form], key=len)
     return "; ".join(nearest)
 

@@ -40,8 +40,8 @@ def _warn_of_updates(graph: Graph, graph_notes: list[object]) -> None:
     warn(
         "compile: expected state.updates of nn.training among the updates; got none for "
         f"{'; '.join(layers[:MAX_LAYERS])}{rest}. Each call of the step draws the same masks, and "
-        "statistics do not change. Give state.updates beside the updates of the optimizer. If this "
-        "is wanted, build the graph in nn.training(..., updates=False).",
+        "statistics do not change. Give state.updates and the updates of the optimizer. If this is "
+        "wanted, build the graph in nn.training(..., updates=False).",
         UpdatesWarning,
     )
 
@@ -87,7 +87,7 @@ def _warn_of_promotions(graph_notes: list[tuple[int, object]]) -> None:
     _, first = min(promotions, key=lambda pair: pair[0])
     warn(
         f"compile: expected floats to keep their width; got float64 of {first.op} of "
-        f"{first.operands} (made at {first.site}), and what is computed of it is float64 too, at "
+        f"{first.operands} (made at {first.site}). Values computed from it are float64 too, at "
         f"about half the speed. {first.advice} If float64 is wanted, cast the narrower operand.",
         PromotionWarning,
     )

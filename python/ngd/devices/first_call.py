@@ -332,14 +332,16 @@ def mismatch(different: Sequence[Difference], step: ComparedStep) -> VariableMis
     what = next(kind for kind in KINDS if any(each.what == kind for each in different))
     labels = names_of(
         [
-            repr(each.entry.name) if each.entry is not None else "a variable that this rank lacks"
+            repr(each.entry.name)
+            if each.entry is not None
+            else "a variable that this rank does not have"
             for each in different
         ]
     )
     error = VariableMismatchError(
         "compile: expected variables that are equal on all ranks after the first call of the step "
         f"compiled at {step.sequence.site}; got other {what} on rank{'s' * (len(ranks) > 1)} "
-        f"{named} than on rank {different[0].usual}, for {labels}. {CURES[what]}, or, where ranks "
+        f"{named} than on rank {different[0].usual}, for {labels}. {CURES[what]}, or, if ranks "
         "differ by design, make the variable with ngd.variable(name, value, per_rank=True)."
     )
     error.ranks = tuple(ranks)
@@ -365,7 +367,7 @@ def warn_of_varying(values: Sequence[NextValue], group: Any, site: str) -> None:
         "compile: expected next values of variables that are equal on all ranks; got, for "
         f"{names_of([repr(v.variable.attrs['name']) for v in unproved])}, values that depend on "
         f"{source.op.name}{called} of each rank (made at {source.site}) without a collective in "
-        "between. Average the gradients over the ranks (optimizer.minimize does), or, where ranks "
+        "between. Average the gradients over the ranks (optimizer.minimize does), or, if ranks "
         "differ by design, make the variable with ngd.variable(name, value, per_rank=True)."
     )
     file, _, line = site.rpartition(":")

@@ -104,8 +104,8 @@ class Graph:
                 inferred = node.op.infer(*[n.type for n in node.inputs], **node.attrs)
                 if inferred != types_of(node):
                     raise CompileError(
-                        f"{node.op.name} at {node.site} is typed {print_types(types_of(node))}, "
-                        f"but its inputs make {print_types(inferred)}"
+                        f"{node.op.name} at {node.site} has type {print_types(types_of(node))}, "
+                        f"but infer returns {print_types(inferred)}"
                     )
 
     def verify_leaves(self) -> None:

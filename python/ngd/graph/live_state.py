@@ -242,7 +242,7 @@ class LiveState(Mapping[str, Variable]):
         if self._has_run and extra:
             raise ValueError(
                 f"state {self.name!r}: expected values of its variables; got {listed(extra)} from "
-                f"{source}, of which it has no variables. Load before the first step, or load a "
+                f"{source}, for which it has no variables. Load before the first step, or load a "
                 "checkpoint of the same model."
             )
 
@@ -271,7 +271,7 @@ class LiveState(Mapping[str, Variable]):
                 f"state {self.name!r}: expected a value from {self._source} for each variable, and "
                 f"a variable for each value; got {' and '.join(filter(None, (unused, missing)))}. "
                 "Name the parameters as in the saved program, and if another step makes these "
-                "variables, call its trace(...) before. If the difference is meant, call "
+                "variables, call its trace(...) before. If the difference is wanted, call "
                 "step.trace(...) and then state.drop_pending()."
             )
         self._has_run = self._is_complete = True

@@ -231,7 +231,7 @@ class Op:
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle the op by its name, because a process has only one instance of it."""
         if OPS.get(self.name) is not self:
-            raise TypeError(f"{self!r} is a pass's own, and cannot be copied or pickled")
+            raise TypeError(f"{self!r} belongs to a pass, and cannot be copied or pickled")
         return op_named, (self.name,)
 
     def __repr__(self) -> str:

@@ -201,7 +201,7 @@ class Variable(Node):
         if storage is None:
             raise ValueError(
                 f"Variable.view: {self.name!r}: expected a variable of a step on the CPU device; "
-                "got one that no step has. Compile the step first."
+                "got one that no step uses. Compile the step first."
             )
         return storage
 

@@ -69,7 +69,7 @@ class Handle:
         self.is_done = False
 
     def __repr__(self) -> str:
-        return f"<Handle of {self.call}: {'done' if self.is_done else 'on its way'}>"
+        return f"<Handle of {self.call}: {'done' if self.is_done else 'pending'}>"
 
     def __call__(self) -> Any:
         """Wait for the collective and return its result."""
@@ -264,8 +264,8 @@ def group_of(ranks: ProcessSet, where: str) -> Group:
     """Return the group of a process set; raise ValueError if this rank does not belong to it."""
     if not ranks.included():
         raise ValueError(
-            f"hvd.{where}: process_set: expected one that has rank {global_process_set.rank()}, "
-            f"which is this one; got {ranks!r}"
+            f"hvd.{where}: process_set: expected one that includes this rank, "
+            f"{global_process_set.rank()}; got {ranks!r}"
         )
     return ranks.group
 

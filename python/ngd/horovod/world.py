@@ -71,7 +71,7 @@ class ProcessSet:
         """Return the rank of this process in the set."""
         if not self.included():
             raise ValueError(
-                f"hvd.ProcessSet.rank: expected a set that has rank {rank()}, which is this one; "
+                f"hvd.ProcessSet.rank: expected a set that includes this rank, {rank()}; "
                 f"got {self!r}. Call included() before."
             )
         return self.group.rank

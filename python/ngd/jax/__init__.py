@@ -64,7 +64,7 @@ def register_group(group: Group) -> int:
         if registered is group:
             return number
     number = group.communicator.register_for_xla()
-    assert number == len(_groups), "programs know groups by their place in this list"
+    assert number == len(_groups), "programs refer to groups by their index in this list"
     _groups.append(group)
     return number
 

@@ -247,8 +247,8 @@ class AsyncStore(KVStore):
             if isinstance(error, CollectiveTimeoutError):
                 raise
             ranks = [] if owner is None else [owner]
-            ranks_text = "the other ranks" if owner is None else f"rank {owner}, where it lives,"
-            message = f"{what}: expected an answer of {ranks_text}; got none in {limit} s"
+            ranks_text = "the other ranks" if owner is None else f"rank {owner}, which stores it"
+            message = f"{what}: expected an answer from {ranks_text}; got none in {limit} s"
             raise late_error(message, ranks) from None
 
 

@@ -477,8 +477,8 @@ class Service:
         ]
         if silent:
             error = CollectiveTimeoutError(
-                f"kvstore: close: rank {', '.join(map(str, silent))} has not closed the store, nor "
-                f"used it for {limit} s (NGD_TIMEOUT)"
+                f"kvstore: close: rank {', '.join(map(str, silent))} has not closed the store, and "
+                f"has not used it for {limit} s (NGD_TIMEOUT)"
             )
             error.ranks = tuple(silent)
             raise error

@@ -30,10 +30,10 @@ INFO: Final = ("mode", "version", "host")
 USER_SITE: Final = "ngd.metrics.count"
 """The value of the label `site` for steps that users count with ngd.metrics.count."""
 COLLECTIVE: Final = {
-    "calls": "Collectives that are over.",
-    "seconds": "From start to completion, in seconds.",
-    "waited_seconds": "What of it was spent waiting, in seconds.",
-    "bytes": "Of this rank's source or destination, the larger.",
+    "calls": "The number of completed collectives.",
+    "seconds": "The time of collectives from start to completion, in seconds.",
+    "waited_seconds": "The part of ngd_collective_seconds that was spent waiting, in seconds.",
+    "bytes": "The bytes of this rank's source or destination, whichever is larger.",
 }
 """The help text of each metric family of collectives.
 
@@ -112,20 +112,20 @@ class NgdCollector(Collector):
         """Yield all families, including those that have no samples."""
         info = _core.build_info()
         about = GaugeMetricFamily(
-            "ngd_build_info", "Is 1; the labels say what runs where.", labels=INFO
+            "ngd_build_info", "Always 1. The labels have the build and the host.", labels=INFO
         )
         about.add_metric([str(info["mode"]), str(info["version"]), self.host], 1)
         yield about
-        yield GaugeMetricFamily("ngd_world_size", "How many ranks the job has.", self.size())
+        yield GaugeMetricFamily("ngd_world_size", "The number of ranks of the job.", self.size())
         yield from step_families()
         yield from collective_families(self.collectives.totals())
 
 
 def step_families() -> Iterator[Metric]:
     """Yield the metric families of steps (their number and time) and of trained samples."""
-    steps = CounterMetricFamily("ngd_steps", "Steps that this rank has made.", labels=["site"])
+    steps = CounterMetricFamily("ngd_steps", "The number of successful steps.", labels=["site"])
     histogram = HistogramMetricFamily(
-        "ngd_step_seconds", "What compiled steps took, in seconds.", labels=["site"]
+        "ngd_step_seconds", "The time per run of a compiled step, in seconds.", labels=["site"]
     )
     for site, tally in by_site().items():
         cumulative = list(accumulate(tally.buckets))
@@ -137,7 +137,7 @@ def step_families() -> Iterator[Metric]:
     yield steps
     yield histogram
     yield CounterMetricFamily(
-        "ngd_examples", "Examples that this rank has trained on.", user_counts.examples
+        "ngd_examples", "The number of samples of this rank.", user_counts.examples
     )
 
 
@@ -159,8 +159,8 @@ def collective_families(totals: Mapping[tuple[str, ...], Total]) -> Iterator[Met
             last[key] = last.get(key, 0) + times
     yield from families.values()
     last_arrivals = CounterMetricFamily(
-        "ngd_last_to_come",
-        "How often a rank of the group was the last to come to a collective.",
+        "ngd_last_arrivals",
+        "How often rank `peer` of the group was the last to arrive at a collective.",
         labels=["group", "peer"],
     )
     for key, times in last.items():

@@ -141,7 +141,10 @@ class Rank:
             with contextlib.suppress(OSError):  # another rank has the name, and will listen soon
                 return Leader(self)
             time.sleep(0.01)
-        logger.warning("NGD_METRICS: no rank of this host could be met; this one has no metrics")
+        logger.warning(
+            "NGD_METRICS: this rank cannot connect to the rank that serves the metrics of this "
+            "host, so its metrics are missing"
+        )
         return None
 
     def text(self) -> bytes:
@@ -155,7 +158,7 @@ class Rank:
                 return generate_latest(Labelled(REGISTRY, labels))
             except Exception as error:
                 if not self.has_warned:
-                    logger.warning("NGD_METRICS: a metric beside those of ngd fails: %r", error)
+                    logger.warning("NGD_METRICS: a metric that is not ngd's fails: %r", error)
                 self.has_warned = True
                 return generate_latest(Labelled(self.collector, labels))
 
@@ -195,8 +198,8 @@ class Leader:
         except OSError as error:
             if not self.has_warned:
                 logger.warning(
-                    "NGD_METRICS: port %d at %s cannot be had (%s), so nobody sees the metrics of "
-                    "this job; it is tried again every %d s",
+                    "NGD_METRICS: cannot bind port %d at %s (%s), so the metrics of this job are "
+                    "not served; trying again every %d s",
                     *(port, host, error.strerror, RETRY_SECONDS),
                 )
             self.has_warned = True
@@ -337,7 +340,7 @@ def receive_bytes(connection: socket.socket, length: int, limit: float) -> bytes
         connection.settimeout(max(limit - time.monotonic(), 0.001))
         parts.append(connection.recv(length))
         if not parts[-1]:
-            raise ConnectionResetError("the rank has gone")
+            raise ConnectionResetError("the rank closed the connection")
         length -= len(parts[-1])
     return b"".join(parts)
 

@@ -41,7 +41,7 @@ def _expect(where: str, x: Type, indices: Type, axis: int) -> None:
     same_rank = len(x.shape) == len(indices.shape) > axis
     if not same_rank or _with_extent(x.shape, axis, 0) != _with_extent(indices.shape, axis, 0):
         raise ShapeError(
-            f"{where}: expected indices of the tensor's shape but for axis {axis}; got "
+            f"{where}: expected indices of the tensor's shape except axis {axis}; got "
             f"{describe_types(x, indices)}. Reshape or broadcast the indices."
         )
 
@@ -104,7 +104,8 @@ class TakeAlongAxis(Op):
         if x.ndim != chosen.ndim:
             types = describe_types(x.type, chosen.type)
             raise ShapeError(
-                f"{self.name}: expected as many axes in both; got {types}. Reshape the indices."
+                f"{self.name}: expected the same number of axes in both; got {types}. Reshape "
+                "the indices."
             )
         along = as_axis(self.name, axis, x.ndim, x.type)
         unit_shapes = _with_extent(x.shape, along, 1), _with_extent(chosen.shape, along, 1)
@@ -159,7 +160,7 @@ class AddAlongAxis(Op):
         _expect(self.name, updates, indices, axis)
         if updates.shape != indices.shape:
             raise ShapeError(
-                f"{self.name}: expected an index an update; got "
+                f"{self.name}: expected one index per update; got "
                 f"{describe_types(updates, indices)}. Reshape "
                 "the indices to the shape of the updates."
             )

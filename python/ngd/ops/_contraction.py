@@ -129,8 +129,8 @@ def _parse(equation: str, shapes: Sequence[Shape]) -> tuple[list[str], str]:
         num_ellipsis_axes.append(len(shape) - len(term.replace("...", "")))
         if num_ellipsis_axes[-1] < 0 or (num_ellipsis_axes[-1] and "..." not in term):
             raise ShapeError(
-                f"einsum: expected a label an axis in {equation!r}; got {term!r} for {shape}. Give "
-                "the term one letter per axis, or an ellipsis."
+                f"einsum: expected one label per axis in {equation!r}; got {term!r} for {shape}. "
+                "Give the term one letter per axis, or an ellipsis."
             )
     max_ellipsis_axes = max(num_ellipsis_axes)
     shared = "".join(unused[:max_ellipsis_axes])

@@ -337,7 +337,7 @@ class ConvDataGrad(ConvolutionOp):
         x = Type(dtype, (*dy.shape[:1], channels, *spatial))
         if conv.infer(Type(dy.dtype, x.shape), w, groups=groups, **attrs) != dy:
             raise ShapeError(
-                f"{self.name}: expected what weights make of data {x}; got "
+                f"{self.name}: expected dy to have the type of a convolution of {x}; got "
                 f"{describe_types(dy, w)}, {attrs}"
             )
         return x
@@ -400,7 +400,7 @@ class ConvWeightGrad(ConvolutionOp):
         w = Type(dtype, (*dy.shape[1:2], x.shape[1] // max(groups, 1), *kernel))
         if conv.infer(x, Type(x.dtype, w.shape), groups=groups, **attrs) != dy:
             raise ShapeError(
-                f"{self.name}: expected what weights {w} make of data; got "
+                f"{self.name}: expected dy to have the type of a convolution by {w}; got "
                 f"{describe_types(x, dy)}, {attrs}"
             )
         return w
@@ -525,7 +525,7 @@ def conv_transpose(
     )
     if any(n < 1 for n in (*x.shape[2:], *spatial)):
         raise ShapeError(
-            f"{where}: expected a result of some places; got {spatial} of {x.type}. Use less "
+            f"{where}: expected a result with elements; got {spatial} of {x.type}. Use less "
             "padding, or a larger kernel."
         )
     attrs = {"strides": strides, "padding": zeros, "dilations": dilations, "groups": int(groups)}

@@ -280,7 +280,7 @@ def vdot(a: Value, b: Value) -> Node:
     if x.type.count != y.type.count:
         types = describe_types(x.type, y.type)
         raise ShapeError(
-            f"vdot: expected as many elements in both; got {types}. Reshape or slice one."
+            f"vdot: expected equal numbers of elements; got {types}. Reshape or slice one."
         )
     return matmul(reshape(x, -1), reshape(y, -1))
 

@@ -152,7 +152,7 @@ def _concat_blocks(arrays: Any, depth: int, ndim: int) -> Node:
     """
     if isinstance(arrays, list) != (depth > 0) or (depth and not arrays):
         raise ShapeError(
-            f"numpy.block: expected lists that are nested to one depth and not empty; got {arrays}"
+            f"numpy.block: expected lists of one depth that are not empty; got {arrays}"
         )
     if depth:
         return concatenation.concat(

@@ -128,7 +128,7 @@ class Pool(Op):
         ):
             if 0 in _sizes(n, *axis)[0]:
                 raise ShapeError(
-                    f"{self.name}: expected no window in the padding alone; got {x}, kernel "
+                    f"{self.name}: expected no window that has only padding; got {x}, kernel "
                     f"{kernel}, strides {strides}, padding {padding}, dilations {dilations}"
                 )
         return Type(dtype, (*x.shape[:2], *counts))
@@ -451,7 +451,8 @@ class AvgPoolGrad(Op):
         x = Type(dy.dtype, (*dy.shape[:2], *spatial))
         if avg_pool.infer(x, **attrs) != dy:
             raise ShapeError(
-                f"{self.name}: expected what avg_pool makes of {x}; got {describe_types(dy)}"
+                f"{self.name}: expected dy to have the type of avg_pool({x}); got "
+                f"{describe_types(dy)}"
             )
         return x
 

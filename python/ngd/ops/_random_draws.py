@@ -65,8 +65,8 @@ def _expect_bounds(kind: DType, low: int, high: int) -> None:
     limits = np.iinfo(kind)
     if not limits.min <= low < high <= int(limits.max) + 1:
         raise ValueError(
-            f"randint: expected low < high within [{limits.min}, {limits.max}]; got {low}, {high}. "
-            "Change the bounds, or use a wider dtype."
+            f"randint: expected {limits.min} <= low < high <= {int(limits.max) + 1}; got {low}, "
+            f"{high}. Change the bounds, or use a wider dtype."
         )
 
 
@@ -95,6 +95,8 @@ def randint(
 
     Raises
     ------
+    DTypeError
+        The dtype is not an integer dtype.
     ValueError
         low is not less than high, or the dtype does not represent all integers in [low, high).
 

@@ -84,9 +84,9 @@ class Reshape(Op):
             known_count = math.prod(extents[:i] + extents[i + 1 :])
             if known_count <= 0 or x.type.count % known_count:
                 raise ShapeError(
-                    f"reshape: expected {x.type.count} elements as in {x.type}, and extents beside "
-                    f"-1 that divide them; got {extents}. Choose extents whose product divides "
-                    f"{x.type.count}."
+                    f"reshape: expected {x.type.count} elements as in {x.type}, and extents other "
+                    f"than -1 that divide them; got {extents}. Choose extents whose product "
+                    f"divides {x.type.count}."
                 )
             extents = (*extents[:i], x.type.count // known_count, *extents[i + 1 :])
         return x if extents == x.shape else self.node((x,), {"shape": extents})

@@ -197,7 +197,7 @@ class PadSlice(Op):
         for n, start, size, step in zip(shape, starts, x.shape, steps, strict=True):
             if size and not (0 <= start < n and 0 <= start + (size - 1) * step < n):
                 raise ShapeError(
-                    f"pad_slice: expected places inside {shape}; got {x} at starts {starts}, "
+                    f"pad_slice: expected positions inside {shape}; got {x} at starts {starts}, "
                     f"steps {steps}"
                 )
         return Type(x.dtype, shape)

@@ -269,7 +269,8 @@ class SoftmaxCrossEntropyGrad(Op):
     def infer(self, logits: Type, labels: Type, dy: Type, **checked: str) -> Type:
         if _infer_loss(self.name, logits, labels) != dy:
             raise ShapeError(
-                f"{self.name}: expected dy as the loss; got {describe_types(logits, labels, dy)}"
+                f"{self.name}: expected dy of the type of the loss; got "
+                f"{describe_types(logits, labels, dy)}"
             )
         return logits
 

@@ -135,10 +135,9 @@ def window_counts(
             count += 1
         if room < 0 or n < 1:
             raise ShapeError(
-                f"{where}: expected a window of {window_extent(k, dilation)} places to fit into "
-                f"{n}, "
-                f"padded by {before} and {after}; got {x}, kernel {kernel}, dilations {dilations}. "
-                "Use a smaller kernel, or more padding."
+                f"{where}: expected a window of {window_extent(k, dilation)} elements to fit into "
+                f"{n} elements, padded by {before} and {after}; got {x}, kernel {kernel}, "
+                f"dilations {dilations}. Use a smaller kernel, or more padding."
             )
         counts.append(count)
     return tuple(counts)

@@ -117,7 +117,7 @@ class ExponentialMovingAverage:
         if self.state.pending:
             raise RuntimeError(
                 f"{self.name}: applied: expected the averages of variables; got pending ones, "
-                "from a file. Make a step, or call step.trace(...), before."
+                "from a file. Run a step, or call step.trace(...), before."
             )
         own_values = {v: v.numpy() for v in self.averages}
         try:

@@ -136,7 +136,7 @@ def blocks(tensors: Any, count: int, where: str, name: str) -> list[Tensor]:
     """
     if not isinstance(tensors, (list, tuple)) or len(tensors) != count:
         got = len(tensors) if isinstance(tensors, (list, tuple)) else type(tensors).__name__
-        raise ValueError(f"{where}: {name}: expected a list of {count}, one a rank; got {got}")
+        raise ValueError(f"{where}: {name}: expected a list of {count}, one per rank; got {got}")
     return list(tensors)
 
 

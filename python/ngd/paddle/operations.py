@@ -376,7 +376,9 @@ def all_gather(
     """
     ranks = group_or_world(group)
     if not ranks.is_member():
-        raise NotMemberError(f"all_gather: group: expected one that has this rank; got {ranks!r}")
+        raise NotMemberError(
+            f"all_gather: group: expected one that includes this rank; got {ranks!r}"
+        )
     return start_collective("all_gather", ranks, tensor, tensor_list, sync_op=sync_op)
 
 

@@ -271,7 +271,9 @@ class DataParallel(paddle.nn.Layer):
             )
         ranks = group_or_world(group)
         if not ranks.is_member():
-            raise ValueError(f"DataParallel: group: expected one that has this rank; got {ranks!r}")
+            raise ValueError(
+                f"DataParallel: group: expected one that includes this rank; got {ranks!r}"
+            )
         super().__init__(layers.full_name() + "_data_parallel")
         self._layers = layers
         self.group = ranks

@@ -270,7 +270,7 @@ def destroy_process_group(group: Group | None = None) -> None:
     world = group_or_world(None)
     target = world if group is None else group
     if _groups.groups.get(target.id) is not target:
-        raise ValueError(f"destroy_process_group: expected a group that there is; got {target!r}")
+        raise ValueError(f"destroy_process_group: expected an existing group; got {target!r}")
     for each in [target] if target.id else list(_groups.groups.values()):
         del _groups.groups[each.id]
         if each.id:

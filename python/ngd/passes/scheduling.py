@@ -52,7 +52,7 @@ def schedule(graph: Graph, target: Target) -> Schedule:
     """Return the order of execution of a graph, and how its variables get their next values."""
     starts = sorted((n for n in graph.nodes if n.op.order is not None), key=order_of)
     if len({n.op.order for n in starts}) < len(starts):
-        raise CompileError("two collectives have one place in the order of all")
+        raise CompileError("schedule: two collectives have the same position in the order")
     depth_of = depths(graph)
     roots = [*starts, *sorted(graph.roots, key=lambda root: depth_of[root])]
     order = [n for n in topological(roots) if not isinstance(n.op, Leaf)]

@@ -78,7 +78,7 @@ def detail(row: Row) -> str:
         names = f" of {shown_names(row.variables)}" if row.variables else ""
         last = " ".join(f"{rank}:{times}" for rank, times in row.last.items())
         facts = [f"{types}{names}", f"overlap {100 * row.overlap:.0f} %"]
-        facts += [f"last to come on this line {last}"] if last else []
+        facts += [f"last to arrive on this line {last}"] if last else []
         return ", ".join(filter(None, facts))
     if len(row.made_of) > 1:
         counted = Counter(op for op, _ in row.made_of)

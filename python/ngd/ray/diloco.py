@@ -405,7 +405,9 @@ class DiLoCo:
                 is None
             ):
                 return
-            logger.info("ngd.ray.DiLoCo: worker %d healed by %d", worker.number, peer.number)
+            logger.info(
+                "ngd.ray.DiLoCo: worker %d got the state of worker %d", worker.number, peer.number
+            )
             break
         worker.is_ready = True
         logger.info("ngd.ray.DiLoCo: worker %d is ready", worker.number)

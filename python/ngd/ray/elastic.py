@@ -383,11 +383,11 @@ class _Job:
             ends = [self._answer_of(host, end) for host, end in zip(world, asked, strict=True)]
             failed = [p.address for p, end in zip(world, ends, strict=True) if not (end and end[0])]
             if reason is None and failed:  # mpirun may return 0 although ranks have not ended
-                reason = f"not all ranks on {', '.join(failed)} ended well"
+                reason = f"not all ranks on {', '.join(failed)} ended with status 0"
             if reason is None:
                 if not any(again for _, again in ends):
                     return
-                logger.info("ngd.ray.run_elastic: new hosts come in")
+                logger.info("ngd.ray.run_elastic: new hosts join")
                 continue
             if restarts_left == 0:
                 raise WorkerError(
@@ -447,7 +447,7 @@ class _Job:
         }
         for host in list(self.hosts.values()):
             if host.node not in alive:
-                self._lose(host, "its node is gone")
+                self._lose(host, "its node was lost")
                 self.left_out -= {n for n, address in alive.items() if address == host.address}
         for node in alive.keys() - self.hosts.keys() - self.left_out:
             self._start(node, alive[node])
@@ -523,17 +523,17 @@ class _Job:
                     p.address for p in world if not self._answer_of(p, p.actor.has_started.remote())
                 ]
                 if late:
-                    return f"ranks on {', '.join(late)} did not begin in {self.deadline:g} s"
+                    return f"ranks on {', '.join(late)} did not start in {self.deadline:g} s"
                 has_started = True
             new = [p for p in self.hosts.values() if p.is_ready and p not in world]
             if new and not has_announced and len(world) < self.host_limit:
-                logger.info("ngd.ray.run_elastic: %s wait", [p.address for p in new])
+                logger.info("ngd.ray.run_elastic: new hosts %s wait", [p.address for p in new])
                 for each in world:
                     self._answer_of(each, each.actor.announce.remote())
                 has_announced = True
         exit_code = self._answer_of(world[0], code)
         if exit_code is None:
-            return f"{world[0].address}, where mpirun ran, lost"
+            return f"{world[0].address} lost, which ran mpirun"
         return f"mpirun returned {exit_code}" if exit_code else None
 
     def _start_ranks(self, world: list[HostRecord]) -> Any:

@@ -288,7 +288,7 @@ class DiLoCo:
         if num_newcomers is not None and world is self._world:
             num_joining = int(all_reduce(np.int64(num_newcomers), op="max"))
             if num_joining:
-                logger.info("%s: %d new members come in", self.where, num_joining)
+                logger.info("%s: %d new members join", self.where, num_joining)
                 self._leave()
                 world = init()
         return world
@@ -327,7 +327,7 @@ class DiLoCo:
                 state.load(arrays, source=f"rank {root}", is_complete=is_complete)
             self.restart()
         if is_behind:
-            logger.info("%s: healed by rank %d, at round %d", self.where, root, newest)
+            logger.info("%s: got the state of rank %d, at round %d", self.where, root, newest)
         if not has_begun:
             self._round.assign(0)
         self._world, self._executable = ranks, executable

@@ -9,7 +9,7 @@ namespace {
 
 const Attr& find(const std::map<std::string, Attr>& values, const std::string& name) {
   const auto entry = values.find(name);
-  check(entry != values.end(), "an instruction lacks its attribute ", name);
+  check(entry != values.end(), "an instruction does not have the attribute ", name);
   return entry->second;
 }
 

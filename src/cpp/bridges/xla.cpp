@@ -85,7 +85,7 @@ DType dtype_of(XLA_FFI_DataType type) {
     case XLA_FFI_DataType_BF16:
       return DType::BF16;
   }
-  fail(ErrorKind::InvalidArgument, "ngd.jax: no collective takes elements of XLA's type ",
+  fail(ErrorKind::InvalidArgument, "ngd.jax: collectives do not support XLA's type ",
        static_cast<int>(type));
 }
 
@@ -137,7 +137,9 @@ void read_attributes(const XLA_FFI_Attrs& attrs, Request& request) {
 void read(const XLA_FFI_CallFrame& call, Request& request) {
   read_attributes(call.attrs, request);
   if (call.args.size != 2 || call.rets.size != 2)
-    fail(ErrorKind::Internal, "ngd.jax: a call with other operands than it was registered for");
+    fail(
+        ErrorKind::Internal,
+        "ngd.jax: expected the operands and results that the call was registered with; got others");
   if (request.group == nullptr) fail(ErrorKind::Internal, "ngd.jax: a call without a group");
   const auto& operand = *static_cast<const XLA_FFI_Buffer*>(call.args.args[0]);
   request.result = *static_cast<const XLA_FFI_Buffer*>(call.rets.rets[0]);
@@ -263,7 +265,7 @@ bool run_in_background(const Request& request, XLA_FFI_CallFrame& call) {
   std::list<Background::Pending> pending{{request, &api, nullptr}};
   XLA_FFI_Future_Create_Args args{sizeof args, nullptr, nullptr};
   if (api.XLA_FFI_Future_Create(&args) != nullptr)
-    fail(ErrorKind::Internal, "ngd.jax: XLA has made no future");
+    fail(ErrorKind::Internal, "ngd.jax: XLA has not made a future");
   pending.front().future = call.future = args.future;
   background.add(std::move(pending));
   return true;

@@ -100,9 +100,9 @@ void validate(const Collective& collective, int rank, int size) {
     if (collective.op == ReduceOp::None)
       refuse("expected op to be one of sum, mean, min, max, prod; got none");
     if (collective.op == ReduceOp::Mean && !is_floating(collective.dtype))
-      refuse_dtype("a mean needs a floating dtype; sum, then divide as you mean it, or cast first");
+      refuse_dtype("a mean needs a floating dtype; use sum and then divide, or cast first");
     if (collective.op == ReduceOp::Sum && collective.dtype == DType::Bool)
-      refuse_dtype("bools have no sum; use max for or, min for and, or cast first");
+      refuse_dtype("sum does not support bool; use max for or, min for and, or cast first");
   }
   if (has_root(collective.kind) && (collective.root < 0 || collective.root >= size))
     refuse("expected root to be in [0, ", size, "); got ", collective.root);

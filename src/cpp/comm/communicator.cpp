@@ -22,13 +22,13 @@ std::unique_ptr<Communicator> Communicator::split(int color, int key) {
 }
 
 void throw_busy() {
-  fail(ErrorKind::Busy, "a collective while another thread is in one of the same group");
+  fail(ErrorKind::Busy, "a collective while another thread is in a collective of the same group");
 }
 
 CommonMemory& common_memory_of(Communicator& communicator) {
   CommonMemory* memory = communicator.common_memory();
   if (memory == nullptr)
-    fail(ErrorKind::Unsupported, "the ranks of this group map no memory of each other's");
+    fail(ErrorKind::Unsupported, "the ranks of this group do not map each other's memory");
   return *memory;
 }
 

@@ -47,7 +47,7 @@ void check_disjoint(Kind kind, const std::vector<Tensor>& tensors) {
   const auto check_pair = [&](const Span& a, const Span& b) {
     if (a.number != b.number && a.begin < b.end && b.begin < a.end)
       fail(ErrorKind::InvalidArgument, name_of(kind),
-           ": expected memory apart for each array of the list; numbers ",
+           ": expected separate memory for each array of the list; numbers ",
            std::min(a.number, b.number), " and ", std::max(a.number, b.number), " overlap");
   };
   std::vector<Span> results;

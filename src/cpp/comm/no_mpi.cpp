@@ -7,7 +7,7 @@ namespace ngd::comm {
 
 std::unique_ptr<Communicator> make_mpi_communicator(int, double) {
   fail(ErrorKind::Unsupported,
-       "ngd.init: MPI was asked for, and this build of ngd has none; build it with "
+       "ngd.init: expected a build of ngd with MPI; got one without it. Build it with "
        "NGD_DISTRIBUTED_ENABLE=OMPI");
 }
 

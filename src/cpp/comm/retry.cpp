@@ -23,7 +23,7 @@ void Retries::wait() {
       std::chrono::duration<double>(now - begin_).count() >= timeout_seconds_)
     give_up(ErrorKind::CollectiveTimeout,
             concat("another thread of this process has used the group for ", timeout_seconds_,
-                   " s; this one has a collective under way and could not go on with it"));
+                   " s, so this thread could not continue its pending collective"));
   if (now - last_check_ < kCheckInterval) return;
   last_check_ = now;
   if (group_.is_interrupted())

@@ -26,7 +26,7 @@ class SelfCommunicator final : public Communicator {
     const std::uint64_t elements = destination_elements(collective, 0, 1);
     if (source_elements(collective, 0, 1) != elements) [[unlikely]]
       fail(ErrorKind::InvalidArgument, describe(collective),
-           ": a rank alone receives what it sends");
+           ": expected as many elements to receive as to send in a group of one rank");
     if (collective.destination != collective.source && elements > 0)
       std::memcpy(collective.destination, collective.source, elements * size_of(collective.dtype));
     return Work{++submitted_};

@@ -100,7 +100,7 @@ Executor::Executor(Program program, device::Device& device, kernels::KernelTable
   check(variables_.size() == program_.variables, "executor: expected ", program_.variables,
         " variables; got ", variables_.size());
   if (program_.shared_bytes > 0) {
-    check(!communicators.empty(), "executor: a shared lane without a communicator");
+    check(!communicators.empty(), "executor: a shared arena without a communicator");
     comm::Communicator& owner = *communicators[0];
     if (owner.lends_to(device_)) {
       lent_shared_ = shared_arena_ ? shared_arena_->lend(owner, program_.shared_bytes)
@@ -503,7 +503,7 @@ void Executor::throw_not_finite(const BoundInstruction& bound, std::size_t outpu
     }
   }
   fail_not_finite(instruction, member,
-                  concat(nan ? "a NaN" : "an infinity", " begins in the result of"));
+                  concat(nan ? "a NaN" : "an infinity", " first appears in the result of"));
 }
 
 Faults Executor::read_faults(const TensorType& type, const void* data) {

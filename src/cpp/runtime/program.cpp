@@ -115,7 +115,7 @@ void verify_values(const Program& program) {
     check(end <= extent_of(program, value.memory) && (!is_in_arena || value.offset == 0) &&
               (value.memory != MemoryKind::Constant ||
                value.offset + value.type.bytes() <= program.constants[value.position].size()),
-          "program: a value lies outside its lane: ", position_of(value));
+          "program: a value is outside its memory: ", position_of(value));
   }
 }
 
@@ -124,11 +124,12 @@ void verify_operands(const Program& program, std::size_t i) {
   const int values = static_cast<int>(program.values.size());
   for (const auto* operands : {&instruction.inputs, &instruction.outputs})
     for (const int v : *operands) {
-      check(v >= 0 && v < values, "program: instruction ", i, " names no value: ", v);
+      check(v >= 0 && v < values, "program: instruction ", i,
+            " has an operand that is not a value: ", v);
       check(program.values[v].memory != MemoryKind::Nowhere ||
                 (operands == &instruction.outputs &&
                  (instruction.action == Action::Run || runs_programs(instruction))),
-            "program: instruction ", i, " uses a value that lies nowhere: ", v);
+            "program: instruction ", i, " uses a value that has no memory: ", v);
     }
 }
 
@@ -146,11 +147,11 @@ void verify(const Program& program, std::size_t num_groups) {
     }
     if (instruction.action == Action::Start)
       check(instruction.group >= 0 && static_cast<std::size_t>(instruction.group) < num_groups,
-            "program: instruction ", i, " names no group: ", instruction.group);
+            "program: instruction ", i, " has a group that does not exist: ", instruction.group);
     if (instruction.action != Action::Wait) continue;
     check(instruction.start >= 0 && instruction.start < static_cast<int>(i) &&
               program.instructions[instruction.start].action == Action::Start,
-          "program: instruction ", i, " waits for no earlier start");
+          "program: instruction ", i, " does not wait for an earlier start");
   }
 }
 

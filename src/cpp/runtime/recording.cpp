@@ -18,7 +18,7 @@ void Recording::begin(std::size_t max_events) {
   const std::scoped_lock lock(mutex_);
   if (current() != 0)
     fail(ErrorKind::Busy,
-         "ngd.profile, ngd.timeline: the process is in a block of one of them already");
+         "ngd.profile, ngd.timeline: expected one block at a time; got a second one");
   events_.clear();
   labels_.clear();
   dropped_ = 0;

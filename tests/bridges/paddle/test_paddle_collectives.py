@@ -440,7 +440,7 @@ def test_errors_name_the_call() -> None:
         "group: expected one of ngd.paddle.new_group; got str",
         "broadcast: src: expected a rank of the world among [0, 1]; got 7",
         "recv: src: expected a rank",
-        "all_gather: tensor_list: expected a list of 2, one a rank; got 1",
+        "all_gather: tensor_list: expected a list of 2, one per rank; got 1",
         "all_gather: tensor_list: expected 2 elements; got 3",
         "alltoall_single: expected an array whose axis 0 divides evenly among 2 ranks",
         "in_split_sizes: expected numbers that add up to the 3 rows of the array; got [1, 1]",

@@ -85,7 +85,7 @@ def test_workers_of_a_lost_node_are_replaced() -> None:
     assert set(result["inner"].values()) == {float(INNER * result["round"])}
     for number in result["lost"]:
         assert f"worker {number} is lost: " in log
-    for words in ("worker 4 starts", "worker 4 healed by", "worker 5 healed by"):
+    for words in ("worker 4 starts", "worker 4 got the state", "worker 5 got the state"):
         assert words in log
 
 

@@ -201,7 +201,7 @@ def test_training_continues_after_a_host_leaves_or_joins(cluster: Cluster, leads
         "1 restarts are left",
         f"world 2: 2 ranks on ['{address(3 - victim)}']",
         f"['{address(3)}'] wait",
-        "new hosts come in",
+        "new hosts join",
         "world 3: 4 ranks on",
     ):
         assert words in log
@@ -440,7 +440,7 @@ def test_ranks_that_do_not_start_end_the_world(fake_ray: FakeRay) -> None:
     job, first = job_of(deadline=0.01)
     fake_ray.alive = {NODE: "10.0.0.1"}
     first.actor.has_started.remote.return_value = False
-    assert job._world([first]) == "ranks on 10.0.0.1 did not begin in 0.01 s"
+    assert job._world([first]) == "ranks on 10.0.0.1 did not start in 0.01 s"
 
 
 def test_ranks_that_have_not_ended_count_as_failed(
@@ -450,5 +450,7 @@ def test_ranks_that_have_not_ended_count_as_failed(
     fake_ray.alive = {NODE: "10.0.0.1"}
     first.actor.end_world.remote.return_value = (False, False)
     monkeypatch.setattr(job, "_world", lambda world: None)  # mpirun returned 0
-    with pytest.raises(WorkerError, match=r"not all ranks on 10.0.0.1 ended well, and no restart"):
+    with pytest.raises(
+        WorkerError, match=r"not all ranks on 10.0.0.1 ended with status 0, and no restart"
+    ):
         job.run(0)

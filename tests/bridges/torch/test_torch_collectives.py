@@ -362,7 +362,7 @@ def check_lists_of_ranks(rank: int, size: int) -> None:
     check_equal(
         torch.stack([of_rank[0] for of_rank in into]), torch.stack(each_rank(size, (3,))), "async"
     )
-    with pytest.raises(ValueError, match=f"expected {size} lists of outputs, one a rank, of 1"):
+    with pytest.raises(ValueError, match=f"expected {size} lists of outputs, one per rank, of 1"):
         dist.all_gather_coalesced(into[1:], [draw(rank, (3,))])
 
 

@@ -63,7 +63,7 @@ def test_several_nodes_raise_with_a_reason(tmp_path: Path) -> None:
     """Each agent reports the error of its rank. In mode OMPI, MPI sees one rank in each process."""
     reason = {
         "MLSL": "expected all ranks on one host, because mode MLSL has only shared memory",
-        "OMPI": "torchrun started 2 ranks, but MPI sees 1: torchrun tells this MPI nothing of its",
+        "OMPI": "torchrun started 2 ranks, but MPI sees 1: torchrun does not pass its ranks to",
     }
     both = run_agents(tmp_path, 2, 1)
     assert all(agent.returncode != 0 for agent in both)

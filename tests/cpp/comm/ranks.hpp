@@ -26,7 +26,7 @@ struct Outcome {
 inline std::string in_no_collective(int rank) {
   const std::string number = std::to_string(rank), process = std::to_string(::getpid());
   return "\n  rank " + number + " (process " + process +
-         ") is in no collective. It has called none of this group.\nA late rank hangs, is slow, "
+         ") is not in a collective. It has called none of this group.\nA late rank hangs, is slow, "
          "was "
          "stopped, or has skipped this call. \"py-spy dump --pid " +
          process + "\" shows where it is. If it is only slow, set NGD_TIMEOUT to more seconds.";

@@ -264,7 +264,8 @@ TEST(Rendezvous, SizesMustAgree) {
     const Outcome outcome = each->outcome();
     EXPECT_EQ(outcome.kind, ErrorKind::Init);
     EXPECT_EQ(outcome.message,
-              "ngd.init: rank 0 was told that the job has 3 ranks, rank 1 that it has 2");
+              "ngd.init: expected the same number of ranks on all ranks; got 3 on rank 0 and 2 on "
+              "rank 1");
   }
 }
 

@@ -378,15 +378,15 @@ TEST(Winograd, RejectsUnsupportedShapes) {
   };
   const auto as_it_is = [](Attrs&) {};
   const Shape x{2, 16, 16, 32}, w{64, 32, 3, 3}, y{2, 16, 16, 64};
+  const char* apart = "the kernel is not 3 x 3 with stride and dilation 1";
+  const char* kind =
+      "the convolution needs two axes, channels last, one group and no post-operation";
   EXPECT_EQ(refused(x, w, y, DType::F32, as_it_is), "");
-  EXPECT_EQ(refused(x, w, y, DType::F64, as_it_is), "not of f32");
-  EXPECT_EQ(refused(x, {64, 16, 3, 3}, y, DType::F32, [](Attrs& a) { a.set("groups", 2); }),
-            "not of two axes, channels last, one group, nothing behind");
+  EXPECT_EQ(refused(x, w, y, DType::F64, as_it_is), "the operands are not f32");
+  EXPECT_EQ(refused(x, {64, 16, 3, 3}, y, DType::F32, [](Attrs& a) { a.set("groups", 2); }), kind);
   EXPECT_EQ(
       refused(x, w, {2, 8, 8, 64}, DType::F32, [](Attrs& a) { a.set("strides", Integers{2, 2}); }),
-      "not of 3 x 3 places side by side");
-  const char* apart = "not of 3 x 3 places side by side";
-  const char* kind = "not of two axes, channels last, one group, nothing behind";
+      apart);
   EXPECT_EQ(refused(x, w, {2, 14, 14, 64}, DType::F32,
                     [](Attrs& a) { a.set("dilations", Integers{2, 2}); }),
             apart);
@@ -399,13 +399,14 @@ TEST(Winograd, RejectsUnsupportedShapes) {
   EXPECT_EQ(refused({2, 32, 16, 16}, w, {2, 64, 16, 16}, DType::F32,
                     [](Attrs& a) { a.set("channels_last", 0); }),
             kind);
-  EXPECT_EQ(refused({2, 16, 16, 0}, {64, 0, 3, 3}, y, DType::F32, as_it_is), "nothing to convolve");
+  EXPECT_EQ(refused({2, 16, 16, 0}, {64, 0, 3, 3}, y, DType::F32, as_it_is),
+            "the operands have no elements to convolve");
   EXPECT_EQ(refused({2, 16, 16, 24}, {64, 24, 3, 3}, y, DType::F32, as_it_is),
-            "not of whole vectors");
+            "the channels do not fill whole vectors");
   EXPECT_EQ(refused({3, 8, 8, 32}, w, {3, 8, 8, 64}, DType::F32, as_it_is),
-            "few tiles, or tiles that are mostly empty");
+            "there are few tiles, or they are mostly empty");
   EXPECT_EQ(refused({64, 5, 5, 32}, w, {64, 5, 5, 64}, DType::F32, as_it_is),
-            "few tiles, or tiles that are mostly empty");
+            "there are few tiles, or they are mostly empty");
 }
 
 }  // namespace

@@ -299,7 +299,7 @@ TEST(Elementwise, RejectsBadBodiesWithAReason) {
                                       {"input_strides", std::move(strides)}})};
     return refusal_of(query);
   };
-  EXPECT_NE(reason("frobnicate:f32 i0").find("no elementwise opcode is called frobnicate"),
+  EXPECT_NE(reason("frobnicate:f32 i0").find("there is no elementwise opcode frobnicate"),
             std::string::npos);
   EXPECT_NE(reason("exp:f32 i1").find("operand i1"), std::string::npos);
   EXPECT_NE(reason("exp:f32 t0").find("operand t0"), std::string::npos);
@@ -308,9 +308,9 @@ TEST(Elementwise, RejectsBadBodiesWithAReason) {
   EXPECT_NE(reason("exp:i32 #1").find("output 0"), std::string::npos);
   EXPECT_NE(reason("cast:f32>i32 i0;exp:i32 t0;cast:i32>f32 t1", {2}).find("not defined for i32"),
             std::string::npos);
-  EXPECT_NE(reason("add:f32 i0 #x").find("immediate #x is no f32"), std::string::npos);
+  EXPECT_NE(reason("add:f32 i0 #x").find("immediate #x is not of dtype f32"), std::string::npos);
   EXPECT_NE(reason("exp:f32 i0", {1}).find("results name 1"), std::string::npos);
-  EXPECT_NE(reason("exp:f32 i0", {0}, {2}).find("beyond its end"), std::string::npos);
+  EXPECT_NE(reason("exp:f32 i0", {0}, {2}).find("past its end"), std::string::npos);
   EXPECT_NE(reason("exp:f32 i0", {0}, {1, 1}).find("input_strides"), std::string::npos);
 }
 

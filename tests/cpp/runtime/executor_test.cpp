@@ -355,7 +355,7 @@ TEST_P(OnDevice, NamesTheInstructionThatComputesTheFirstNan) {
     Executor executor(program, device, testing::remote_table(), {&group}, {variable.data()});
     if (begins) {
       expect_not_finite(executor, inputs, outputs,
-                        "a NaN begins in the result of nan, made at model.py:7");
+                        "a NaN first appears in the result of nan, made at model.py:7");
       continue;
     }
     executor.run(inputs, outputs);
@@ -380,7 +380,7 @@ TEST_P(OnDevice, NamesTheFirstNanOfAnInnerProgram) {
   const void* inputs[] = {start, slices};
   void* outputs[] = {last, nullptr, nullptr};
   expect_not_finite(executor, inputs, outputs,
-                    "a NaN begins in the result of nan, made at model.py:7");
+                    "a NaN first appears in the result of nan, made at model.py:7");
 }
 
 // output = all_reduce(input). The operand of a second all_reduce is complete only if work is

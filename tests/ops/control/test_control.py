@@ -579,12 +579,12 @@ X = np.zeros((4, 2), np.float32)
 BAD: dict[str, tuple[type[Exception], str, Callable[[], Any]]] = {
     "another dtype": (
         DTypeError,
-        r"scan: expected the body to return carry as it was given, float64\[2\]; got float32\[2\]",
+        r"expected the body to return carry of the given type, float64\[2\]; got float32\[2\]",
         lambda: ops.scan(lambda c, p: (p, None), np.zeros(2), X),
     ),
     "another shape": (
         ShapeError,
-        r"return carry\['a'\] as it was given, float32\[\]; got float32\[2\]",
+        r"return carry\['a'\] of the given type, float32\[\]; got float32\[2\]",
         lambda: ops.scan(lambda c, p: ({"a": p}, None), {"a": np.float32(0)}, X),
     ),
     "another structure": (
@@ -604,8 +604,13 @@ BAD: dict[str, tuple[type[Exception], str, Callable[[], Any]]] = {
     ),
     "a scalar to slice": (
         ShapeError,
-        "expected a length, or xs with an axis to go along; got a scalar",
+        "expected a length, or xs with an axis to loop over; got a scalar",
         lambda: ops.scan(lambda c, p: (c, None), np.zeros(2), np.float32(1)),
+    ),
+    "a later scalar to slice": (
+        ShapeError,
+        r"expected xs with an axis to loop over; got float32\[\] \(made at",
+        lambda: ops.scan(lambda c, p: (c, None), np.zeros(2), [X, np.float32(1)]),
     ),
     "extents that differ": (
         ShapeError,
@@ -629,7 +634,7 @@ BAD: dict[str, tuple[type[Exception], str, Callable[[], Any]]] = {
     ),
     "branches of other structures": (
         TypeError,
-        "cond: what on_false returns: expected a list of 1 part; got <ngd.Node constant",
+        "cond: the result of on_false: expected a list of 1 part; got <ngd.Node constant",
         lambda: ops.cond(np.bool_(True), lambda: [np.zeros(2)], lambda: np.zeros(2)),
     ),
 }

@@ -78,5 +78,5 @@ def test_bad_arguments_raise_errors() -> None:
         ops.switch(0, [])
     with pytest.raises(ngd.errors.DTypeError, match=r"^switch: expected an integer scalar"):
         ops.switch(0.5, [lambda: X])
-    with pytest.raises(ngd.errors.ShapeError, match=r"the body to return carry as it was given"):
+    with pytest.raises(ngd.errors.ShapeError, match=r"the body to return carry of the given type"):
         ops.fori_loop(0, 2, lambda i, c: ops.sum(c), ops.as_node(X))

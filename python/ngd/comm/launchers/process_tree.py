@@ -41,8 +41,8 @@ def refuse_inherited_rank(launch: Launch) -> None:
                 raise InitError(
                     f"ngd.init: rank {launch.rank} is process {pid}, which is in the job already; "
                     "this process descends from it and has inherited its environment. A child of "
-                    "a rank is no rank: let the rank itself make the call, or start a job of the "
-                    "child's own (ngd run, or another NGD_JOB, RANK and WORLD_SIZE)"
+                    "a rank is not a rank: make the call in the rank itself, or start a job of "
+                    "the child's own (ngd run, or another NGD_JOB, RANK and WORLD_SIZE)"
                 )
         pid = parent(pid)
 

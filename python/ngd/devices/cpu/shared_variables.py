@@ -384,7 +384,7 @@ def expect_agreement(found: Agreement, storages: list[CpuStorage]) -> None:
     """Raise the same error on all ranks if the comparison has found a difference."""
     if found.steps:
         raise CompileError(
-            "compile: shard: expected one step on all ranks; got other ways to compute the "
+            "compile: shard: expected one step on all ranks; got other computations of the "
             f"variables {names(storages)}, or other constants, on {ranks_text(found.steps)} than "
             "on the other ranks. Let all ranks build the same model and optimizer."
         )

@@ -206,8 +206,8 @@ class CpuStorage:
         if sharing is None or agree(sharing.group, [digest_of(value)], call_site()):
             return None
         return (
-            "expected one value on all ranks, which share the variable, or what is computed of it, "
-            f"since the step compiled at {sharing.site}; they give different ones"
+            "expected one value on all ranks, because they share the variable or values computed "
+            f"from it since the step compiled at {sharing.site}; got different ones"
         )
 
     def write(self, value: Array) -> None:
@@ -235,15 +235,15 @@ def sharing_error(storage: CpuStorage, sharing: SharingRecord) -> CompileError:
     since = f"since the step compiled at {sharing.site}"
     if storage.part is None:
         return CompileError(
-            f"compile: updates: the ranks share variable {storage.name!r} {since}: a step that "
-            "updates it has to be compiled since, with shard='host' or 'world', and by a next "
-            "value that is proved equal on all ranks"
+            f"compile: updates: the ranks share variable {storage.name!r} {since}. A later step "
+            "that updates it needs shard='host' or 'world', and a next value that is proved equal "
+            "on all ranks"
         )
     return CompileError(
-        f"compile: variable {storage.name!r} is kept once over all hosts {since}: a step that "
-        "updates it has to be compiled since, with shard='world', and by a next value that is "
-        "proved equal on all ranks; no step can read all of it. numpy(), which all ranks call, "
-        "gives all of it; where it is shared with shard='host', each host has all of it"
+        f"compile: variable {storage.name!r} is kept once over all hosts {since}. A later step "
+        "that updates it needs shard='world', and a next value that is proved equal on all ranks. "
+        "No step can read the whole value: call numpy() on all ranks, or compile with "
+        "shard='host', which keeps the whole value on each host"
     )
 
 
@@ -254,6 +254,6 @@ def lost_parts_error(name: str) -> GroupClosedError:
     """
     return GroupClosedError(
         f"variable {name!r}: it was kept once over all hosts (shard='world'), and the group whose "
-        "ranks have its other parts was closed: assign() a value, or load a checkpoint; before a "
-        "group is closed, numpy() gives all of it"
+        "ranks have its other parts was closed: assign() a value, or load a checkpoint. Before "
+        "you close a group, numpy() returns the whole value"
     )

@@ -127,8 +127,8 @@ def _expect_finite(node: Node, operands: Sequence[Array], made: Sequence[Array])
     (nan, infinite), (had_nan, had_infinite) = _faults(made), _faults(operands)
     if (nan and not had_nan) or (infinite and not (had_nan or had_infinite)):
         raise NotFiniteError(
-            f"NGD_CHECK_FINITE: {'a NaN' if nan and not had_nan else 'an infinity'} begins in the "
-            f"result of {node.op.name}, made at {node.site}"
+            f"NGD_CHECK_FINITE: {'a NaN' if nan and not had_nan else 'an infinity'} first appears "
+            f"in the result of {node.op.name}, made at {node.site}"
         )
 
 

@@ -187,7 +187,7 @@ class State:
         if self._commits > self._written:
             self._write()
         if is_late and not self._commits and rank() == 0:
-            logger.warning("hvd.elastic: no commit is left: the training begins at its beginning")
+            logger.warning("hvd.elastic: no commit is left: the training starts from the beginning")
 
     @property
     def _is_late_joiner(self) -> bool:
@@ -308,14 +308,14 @@ def run(function: Callable[..., Any]) -> Callable[..., Any]:
             except HostsUpdatedInterrupt:
                 if hosts_wait() is not None:
                     exit_for_new_hosts()
-                logger.info("hvd.elastic: new ranks come in")
+                logger.info("hvd.elastic: new ranks join")
             except (HorovodInternalError, CollectiveError) as error:
                 has_committed = committed is not None and state._saved is not committed
                 attempts = 1 if has_committed else attempts + 1
                 is_mismatch = isinstance(error.__cause__ or error, CollectiveMismatchError)
                 if newcomers() is None or is_mismatch or attempts > MOST_WORLDS:
                     raise
-                logger.warning("hvd.elastic: back to the last commit: %s", error)
+                logger.warning("hvd.elastic: restoring the last commit: %s", error)
                 if state._saved is not None:
                     state.restore()
             shutdown()

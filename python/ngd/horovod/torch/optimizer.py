@@ -296,7 +296,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
             return super().step(self._with_reduction(closure))
         if self._is_synchronized:
             warnings.warn(
-                "hvd.DistributedOptimizer: step() after synchronize() reduces once more; "
+                "hvd.DistributedOptimizer: step() after synchronize() reduces again; "
                 "expected `with optimizer.skip_synchronize(): optimizer.step()`",
                 stacklevel=2,
             )

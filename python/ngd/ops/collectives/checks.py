@@ -83,7 +83,7 @@ def expect_counts(where: str, counts: Sequence[int], size: int, rows: int, what:
     row_counts = tuple(counts)
     if len(row_counts) != size or any(n < 0 for n in row_counts) or rows < 0:
         raise ShapeError(
-            f"{where}: expected a number of rows >= 0 a rank of {size}; got {row_counts}"
+            f"{where}: expected {size} numbers of rows >= 0, one per rank; got {row_counts}"
         )
     expected = sum(row_counts) if what == "all" else row_counts[int(what)]
     if rows != expected:

@@ -199,8 +199,7 @@ class Recv(Collective):
     ) -> Type:
         if after.shape:
             raise ShapeError(
-                f"recv: expected a scalar to come after; got {after}. Reduce it, for example by "
-                "ops.sum."
+                f"recv: after: expected a scalar; got {after}. Reduce it, for example by ops.sum."
             )
         return expect_other(self.name, root, group, Type(dtype, shape))
 

@@ -214,7 +214,7 @@ def cond(
         result_leaves, nesting = trees.flatten(function(*structure.rebuild([p for _, p in pairs])))
         structures.append(nesting)
         results.append(
-            [as_node(leaf, where="cond: what a function returns") for leaf in result_leaves]
+            [as_node(leaf, where="cond: the result of a function") for leaf in result_leaves]
         )
     expect_equal_types(structures, results)
     chosen = choose(as_node(predicate, where="cond: predicate"), pairs, results, since)
@@ -226,7 +226,7 @@ def expect_equal_types(
 ) -> None:
     """Raise an error unless both functions of a cond returned equal structures and types."""
     if structures[0] != structures[1]:
-        structures[0].match(structures[1].rebuild(results[1]), "cond: what on_false returns")
+        structures[0].match(structures[1].rebuild(results[1]), "cond: the result of on_false")
     for path, one, other in zip(structures[0].paths("result"), *results, strict=True):
         if one.type != other.type:
             raise (DTypeError if one.dtype != other.dtype else ShapeError)(

@@ -526,7 +526,7 @@ def _traced(
     carry, result = expect_pair(returned)
     loop.next_carries = next_carries(structure, first_carries, carry)
     leaves, made_structure = trees.flatten(result) if result is not None else ([], None)
-    loop.results = [as_node(leaf, where="scan: what the body makes") for leaf in leaves]
+    loop.results = [as_node(leaf, where="scan: the result of the body") for leaf in leaves]
     results = loop.build().results if loop.next_carries or loop.results else ()
     last, stacked = (
         results[: len(first_carries)],
@@ -556,7 +556,7 @@ def next_carries(structure: trees.Structure, current: Sequence[Node], carry: Any
         node = as_node(leaf, before, where=f"scan: {path}")
         if node.type != before.type:
             raise (DTypeError if node.dtype != before.dtype else ShapeError)(
-                f"scan: expected the body to return {path} as it was given, {before.type}; "
+                f"scan: expected the body to return {path} of the given type, {before.type}; "
                 f"got {node.type} (made at {node.site}). Cast or reshape it."
             )
         nodes.append(node)
@@ -566,16 +566,22 @@ def next_carries(structure: trees.Structure, current: Sequence[Node], carry: Any
 def num_iterations(tensors: Sequence[Node], length: int | None) -> int:
     """Return the number of iterations of a scan: `length`, or the number of slices of the tensors.
 
-    Raise ShapeError if `length` and the numbers of slices differ, or if there is neither of them.
+    Raise ShapeError if `length` and the numbers of slices differ, if both are missing, or if a
+    tensor is a scalar, which has no slices.
     """
     extents = [node.shape[0] if node.shape else None for node in tensors]
     count = length if length is not None or not extents else extents[0]
     if count is None:
         actual = "a scalar" if extents else "neither"
-        raise ShapeError(f"scan: expected a length, or xs with an axis to go along; got {actual}")
+        raise ShapeError(f"scan: expected a length, or xs with an axis to loop over; got {actual}")
     if isinstance(count, bool) or not isinstance(count, int) or count < 0:
         raise ShapeError(f"scan: expected a length >= 0; got {count!r}")
     for node, extent in zip(tensors, extents, strict=True):
+        if extent is None:
+            raise ShapeError(
+                f"scan: expected xs with an axis to loop over; got {node.type} (made at "
+                f"{node.site}). Use the scalar in the body, or broadcast it."
+            )
         if extent != count:
             raise ShapeError(
                 f"scan: expected xs of {count} slices each; got {node.type} (made at "

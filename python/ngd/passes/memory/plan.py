@@ -41,16 +41,16 @@ from ...ops.collectives.groups import Ranks
 
 @dataclass
 class Storage:
-    """A range of bytes in a lane (a kind of memory), alive from instruction `first` to `last`.
+    """A range of bytes in a memory space, alive from instruction `first` to `last`.
 
-    The lanes "input", "output", "variable" and "constant" are lists of arrays; a storage in them
-    is one array, or a part of it. The lanes "private" and "shared" are arenas. A result that no
-    instruction reads is in the lane "nowhere", which has no bytes.
+    The spaces "input", "output", "variable" and "constant" are lists of arrays; a storage in them
+    is one array, or a part of it. The spaces "private" and "shared" are arenas. A result that no
+    instruction reads is in the space "nowhere", which has no bytes.
     """
 
     space: str
     position: int = 0
-    """The number of the array in a lane that is a list of arrays; the byte offset in an arena."""
+    """The number of the array in a space that is a list of arrays; the byte offset in an arena."""
     bytes: int = 0
     first: int = 0
     last: int = 0
@@ -69,14 +69,14 @@ class Storage:
 
     @property
     def is_planned(self) -> bool:
-        """True if the planner chooses the offset: the lane is an arena."""
+        """True if the planner chooses the offset: the space is an arena."""
         return self.space in ("private", "shared")
 
     @property
     def address(self) -> tuple[str, int, int]:
-        """The address as (lane, position, byte offset).
+        """The address as (space, position, byte offset).
 
-        In a lane that is a list of arrays, these are the number of the array and the offset in it.
+        In a space that is a list of arrays, these are the number of the array and the offset in it.
         In an arena, these are the byte offset in the arena and 0.
         """
         return self.space, self.position, 0 if self.is_planned else self.offset
@@ -159,7 +159,7 @@ class Plan:
         same_storage = (operand[1].whole or operand[1]) is (result[1].whole or result[1])
         if overlap(operand, result) and not same_storage:
             raise CompileError(
-                f"plan_memory: the result of {step.op} (made at {step.site}) lies over its operand"
+                f"plan_memory: the result of {step.op} (made at {step.site}) overlaps its operand"
             )
 
     def verify_pending(self) -> None:
@@ -184,8 +184,8 @@ class Plan:
             if pending:
                 started = self.steps[min(pending)]
                 raise CompileError(
-                    f"plan_memory: {step.op} (made at {step.site}) touches the buffer of a "
-                    f"{started.op} in flight (made at {started.site})"
+                    f"plan_memory: {step.op} (made at {step.site}) uses the buffer of a pending "
+                    f"{started.op} (made at {started.site})"
                 )
             if step.action == "start":
                 self.verify_start(step)
@@ -206,16 +206,16 @@ class Plan:
             other = alive.overlapping(*storage.span)
             if other is not None:
                 raise CompileError(
-                    f"plan_memory: {planned[other]} and {storage} are alive in one place"
+                    f"plan_memory: {planned[other]} and {storage} overlap and are alive together"
                 )
             alive.add(*storage.span, number)
             heappush(ends, (storage.last, number))
 
 
 class Spans:
-    """A set of spans in several lanes, each with a number that the caller chooses.
+    """A set of spans in several spaces, each with a number that the caller chooses.
 
-    A span is a range of bytes in an arena, or of arrays in another lane. Any two spans of the set
+    A span is a range of bytes in an arena, or of arrays in another space. Any two spans of the set
     are disjoint or equal. Equal spans may have different numbers.
     """
 
@@ -241,9 +241,9 @@ class Spans:
 
 
 def extent(value: tuple[Type, Storage]) -> tuple[str, int, int]:
-    """Return the lane of a value, and the begin and end of the value in the lane.
+    """Return the space of a value, and the begin and end of the value in the space.
 
-    In an arena, these are byte offsets. In another lane, array n begins at n and ends at n + 1.
+    In an arena, these are byte offsets. In another space, array n begins at n and ends at n + 1.
     """
     type_, storage = value
     size = type_.bytes if storage.is_planned else bool(type_.bytes)
@@ -251,10 +251,10 @@ def extent(value: tuple[Type, Storage]) -> tuple[str, int, int]:
 
 
 def extent_of_whole(value: tuple[Type, Storage]) -> tuple[str, int, int]:
-    """Return the (lane, begin, end) of the whole storage that contains a value.
+    """Return the (space, begin, end) of the whole storage that contains a value.
 
     A value may be a part of a storage in an arena (`Storage.whole`). For another value, return the
-    (lane, begin, end) of the value itself.
+    (space, begin, end) of the value itself.
     """
     whole = value[1].whole
     return whole.span if whole is not None and whole.is_planned else extent(value)

@@ -419,7 +419,7 @@ class Planner:
     ) -> Storage | None:
         """Return the storage of an operand that the kernel may overwrite with the result `node`.
 
-        The operand has the size of the result and is in the lane `space`. No later instruction and
+        The operand has the size of the result and is in the space `space`. No later instruction and
         no collective reads it, and the device allows the kernel to write over it. Return None if
         there is no such operand.
         """

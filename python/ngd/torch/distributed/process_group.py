@@ -253,8 +253,8 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         list_sizes = [len(of_rank) for of_rank in output_lists]
         if list_sizes != [len(inputs)] * self._size:
             raise ValueError(
-                f"all_gather: expected {self._size} lists of outputs, one a rank, of "
-                f"{len(inputs)} tensors each, one an input; got lists of {list_sizes} tensors"
+                f"all_gather: expected {self._size} lists of outputs, one per rank, of "
+                f"{len(inputs)} tensors each, one per input; got lists of {list_sizes} tensors"
             )
         return self.allgather([list(blocks) for blocks in zip(*output_lists, strict=True)], inputs)
 
@@ -525,7 +525,7 @@ class Call:
         size = self.group.size()
         if len(blocks) != size:
             raise ValueError(
-                f"{self.kind}: expected {size} {role} tensors, one a rank; got {len(blocks)}"
+                f"{self.kind}: expected {size} {role} tensors, one per rank; got {len(blocks)}"
             )
         for number, block in enumerate(blocks):
             check(block, self.kind)
@@ -546,7 +546,7 @@ class Call:
         if whole.numel() != size * block.numel():
             raise ValueError(
                 f"{self.kind}: expected an {name} of {size} x {block.numel()} elements, one "
-                f"{block_name} a rank; got {whole.numel()}"
+                f"{block_name} per rank; got {whole.numel()}"
             )
 
     def split(self, tensor: Tensor, sizes: Sequence[int], role: str) -> list[int]:

@@ -73,7 +73,7 @@ def create_group(
         )
         raise InitError(
             f"{name}: expected the ranks of a group to be on one host, or torch's default group "
-            f"to be ngd's world over MPI; got {host_names}, without such a world: "
+            f"to be ngd's world over MPI; got {host_names}, and no such world: "
             'new_group(..., backend="gloo") makes a group of other ranks'
         )
     return make_local_group(key, rank, size, name), True

@@ -27,7 +27,7 @@ struct HostInfo {
 std::vector<HostInfo> exchange_host_infos(Communicator& world, double timeout_seconds) {
   HostInfo mine{};
   check(::getrandom(mine.random, sizeof(mine.random), 0) == sizeof(mine.random),
-        "the system gives no random numbers");
+        "the system does not return random numbers");
   const std::string host = host_name();
   if (host.size() >= sizeof(mine.host))
     fail(ErrorKind::Init, "NGD_HOST: expected at most ", sizeof(mine.host) - 1, " characters; got ",

@@ -25,8 +25,8 @@ MpiCommunicator& over_mpi(Communicator& world) {
 int first_tag(const Family& family, int number) {
   if (number >= family.tag_limit() / kTagsPerGroup)
     fail(ErrorKind::Init, "split: expected at most ", family.tag_limit() / kTagsPerGroup,
-         " groups in the life of a world; this MPI has no message tags for more. Make groups once, "
-         "outside of loops");
+         " groups per world; this MPI has no message tags for more. Make groups once, outside of "
+         "loops");
   return number * kTagsPerGroup;
 }
 
@@ -144,7 +144,7 @@ std::unique_ptr<Communicator> make_group(MpiCommunicator& world, const std::vect
     const std::lock_guard lock(parent.family->mutex());
     parent.require_open("split");
     check(number >= parent.family->next_group, "a group's number ", number,
-          ", which this rank has used");
+          ", which this rank has already used");
     parent.family->next_group = number + 1;
   }
   RankSet ranks{parent.ranks.comm, {}, -1, first_tag(*parent.family, number)};

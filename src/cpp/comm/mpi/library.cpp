@@ -123,8 +123,8 @@ void load_mpi(const std::string& name) {
     loaded.name = entry.name;
   }
   if (!name.empty() && name != loaded.name)
-    fail(ErrorKind::Init, "ngd.init: ", name, " is asked for, and this process has loaded ",
-         loaded.name);
+    fail(ErrorKind::Init, "ngd.init: expected ", loaded.name,
+         ", the MPI that this process has loaded; got ", name);
 }
 
 std::string mpi_version() {

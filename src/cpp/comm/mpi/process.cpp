@@ -57,8 +57,8 @@ Endpoint duplicate(int fortran_handle) {
   bool between_groups = false;
   check_mpi(mpi.is_between_groups(parent, between_groups), "MPI_Comm_test_inter");
   if (between_groups)
-    fail(ErrorKind::Init, "ngd.init: the MPI communicator given is one between two groups: ",
-         "Intercomm.Merge() makes one of both");
+    fail(ErrorKind::Init, "ngd.init: the MPI communicator given is between two groups: ",
+         "make one group of them by Intercomm.Merge()");
   Endpoint endpoint;
   check_mpi(mpi.duplicate(parent, endpoint.comm), "MPI_Comm_dup");
   check_mpi(mpi.return_errors(endpoint.comm), "MPI_Comm_set_errhandler");
@@ -87,8 +87,8 @@ Endpoint open_endpoint(int fortran_handle, double timeout_seconds) {
          "ngd.init: expected a process of its own for each rank; this is a forked ",
          "child of a rank, which cannot use MPI. Start it as a new program (spawn) instead");
   if (left_to_mpi())
-    fail(ErrorKind::Init, "ngd.init: expected a process whose messages have all ended; MPI still ",
-         "holds memory of a collective that failed. Start a new process: this one can only exit");
+    fail(ErrorKind::Init, "ngd.init: expected a process without pending messages; MPI still ",
+         "uses memory of a collective that failed. Start a new process: this one can only exit");
   if (process.is_stuck)
     fail(ErrorKind::Init, "ngd.init: an earlier ngd.init is still blocked inside MPI");
   Endpoint endpoint;
@@ -123,8 +123,8 @@ bool left_to_mpi() noexcept { return process.left_to_mpi; }
 
 void throw_if_left_to_mpi() {
   if (left_to_mpi())
-    fail(ErrorKind::GroupClosed,
-         "MPI still holds memory of a collective that failed: this process ", "can only exit");
+    fail(ErrorKind::GroupClosed, "MPI still uses memory of a collective that failed: this process ",
+         "can only exit");
 }
 
 void keep_for_good(const void* memory) noexcept {

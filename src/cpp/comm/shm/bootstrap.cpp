@@ -145,7 +145,7 @@ class Rendezvous {
     fail(ErrorKind::Init, "ngd.init: expected room for the file descriptors that the ranks send ",
          "to one another; got none on rank ", job_ranks_[rank_],
          " for 5 s, because this user's processes have ",
-         "more descriptors under way than RLIMIT_NOFILE allows (", limit.rlim_cur,
+         "more descriptors in sockets than RLIMIT_NOFILE allows (", limit.rlim_cur,
          "). Raise the limit before the ranks start (ulimit -n ",
          std::max(2 * messages, 2 * limit.rlim_cur), "), or start fewer jobs at the same time");
   }
@@ -249,20 +249,23 @@ class Server final : public Rendezvous {
     const auto bound = [&](const Address& each) {
       if (::bind(listener_.get(), each.get(), each.length) == 0) return true;
       if (errno == EADDRINUSE) return false;
-      fail(ErrorKind::Init, "ngd.init: no rendezvous: ", error_text(errno));
+      fail(ErrorKind::Init,
+           "ngd.init: cannot bind the socket of the rendezvous: ", error_text(errno));
     };
     for (std::size_t i = 0; i < addresses_.size() && !bound(addresses_[i]); ++i) {
       const Holders holders = holders_of(addresses_);
       if (holders[i] == ::geteuid())
         fail(ErrorKind::Init,
              "ngd.init: another running job of this user has the same job key, "
-             "or this job has two ranks 0: give each job a key of its own");
+             "or two ranks of this job have the number 0: give each job a key of its own");
       if (i + 1 == addresses_.size())
-        fail(ErrorKind::Init, "ngd.init: no rendezvous is free: ", describe_others(holders));
+        fail(ErrorKind::Init,
+             "ngd.init: no socket name is free for the rendezvous: ", describe_others(holders));
     }
     protocol_step();
     if (::listen(listener_.get(), SOMAXCONN) != 0)
-      fail(ErrorKind::Init, "ngd.init: no rendezvous: ", error_text(errno));
+      fail(ErrorKind::Init,
+           "ngd.init: cannot listen on the socket of the rendezvous: ", error_text(errno));
     protocol_step();
   }
 
@@ -402,14 +405,15 @@ class Server final : public Rendezvous {
         message.topic != Topic::Hello || !hello.segment.valid())
       return other_version();
     if (message.size != size_)
-      return concat("ngd.init: rank ", job_ranks_[0], " was told that the job has ", size_,
-                    " ranks, rank ", job_ranks_[message.rank], " that it has ", message.size);
+      return concat("ngd.init: expected the same number of ranks on all ranks; got ", size_,
+                    " on rank ", job_ranks_[0], " and ", message.size, " on rank ",
+                    job_ranks_[message.rank]);
     if (message.rank <= 0 || message.rank >= size_)
-      return concat("ngd.init: rank ", job_ranks_[message.rank], " is none of a job of ", size_,
-                    " ranks");
+      return concat("ngd.init: rank ", job_ranks_[message.rank], " is not a rank of a job of ",
+                    size_, " ranks");
     if (has_come(message.rank))
       return concat("ngd.init: rank ", job_ranks_[message.rank],
-                    " is there already: another running job of ",
+                    " has connected already: another running job of ",
                     "this user has the same job key, or two ranks have the same number");
     return {};
   }
@@ -462,7 +466,7 @@ class Client final : public Rendezvous {
         const Holders holders = holders_of(addresses_);
         const std::string others = describe_others(holders);
         if (all_held_by_others(holders))
-          fail(ErrorKind::Init, "ngd.init: no way to rank ", job_ranks_[0], ": ", others);
+          fail(ErrorKind::Init, "ngd.init: cannot connect to rank ", job_ranks_[0], ": ", others);
         if (is_late) fail_late({0}, others);
       }
       ::poll(nullptr, 0, std::min(kConnectRetryMs, clock_.next_poll_ms()));
@@ -499,8 +503,8 @@ class Client final : public Rendezvous {
     for (;;) {
       Parcel received;
       if (!receive(received))
-        fail(ErrorKind::Init, "ngd.init: rank ", job_ranks_[0],
-             " cannot be told anything: ", error_text(error));
+        fail(ErrorKind::Init, "ngd.init: cannot send a message to rank ", job_ranks_[0], ": ",
+             error_text(error));
     }
   }
 
@@ -556,7 +560,7 @@ std::unique_ptr<Communicator> make_shm_communicator(const std::string& job_key, 
                                                     const std::function<bool()>& interrupt,
                                                     const std::vector<int>& job_ranks) {
   if (rank < 0 || rank >= size)
-    fail(ErrorKind::Init, "ngd.init: rank ", rank, " is none of a job of ", size, " ranks");
+    fail(ErrorKind::Init, "ngd.init: rank ", rank, " is not a rank of a job of ", size, " ranks");
   if (size > shm::kMaxRanks)
     fail(ErrorKind::Init, "ngd.init: expected at most ", shm::kMaxRanks, " ranks on one host; got ",
          size);

@@ -74,7 +74,8 @@ std::uint64_t Family::new_control(std::uint64_t group) {
 std::uint64_t Family::new_common(std::size_t bytes) {
   sweep();
   const std::size_t total_bytes = bytes + sizeof(Common);
-  if (total_bytes < bytes) fail(ErrorKind::OutOfMemory, "the shared lane has no ", bytes, " bytes");
+  if (total_bytes < bytes)
+    fail(ErrorKind::OutOfMemory, "the shared arena has no ", bytes, " bytes");
   const std::uint64_t offset = heap_.allocate(total_bytes);
   std::memset(segment(rank()).at(offset), 0, sizeof(Common));
   return offset;

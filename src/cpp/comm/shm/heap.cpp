@@ -22,7 +22,7 @@ std::uint64_t Heap::allocate(std::size_t bytes) {
   };
   const auto hole = std::find_if(free_.begin(), free_.end(), fits);
   if (wanted < bytes || hole == free_.end())
-    fail(ErrorKind::OutOfMemory, "the shared lane has no ", bytes, " bytes in a row left");
+    fail(ErrorKind::OutOfMemory, "the shared arena has no ", bytes, " contiguous bytes left");
   const auto [begin, size] = *hole;
   const std::uint64_t offset = round_up(begin, unit), end = offset + wanted;
   if (end > committed_) {

@@ -102,7 +102,7 @@ std::vector<Address> addresses_of(const std::string& job_key) {
 
 Descriptor open_socket() {
   Descriptor socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!socket.valid()) fail(ErrorKind::Init, "ngd.init: no socket: ", error_text(errno));
+  if (!socket.valid()) fail(ErrorKind::Init, "ngd.init: cannot open a socket: ", error_text(errno));
   return socket;
 }
 
@@ -134,8 +134,8 @@ std::string describe_others(const Holders& holders) {
     text += concat(text.empty() ? "" : " and ", "uid ", user, " holds ", names);
   if (!text.empty())
     text += concat(" of the ", holders.size(),
-                   " names under which this job may meet: start it with ngd run, or set NGD_JOB to "
-                   "a key that nobody can guess");
+                   " names of the rendezvous of this job: start it with ngd run, or set NGD_JOB to "
+                   "a key that is hard to guess");
   return text;
 }
 

@@ -95,7 +95,7 @@ class ProcessMemory final : public Memory {
     const Headroom available = headroom();
     if (available.bytes < bytes + kReserve)
       fail(ErrorKind::OutOfMemory, "no memory for ", bytes,
-           " bytes more of the shared lane: ", available.limit, " has ", available.bytes >> 20,
+           " more bytes of the shared arena: ", available.limit, " has ", available.bytes >> 20,
            " MiB left, of which ", kReserve >> 20, " are kept free");
     int result = 0;
     do {
@@ -104,7 +104,7 @@ class ProcessMemory final : public Memory {
     if (result != 0 && errno == EINVAL) result = allocate(offset, bytes);
     if (result != 0)
       fail(ErrorKind::OutOfMemory, "no memory for ", bytes,
-           " bytes of the shared lane: ", error_text(errno));
+           " bytes of the shared arena: ", error_text(errno));
   }
 
   // Allocate pages on kernels before Linux 5.14.
@@ -112,7 +112,7 @@ class ProcessMemory final : public Memory {
     const int fd = descriptor(rank_);
     if (fd < 0)
       fail(ErrorKind::OutOfMemory, "no memory for ", bytes,
-           " bytes of the shared lane: this process has closed the descriptor of its segment");
+           " bytes of the shared arena: this process has closed the descriptor of its segment");
     int result = 0;
     do {
       result = ::fallocate(fd, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes));
@@ -163,7 +163,7 @@ Descriptor create_segment(int size) {
   };
   if (!fd.valid() || !resized() ||
       ::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
-    fail(ErrorKind::OutOfMemory, "no shared memory segment of ", bytes >> 20,
+    fail(ErrorKind::OutOfMemory, "cannot make a shared memory segment of ", bytes >> 20,
          " MiB: ", error_text(errno), errno == EFBIG ? ": raise RLIMIT_FSIZE (ulimit -f)" : "");
   return fd;
 }

@@ -208,11 +208,11 @@ void Waiter::throw_if_late(const Need& need, double seconds) const {
 std::string Waiter::last_call_of(int rank) const {
   const std::uint64_t last = group_.control(rank).sequence.load();
   if (last == 0 || group_.segment(rank).slot(last).published.load() != last)
-    return "is in no collective. It has called none of this group";
+    return "is not in a collective. It has called none of this group";
   const CallRecord& call = group_.call(last, rank);
   if (std::string_view(call.site) == "ngd.init()")
-    return "is in no collective. It has called none since ngd.init()";
-  return concat("is in no collective. Its last call in this group was ", describe(call));
+    return "is not in a collective. It has called none since ngd.init()";
+  return concat("is not in a collective. Its last call in this group was ", describe(call));
 }
 
 }  // namespace ngd::comm::shm

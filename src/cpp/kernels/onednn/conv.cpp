@@ -320,8 +320,7 @@ Offer offer_conv(const KernelQuery& query, const Machine& machine) {
     auto kernel = std::make_unique<Conv>(query, threads_for(shape, machine));
     // If oneDNN has only its slow reference code for channels last, the kernel is refused, and the
     // compiler uses channels first.
-    if (shape.channels_last && kernel->plan().is_slow())
-      return Offer::refuse("oneDNN has only its slow reference kernel");
+    if (shape.channels_last && kernel->plan().is_slow()) return Offer::refuse("oneDNN is slow");
     return {std::move(kernel), {}, has_native_products(shape.factors)};
   } catch (const dnnl::error& error) {
     return Offer::refuse(error.what());
