@@ -223,7 +223,8 @@ bool can_bypass_caches(const Range& range, std::size_t element_bytes) {
   return true;
 }
 
-// Store the result of a block in all destinations. It may be in the first destination already.
+// Store the result of a block in all destinations. `result` may be the memory of a destination:
+// then no copy is needed for this destination.
 void store(const Range& range, const void* result, std::size_t offset, std::size_t bytes,
            bool is_past_caches) {
   for (int j = 0; j < range.m; ++j) {

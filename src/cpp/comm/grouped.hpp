@@ -24,7 +24,7 @@ struct Tensor {
   std::uint64_t count = 0;
   const void* source = nullptr;
   void* destination = nullptr;
-  std::uint64_t layout = 0;  // the hash of the layout of this tensor alone (layout.hpp)
+  std::uint64_t layout = 0;  // a hash of the shape (layout_of_shape() in layout.hpp)
 };
 
 class Grouped {

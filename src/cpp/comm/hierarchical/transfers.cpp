@@ -506,9 +506,10 @@ class ReduceScatter final : public HostBlocks {
            divisor_between(hosts_, collective_));
   }
 
-  // Element h: the offset in scratch_, in bytes, of the sums for host h. Last element: their end.
+  // Element h: the offset in scratch_, in bytes, of the block of the rank on host h with this
+  // rank's local rank, summed over the ranks of this host. Last element: the end of the last block.
   const std::vector<std::size_t> begins_;
-  std::byte* const scratch_;  // the blocks, summed over this host; its ranks share this memory
+  std::byte* const scratch_;  // the summed blocks, in memory that the ranks of this host share
   // One array per other host: this rank's block, summed over the ranks of that host.
   std::byte* const contributions_;
 };
