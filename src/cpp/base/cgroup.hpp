@@ -15,7 +15,8 @@ struct Cgroup {
   std::string name;    // its path in the hierarchy, "" for the root
 };
 
-// The files in which the kernel shows cgroups. Tests use other files.
+// The paths at which the kernel shows cgroups: `membership` lists the cgroups of this process, and
+// `mount` is the folder of all cgroups. Tests use other paths.
 struct CgroupFiles {
   std::string membership = "/proc/self/cgroup";
   std::string mount = "/sys/fs/cgroup";

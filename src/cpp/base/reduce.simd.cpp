@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The loops of base/reduce.hpp. The compiler vectorizes them.
 //
-// The range is divided into blocks that fit the first-level cache. Each block is reduced by the
-// canonical tree over the n sources. A leaf of the tree combines two to four sources in registers.
-// More sources are divided into a left subtree (the largest power of two below n) and a right
-// subtree. Each subtree is reduced to a block of its own, and the two blocks are combined. 16-bit
-// floats are widened to float32 block by block, and narrowed once at the end.
+// The arrays are divided into blocks that fit the first-level cache. For each block, the n sources
+// are combined by the canonical tree, the balanced binary tree of base/reduce.hpp. A leaf of the
+// tree combines at most four sources in registers. More sources are divided into a left subtree
+// (the largest power of two below n) and a right subtree. Each subtree is reduced to a block of its
+// own, and the two blocks are combined. 16-bit floats are widened to float32 block by block, and
+// narrowed once at the end.
 //
 // A sum can overflow although its quotient does not. The division finds elements whose sum is
 // infinite or NaN, at no extra cost. It does not write these elements, because the destination may
@@ -91,8 +92,9 @@ void narrow_block(const float* source, void* destination, std::size_t count) {
 
 using Widen = void (*)(const void*, float*, std::size_t);
 
-// Reduce `count` elements at `offset` of `n` sources by the canonical tree, and store them in
-// `out`. For n > 4, `out` is not one of the sources.
+// Reduce `count` elements at `offset` of `n` sources by the canonical tree (the balanced binary
+// tree of base/reduce.hpp), and store them in `out`. If n > 4, `out` must not be one of the
+// sources, because the result of the left subtree is stored in it.
 template <class Op, class T>
 void tree(const void* const* s, int n, std::size_t offset, T* out, std::size_t count) {
   if (n == 1) {
@@ -115,7 +117,8 @@ void tree(const void* const* s, int n, std::size_t offset, T* out, std::size_t c
   }
 }
 
-// The same as `tree` for 16-bit floats, which `widen_block` converts to float32. `out` has float32.
+// The same as tree(), for sources of 16-bit floats. `widen_block` converts them to float32, and the
+// result in `out` is float32.
 template <class Op>
 void tree_of_halves(const void* const* s, int n, std::size_t offset, Widen widen_block, float* out,
                     std::size_t count) {
@@ -166,7 +169,8 @@ bool divide(const T* sums, const T* fallback, T* out, std::size_t count, double 
   return has_overflow == 0;
 }
 
-// Return the sum of term(i), for n values of i from `first` on, by the canonical tree, in float64.
+// Return term(first) + ... + term(first + n - 1) in float64, added in the order of the canonical
+// tree (base/reduce.hpp): a balanced binary tree.
 template <class Term>
 double sum_of(const Term& term, int first, int n) {
   if (n == 1) return term(first);
@@ -183,9 +187,9 @@ double quotient_of(const Term& term, int n, double divisor, bool is_float64) {
   const auto scaled = [&](int i) { return term(i) * scale; };
   const double scaled_quotient = sum_of(scaled, 0, n) / divisor;
   const double quotient = scaled_quotient / scale;
-  // The mean of finite doubles fits in a double, because its magnitude is at most that of the
-  // largest term. So if scaled_quotient is finite but `quotient` is infinite, the overflow is a
-  // rounding error. Return the largest double, with the sign of the quotient.
+  // The magnitude of a mean of finite doubles is at most that of the largest term, so the mean fits
+  // in a double. If `quotient` is infinite although scaled_quotient = quotient * scale is finite,
+  // the cause is rounding. Return the largest double, with the sign of the quotient.
   if (divisor >= n && is_finite(scaled_quotient) && !is_finite(quotient))
     return std::copysign(std::numeric_limits<double>::max(), quotient);
   return quotient;
@@ -219,7 +223,8 @@ bool can_bypass_caches(const Range& range, std::size_t element_bytes) {
   return true;
 }
 
-// Store the result of a block in all destinations. It may be in the first destination already.
+// Store the result of a block in all destinations. `result` may be the memory of a destination:
+// then no copy is needed for this destination.
 void store(const Range& range, const void* result, std::size_t offset, std::size_t bytes,
            bool is_past_caches) {
   for (int j = 0; j < range.m; ++j) {
@@ -232,7 +237,8 @@ void store(const Range& range, const void* result, std::size_t offset, std::size
   }
 }
 
-// Sum floats by the canonical tree, and divide the sums by range.divisor.
+// Sum floats in the order of the canonical tree (base/reduce.hpp), and divide the sums by
+// range.divisor.
 template <class T>
 void run_divided(const Range& range) {
   alignas(64) T sums[kBlock];

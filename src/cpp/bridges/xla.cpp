@@ -200,9 +200,9 @@ class Background {
     XLA_FFI_Future* future;
   };
 
-  // Append `call`, a list of exactly one call, to the calls of the thread. The function must not
-  // fail, because the call's future exists already and XLA waits for this future. It allocates no
-  // memory: the list's node is moved.
+  // Append `call`, a list of exactly one call, to calls_, the calls that the background thread will
+  // run. The function must not fail, because the call's future exists already and XLA waits for
+  // this future. It allocates no memory: the list's node is moved.
   void add(std::list<Pending>&& call) noexcept {
     {
       const std::scoped_lock lock(guard_);

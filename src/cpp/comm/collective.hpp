@@ -66,7 +66,8 @@ enum class Algorithm : std::uint8_t { Auto, Flat, Ring };
 // that calls another step gets a CollectiveMismatch. A step gives its identity to all its
 // collectives except sends and receives.
 struct ProgramIdentity {
-  std::uint64_t hash = 0;  // of the step's collectives; 0: the call is not part of a step
+  // A hash of the collectives of the compiled step; 0: the call is not part of a step.
+  std::uint64_t hash = 0;
   // The text for error messages: one line per collective of the step with its call site, an empty
   // line, and the name of the step.
   const char* text = nullptr;
@@ -95,7 +96,9 @@ struct Collective {
   DType dtype = DType::U8;
   std::uint64_t count = 0;  // the number of elements of the array, or of one block
   int root = 0;             // the root's rank; of a send or a receive: the other rank
-  int tag = 0;  // of a send or a receive: must be equal on both ranks; it selects no message
+  // The tag of a send or a receive. It is only compared: a send and the receive that gets its data
+  // must have the same tag. It does not select which message is received.
+  int tag = 0;
   const void* source = nullptr;
   void* destination = nullptr;
   // `counts` and `receive_counts` have the number of elements of each rank's block. Null: all

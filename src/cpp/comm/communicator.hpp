@@ -112,7 +112,7 @@ class Communicator : public Collectives, public HostMemory, public Peers {
  private:
   Membership membership_;
   std::atomic<bool> inside_{false};
-  std::atomic<int> watched_{0};  // the number of current runs that watch this group
+  std::atomic<int> watched_{0};  // the number of running compiled steps that watch this group
   std::function<bool()> interrupt_;
   std::shared_ptr<Computations> computations_;
 };

@@ -41,8 +41,9 @@ class Computations {
   std::unordered_map<std::uint64_t, int> num_holders_;
 };
 
-// A guard that keeps a computation in the set of a group (Computations) while the guard exists. The
-// guard shares the ownership of the set, so it may outlive the group.
+// A guard that keeps a computation (the hash of everything that a compiled step computes) in the
+// set of a group while the guard exists. The guard shares the ownership of the set, so it may
+// outlive the group.
 class HeldComputation {
  public:
   HeldComputation(std::shared_ptr<Computations> all, std::uint64_t computation)

@@ -20,7 +20,8 @@ class ForkGuard {
 
  private:
   unsigned char* page_;
-  // the process id, compared if the kernel cannot zero the page (before Linux 4.14)
+  // The id of the process that made the object, if the kernel cannot zero the page (before Linux
+  // 4.14); otherwise 0. in_child() compares it with getpid().
   pid_t pid_ = 0;
 };
 

@@ -59,7 +59,9 @@ void check_disjoint(Kind kind, const std::vector<Tensor>& tensors) {
     if (tensors[i].count == 0) continue;
     const Span source = span_of(tensors[i].source, tensors[i], i);
     auto candidate = std::upper_bound(results.begin(), results.end(), source);
-    if (candidate != results.begin()) --candidate;  // the last result that begins before the source
+    // `candidate` is the first result that begins after the begin of the source. The result before
+    // it may overlap the source too.
+    if (candidate != results.begin()) --candidate;
     for (; candidate != results.end() && candidate->begin < source.end; ++candidate)
       check_pair(source, *candidate);
   }
@@ -80,7 +82,9 @@ Grouped::Grouped(Communicator& communicator, const Collective& pattern,
   check_disjoint(pattern.kind, tensors);
   describe_list(tensors);
   plan(tensors);
-  for (Pack& pack : packs_)  // allocate all blocks first: if that fails, nothing has started
+  // Allocate the memory of all packs before the first collective starts. If this fails, nothing has
+  // started.
+  for (Pack& pack : packs_)
     if (pack.tensors.size() > 1)
       pack.block = std::make_unique_for_overwrite<std::byte[]>(pack.count * size_of(pack.dtype));
   for (Pack& pack : packs_) start(pack);
@@ -91,10 +95,10 @@ Grouped::~Grouped() {
   for (Pack& pack : packs_) static_cast<void>(pack.block.release());
 }
 
-// Set layout_ to the layout of the list. The ranks compare the hash of layout_, so that a rank with
-// another list gets a CollectiveMismatch. The layout of a list describes the element count, dtype
-// and shape of each tensor. If the list has only one tensor, the ranks compare its element count
-// and dtype anyway, so layout_ has only the hash of its shape.
+// Set layout_ to the layout of the list `tensors`: the element count, dtype and shape of each
+// tensor. The ranks compare the hash of layout_, so that a rank with another list gets a
+// CollectiveMismatch. If the list has only one tensor, the ranks compare its element count and
+// dtype anyway, so layout_ has only the hash of its shape.
 void Grouped::describe_list(const std::vector<Tensor>& tensors) {
   std::vector<std::uint64_t> layouts;
   for (const Tensor& tensor : tensors) {

@@ -24,7 +24,7 @@ struct Tensor {
   std::uint64_t count = 0;
   const void* source = nullptr;
   void* destination = nullptr;
-  std::uint64_t layout = 0;  // the hash of the layout of this tensor alone (layout.hpp)
+  std::uint64_t layout = 0;  // a hash of the shape (layout_of_shape() in layout.hpp)
 };
 
 class Grouped {
@@ -52,17 +52,23 @@ class Grouped {
   void describe_list(const std::vector<Tensor>& tensors);
   void plan(const std::vector<Tensor>& tensors);
   void start(Pack& pack);
-  // Wait for the packs, one after the other. limits() returns the WaitLimits for the next pack: for
-  // example, the timeout. It is called once per pack, before the wait for that pack.
+  // Wait for the packs, one after the other. A pack is one collective: on one tensor, or on several
+  // small tensors. limits() returns the WaitLimits for the next pack: for example, the timeout. It
+  // is called once per pack, before the wait for that pack.
   template <class Limits>
   Progress try_wait(Limits&& limits);
   void unpack(Pack& pack);
 
   Communicator& communicator_;
   Collective pattern_;
-  std::vector<std::uint64_t> entries_;  // the entries of layout_
-  Layout layout_;            // the layout of the whole list, which the ranks compare in every pack
-  std::vector<Pack> packs_;  // a pack of one tensor has no block of its own
+  // The element count and dtype of each tensor (entry_of() in layout.hpp). layout_ points to these
+  // numbers.
+  std::vector<std::uint64_t> entries_;
+  // The layout of the whole list of tensors. The ranks compare it in every collective.
+  Layout layout_;
+  // One pack per collective. A pack of one tensor has no block: the collective uses the memory of
+  // the tensor.
+  std::vector<Pack> packs_;
   std::size_t finished_ = 0;
 };
 

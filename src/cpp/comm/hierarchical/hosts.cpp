@@ -33,7 +33,7 @@ std::string host_name() {
 Hosts::Hosts(const mpi::RankSet& group, std::shared_ptr<const Roster> roster,
              std::unique_ptr<Communicator> local)
     : group_(group), roster_(std::move(roster)), local_(std::move(local)) {
-  std::map<int, int> numbers;  // number of a host in the family -> its number in the group
+  std::map<int, int> numbers;  // number of a host in roster_ -> its number in this group
   // Element h: the ranks on host h. The hosts of this group are numbered from 0.
   std::vector<std::vector<int>> ranks_on;
   for (int r = 0; r < group.size(); ++r) {
@@ -103,8 +103,8 @@ std::unique_ptr<mpi::Transfer> Hosts::make_transfer(int tag, const Collective& c
     case Kind::Broadcast:
       return make_broadcast(*this, tag, collective);
     case Kind::ReduceScatter:
-      // 16-bit floats do not use the hierarchical transfer. Its partial sums would be float32, so
-      // it would store and send twice as many bytes.
+      // 16-bit floats use only MPI. The transfer that also uses shared memory would store and send
+      // their partial sums as float32, which has twice as many bytes.
       if (!has_consecutive_ranks_ || is_half(collective.dtype)) return nullptr;
       return make_reduce_scatter(*this, tag, collective);
     case Kind::AllGather:

@@ -23,15 +23,16 @@
 
 namespace ngd::comm::hierarchical {
 
-// The hosts of the ranks of a family of groups. host_of[r]: the number of the host of world rank r.
-// here: the world ranks on this host; here[i] has rank i in the group over shared memory.
+// The hosts of all ranks, and the ranks on this host. host_of[r]: the number of the host of world
+// rank r. here: the world ranks of a group that are on this host; here[i] has rank i in their group
+// over shared memory.
 struct Roster {
   std::vector<int> host_of;
   std::vector<int> here;
 };
 
-// Return the roster of `group`: a copy of `roster`, in which `here` has only the ranks of `group`
-// on this host, in the order of the group. This rank must be in `group`.
+// Return a copy of `roster`, in which `here` has only the ranks of `group` on this host, in the
+// order of the group. `host_of` is the same. This rank must be in `group`.
 std::shared_ptr<const Roster> roster_among(const Roster& roster, const mpi::RankSet& group);
 
 // Return the group of the ranks of `roster.here`, connected over shared memory. `rank` is the world
@@ -92,22 +93,26 @@ class Hosts final : public mpi::HostLayer {
   bool serves(std::uint64_t ticket) const noexcept { return serving_ == ticket; }
   void next_ticket() noexcept { ++serving_; }
 
-  // Submit a collective to local(), the group of this host. If another thread uses that group,
-  // return nothing and have no effect. The transfer then repeats its current step later. So a step
-  // must submit before it sends messages: otherwise a repeated step would send its messages twice.
+  // Submit a collective to the group of the ranks of this host. If another thread uses that group,
+  // return nothing and have no effect: the caller tries again later. So the caller must submit
+  // before it sends messages, because otherwise each new try would send them again.
   [[nodiscard]] std::optional<Work> try_submit(const Collective& collective) {
     return local_->try_submit(collective);
   }
-  // Return true if `work`, a collective that was submitted to local(), is complete. Return false if
-  // it is not complete, or if another thread uses the group local(), which hides the state of the
-  // work.
+  // Return true if `work`, which try_submit() has returned, is complete. Return false if it is not
+  // complete, or if another thread uses the group of the ranks of this host: this thread then
+  // cannot read the state of the work.
   [[nodiscard]] bool is_done(Work work) {
     return local_->try_wait(work, WaitLimits::patience(0)) == Progress::Done;
   }
-  std::vector<int> missing(Work work) const { return local_->missing(work); }  // as world ranks
+  // Return the ranks for which the collective `work`, which try_submit() has returned, still waits.
+  // They are world ranks.
+  std::vector<int> missing(Work work) const { return local_->missing(work); }
 
  private:
-  int number_here(int world_rank) const noexcept;  // its rank in local(); -1: on another host
+  // Return the rank of `world_rank` in the group of the ranks of this host, or -1 if it is not in
+  // that group.
+  int number_here(int world_rank) const noexcept;
 
   mpi::RankSet group_;
   std::shared_ptr<const Roster> roster_;

@@ -17,7 +17,7 @@ using Seconds = std::chrono::duration<double>;
 
 namespace {
 
-// the time between two checks for failures in the other groups of the family
+// the time between two calls of check_other_groups() in await()
 constexpr auto kBetweenLooks = std::chrono::milliseconds(100);
 
 }  // namespace
@@ -66,7 +66,7 @@ void LocalGroup::send_failure(const mpi::Failure& failure) noexcept {
 
 // The interrupt callback of the inner group (the group over shared memory), which calls it while it
 // waits. Return true to end the wait: if the callback of the caller returns true, or if another
-// group of the family has failed.
+// group of family_ (all groups that use the same MPI communicator) has failed.
 bool LocalGroup::should_end_wait() {
   std::unique_lock<std::mutex>& lock = *active_lock_;
   lock.unlock();
@@ -83,10 +83,10 @@ bool LocalGroup::should_end_wait() {
   return false;
 }
 
-// In a forked child, the lock of the family may be held by a thread that exists only in the parent,
-// so no thread of the child can ever get it. Therefore try_submit(), try_wait() and try_split() do
-// not take the lock in a child. They call the inner group (over shared memory), which throws
-// GroupClosed in a child.
+// In a forked child, the mutex of family_ may be locked by a thread that exists only in the parent,
+// so no thread of the child can ever lock it. Therefore try_submit(), try_wait() and try_split() do
+// not lock it in a child. They call the inner group (over shared memory), which throws GroupClosed
+// in a child.
 std::optional<Work> LocalGroup::try_submit(const Collective& collective) {
   if (in_child()) return inner_->try_submit(collective);
   const Entry entry(*this);
@@ -132,9 +132,10 @@ bool LocalGroup::move_works() {
   return true;
 }
 
-// Wait for a work. During the wait, advance the works of all groups of the family. Return NotYet
-// after `seconds`, or as soon as no other group has pending works: then the caller should wait in
-// the inner group (the group over shared memory), which can sleep until a peer wakes it.
+// Wait for a work of this group. During the wait, advance the works of all groups of family_ (all
+// groups that use the same MPI communicator). Return NotYet after `seconds`, or as soon as no other
+// group has pending works. In the second case, the caller should wait in the inner group (the group
+// over shared memory), which can sleep until a peer wakes it.
 Progress LocalGroup::await(Work work, double seconds) {
   awaited_work_ = work;
   const mpi::Family::Waiting waiting(*family_);
@@ -145,7 +146,7 @@ Progress LocalGroup::await(Work work, double seconds) {
   while (!is_alone) {
     const Progress progress = locked("wait", [&] {
       family_->progress();
-      if (family_->failed()) return Progress::NotYet;  // the next iteration throws the failure
+      if (family_->failed()) return Progress::NotYet;  // the next locked() throws the failure
       is_alone = !family_->in_flight_beside(*this);
       return inner_->try_wait(work, WaitLimits::patience(0));
     });
@@ -211,8 +212,8 @@ void LocalGroup::release(SharedBlock block) noexcept {
   if (!mpi::left_to_mpi()) inner_->release(block);
 }
 
-// Close the inner group (over shared memory) first: that ends the wait of a thread that holds the
-// lock of the family.
+// Close the inner group (over shared memory) first. This ends the wait of a thread in the inner
+// group, which then releases the mutex of family_. The code below needs this mutex.
 void LocalGroup::give_up(ErrorKind kind, std::string_view why,
                          std::span<const int> ranks) noexcept {
   inner_->give_up(kind, why, ranks);
@@ -232,10 +233,10 @@ void LocalGroup::expect_no_failure(const CallRecord&) {
   inner_->check_peers();
 }
 
-// Called with the lock held, during a wait. A compiled step that uses several groups watches all of
-// them while it runs. If this group is not watched, do nothing. If it is watched, and a rank has
-// reported a failure in another watched group of the family, throw that failure. Without this
-// check, the wait might last until its deadline.
+// Throw the failure that a rank has reported in another group of family_, if both groups are
+// watched. A compiled step that uses several groups watches all of them while it runs. Without this
+// check, a wait in this group might last until its deadline. The caller waits in this group, and
+// holds the mutex of family_.
 void LocalGroup::check_other_groups() {
   if (!is_watched()) return;
   const auto submission = std::find_if(
@@ -249,8 +250,8 @@ void LocalGroup::check_other_groups() {
                     });
 }
 
-// The inner group (over shared memory) is closed first: a thread that waits in it holds the lock of
-// the family until its wait ends.
+// Close the inner group (over shared memory) first. This ends the wait of a thread in the inner
+// group, which then releases the mutex of family_. The code below needs this mutex.
 void LocalGroup::close() noexcept {
   if (in_child()) return;
   inner_->close();

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A group whose ranks are all on one host, and that was split from a group on several hosts. It is
-// a group over shared memory, the inner group, with one addition: a thread that waits in it
-// advances the works of its whole family.
+// a group over shared memory, the inner group, with one addition. A group and all groups that were
+// split from it are a family, with one lock. A thread that waits in a LocalGroup advances the works
+// (pending collectives, sends and receives) of all groups of its family.
 //
 // A call that submits, waits or splits holds the lock of the family, because the progress thread
 // also advances works. It releases the lock while it calls the interrupt callback. All other calls
@@ -66,8 +67,11 @@ class LocalGroup final : public Communicator, private mpi::Member {
   std::vector<Submitted> in_flight_;
   Work awaited_work_;
   std::uint64_t num_done_ = 0;
-  std::exception_ptr failure_elsewhere_;  // the failure in another group that ended the wait
-  std::unique_lock<std::mutex>* active_lock_ = nullptr;  // the lock of the call in progress
+  // The failure of another group because of which should_end_wait() has ended a wait of this group;
+  // null: none.
+  std::exception_ptr failure_elsewhere_;
+  // The lock on the mutex of family_ that the current call of locked() holds.
+  std::unique_lock<std::mutex>* active_lock_ = nullptr;
 };
 
 }  // namespace ngd::comm::hierarchical

@@ -48,15 +48,15 @@ void add_missing(const Hosts& hosts, Work work, std::vector<int>& peers) {
     if (std::find(peers.begin(), peers.end(), rank) == peers.end()) peers.push_back(rank);
 }
 
-// A transfer that cuts the operand into slices. Several windows are active at once, and each window
-// transfers one slice at a time (mpi/transfer.hpp). The transfer of a slice is a sequence of steps.
-// A step may submit a local step: a collective among the ranks of this host. All ranks of the host
-// must submit their local steps in the same order. So only one window at a time has its turn, and
-// only that window submits.
+// A transfer that cuts the operand into slices. A window transfers one slice at a time, and several
+// windows are active at once (mpi/transfer.hpp). The transfer of a slice is a sequence of steps. A
+// step may submit a local step: a collective among the ranks of this host. All ranks of the host
+// must submit their local steps in the same order. So the windows submit one after the other: only
+// window number turn_ % num_windows() may submit.
 //
-// If another thread uses the group of the host, the submission is refused. So a step has two parts.
-// submission() only describes the local step; complete_step(), which may send and receive messages,
-// runs after the submission was accepted.
+// If another thread uses the group of the host, the submission is refused. So a step has two
+// functions. submission() only describes the local step; complete_step(), which may send and
+// receive messages, runs after the submission was accepted.
 class HostWindows : public WindowedTransfer {
  public:
   std::vector<int> pending_peers() const override {
@@ -78,29 +78,29 @@ class HostWindows : public WindowedTransfer {
   static std::size_t num_slices(std::size_t elements, std::size_t window_elements) {
     return divide_up(elements, window_elements);
   }
-  // Return the windowing of an operand of `elements` elements: slices of `window_elements`
-  // elements, and one window per slice, but at most `most` windows.
+  // Return how to transfer an operand of `elements` elements: in slices of `window_elements`
+  // elements. At most `most` slices are transferred at the same time, each by a window.
   static Windowing windowing_of(std::size_t elements, std::size_t window_elements, int most) {
     const std::size_t slices = num_slices(elements, window_elements);
     return {elements, window_elements, static_cast<int>(std::min<std::size_t>(slices, most))};
   }
 
-  // Return true if step number `step` of a slice submits a local step.
+  // Return true if step number `step` of a slice submits a collective inside this host.
   virtual bool submits(int step) const = 0;
-  // Return the collective inside this host that step number window.step submits. `counts` has space
-  // for one number per rank of the host, and the result may point to it. If the submission is
-  // refused, submission() is called again for the same step, so two calls must have the same effect
-  // as one.
+  // Return the collective inside this host that step number window.step of the slice submits. The
+  // result may use `counts` as its Collective::counts: it has space for one number per rank of the
+  // host. If the submission is refused, submission() is called again for the same step, so two
+  // calls must have the same effect as one.
   virtual Collective submission(const Window& window, std::span<std::uint64_t> counts) const = 0;
-  // Carry out step number window.step. If the step submits a local step, the caller has done that
-  // before. Return false, without any effect on the slice, if the previous step was the last one of
-  // the slice; otherwise return true.
+  // Carry out step number window.step of the slice. If submits(window.step) is true, the collective
+  // of the step was already submitted. If the previous step was the last one of the slice, return
+  // false and do not change the slice. Otherwise, return true.
   virtual bool complete_step(Window& window) = 0;
 
   void end_turn() { ++turn_; }
-  // A derived class calls this once per slice, after it has submitted the last local step of the
-  // slice. After the call for the last slice of the operand, the next transfer may submit local
-  // steps.
+  // A derived class calls this once per slice, when the last collective inside this host for the
+  // slice was submitted. After the call for the last slice of the operand, the next transfer may
+  // submit its collectives inside this host.
   void end_submissions() {
     if (--slices_left_ == 0) hosts_.next_ticket();
   }
@@ -130,19 +130,24 @@ class HostWindows : public WindowedTransfer {
   }
 
   const std::uint64_t ticket_;
-  std::size_t slices_left_;  // slices whose last local step is not submitted
+  // The number of slices whose last collective inside this host is not submitted yet.
+  std::size_t slices_left_;
   std::size_t turn_ = 0;
   std::vector<std::uint64_t> counts_;
-  std::vector<std::optional<Work>> works_;  // the pending local step of each window, if any
+  // Element i: the collective inside this host that window i has submitted, until it is complete.
+  std::vector<std::optional<Work>> works_;
 };
 
-// The all_reduce inside and between hosts (described in transfers.hpp), in windows. A slice has
-// four steps: 0 submits the reduce-scatter inside the host, 1 sends the contributions to the
-// counterparts, 2 reduces them and sends the results, 3 submits the all-gather inside the host.
-// Only steps 0 and 3 submit collectives inside the host. The windows take turns in these
-// submissions, in the order of their numbers. In its first turn, a window carries out step 0 of its
-// first slice. In each later turn, it carries out step 3 of its slice, and step 0 of its next slice
-// if there is one.
+// The all_reduce inside and between hosts (described in transfers.hpp), in slices. A slice has four
+// steps. Step 0 submits the reduce-scatter inside the host. Step 1 sends the partial results to the
+// counterparts: the ranks with the same local rank on the other hosts. Step 2 reduces the partial
+// results that this rank has received, and sends the result. Step 3 submits the all-gather inside
+// the host.
+//
+// A few windows are active at once, each with one slice. They take turns in the submissions of
+// steps 0 and 3, in the order of their numbers. In its first turn, a window carries out step 0 of
+// its first slice. In each later turn, it carries out step 3 of its slice, and step 0 of its next
+// slice if there is one.
 class AllReduce final : public HostWindows {
  public:
   AllReduce(Hosts& hosts, int tag, const Collective& collective)
@@ -159,10 +164,10 @@ class AllReduce final : public HostWindows {
   static constexpr std::size_t kLeastWindowBytes = std::size_t{256} << 10;
   static constexpr int kWindows = 4;
 
-  // Divide the operand evenly into kWindows slices, one per window, within two limits. A slice has
-  // at least kLeastWindowBytes, so a small operand uses fewer windows. A slice has at most
-  // mpi::reduce_window() elements, so in a large operand each window transfers several slices, one
-  // after the other.
+  // Divide the operand evenly into kWindows slices. A slice has at least kLeastWindowBytes, so a
+  // small operand has fewer slices. A slice has at most mpi::reduce_window() elements, so a large
+  // operand has more slices. At most kWindows slices are transferred at the same time, each by a
+  // window.
   static Windowing windowing(const Hosts& hosts, const Collective& collective) {
     const std::size_t least = kLeastWindowBytes / size_of(collective.dtype);
     const std::size_t most = mpi::reduce_window(collective.dtype, hosts.ranks());
@@ -204,17 +209,18 @@ class AllReduce final : public HostWindows {
     }
   }
 
-  // Share i of a slice: the elements that the rank with local rank i reduces over the ranks of its
-  // host. The counterparts of that rank on the other hosts have the same share. A share is divided
-  // into one part per host: the counterpart on host h reduces part h over all hosts.
+  // Return share i of the slice: the elements that the rank with local rank i reduces over the
+  // ranks of its host. The ranks with local rank i on the other hosts, its counterparts, have the
+  // same share. A share is divided into one part per host: the counterpart on host h reduces part h
+  // over all hosts.
   Slice share(const Window& window, int i) const {
     return part_of(window.slice, i, hosts_.per_host());
   }
   Slice my_share(const Window& window) const { return share(window, hosts_.local().rank()); }
   Slice part(const Window& window, int h) const { return part_of(my_share(window), h, size_); }
 
-  // Return the address of the sums of this window: this rank's share of the slice, after the
-  // reduction over the ranks of this host.
+  // Return the address of the partial results of this window: this rank's share of the slice,
+  // reduced over the ranks of this host.
   std::byte* sums(const Window& window) const {
     return scratch_ + static_cast<std::size_t>(window.number) * share_bytes_;
   }
@@ -273,10 +279,11 @@ class AllReduce final : public HostWindows {
   mpi::OwnersExchange owners_;
 };
 
-// The broadcast of transfers.hpp, in windows. The leader of a host is the rank that has the same
-// local rank as the root. In step 0 of a slice, the leader receives the slice from the leader of
-// the previous host. In step 1, the ranks of the host submit the broadcast inside the host, and the
-// leader sends the slice to the leader of the next host.
+// The broadcast of transfers.hpp, in slices. The leader of a host is the rank that has the same
+// local rank as the root. The hosts are in the order of their numbers, from the root's host on; the
+// last number is followed by 0. In step 0 of a slice, the leader receives the slice from the leader
+// of the previous host. In step 1, the ranks of the host submit the broadcast inside the host, and
+// the leader sends the slice to the leader of the next host.
 class Broadcast final : public HostWindows {
  public:
   Broadcast(Hosts& hosts, int tag, const Collective& collective)
@@ -316,22 +323,26 @@ class Broadcast final : public HostWindows {
     return window.step < 2;
   }
 
-  // Return the data of the slice on the leader of this host.
+  // Return the address of the slice on the leader of this host, the rank with the local rank of the
+  // root. On the root's host, the leader is the root, and the slice is in its source. On another
+  // host, it is in the destination.
   const std::byte* slice_data(const Window& window) const {
     return hop_ == 0 ? source(window.slice) : destination(window.slice);
   }
 
-  const int leader_;  // the local rank of the root and of its counterparts
+  // The local rank of the root. The rank with this local rank is the leader of its host.
+  const int leader_;
   const bool is_leader_;
   const int hop_;  // the number of hosts from the root's host to this one
 };
 
 // The base class of the transfers of blocks (reduce_scatter and all_gather). The region of a host
-// is the blocks of all ranks of that host. Each rank sends one message to each of its counterparts
-// on the other hosts. The ranks of this host run one local step per host of the group: a collective
-// inside this host, on the region of that host. This class submits the local steps in order. A
-// derived class describes a local step in submission(), which must have no side effect: if the
-// group of this host refuses the step, submission() is called again.
+// is the blocks of all ranks of that host. Each rank sends one message to each of its counterparts,
+// the ranks with the same local rank on the other hosts. The ranks of this host run one local step
+// per host of the group: a collective inside this host, on the region of that host. This class
+// submits the local steps in order. A derived class describes a local step in submission(), which
+// must have no side effect: if the group of this host refuses the step, submission() is called
+// again.
 class HostBlocks : public Transfer {
  public:
   std::vector<int> pending_peers() const override {
@@ -358,8 +369,8 @@ class HostBlocks : public Transfer {
 
   int count() const { return hosts_.count(); }
   int after(int distance) const { return (hosts_.mine() + distance) % count(); }
-  // Return the block of this rank's counterpart on host h. region(h) returns the blocks of all
-  // ranks of host h, which are consecutive.
+  // Return the block of the rank on host h with the same local rank as this rank. region(h) returns
+  // the blocks of all ranks of host h, which are consecutive.
   Slice block(int h) const { return blocks_[h * hosts_.per_host() + hosts_.local().rank()]; }
   Slice region(int h) const {
     const Slice first = blocks_[h * hosts_.per_host()];
@@ -385,14 +396,16 @@ class HostBlocks : public Transfer {
   // operand of local step `number`.
   virtual int host_of_step(int number) const = 0;
   // Return true if this rank has the operand of local step `number` (a collective inside this
-  // host). Always true in a reduce_scatter. In an all_gather, a counterpart on another host sends
-  // the operand of each step except the first.
+  // host). Always true in a reduce_scatter. In an all_gather, each step except the first uses a
+  // block that a rank on another host sends.
   virtual bool has_operand(int number) = 0;
   // Return the collective to submit as local step `number`. If the group of this host refuses it,
   // submission() is called again for the same step.
   virtual Collective submission(int number) const = 0;
 
-  // Submit the local steps in order, up to the first one that cannot begin yet.
+  // Submit the collectives inside this host (the local steps) in order, up to the first one that
+  // cannot begin yet. It cannot begin before the previous transfer has submitted its own ones,
+  // before its operand has arrived, or while another thread uses the group of this host.
   void submit_steps() {
     while (hosts_.serves(ticket_) && submitted_ < count() && has_operand(submitted_)) {
       const std::optional<Work> work = hosts_.try_submit(submission(submitted_));
@@ -402,7 +415,7 @@ class HostBlocks : public Transfer {
       ++steps_;
     }
   }
-  // Return true if the local step (a collective inside this host) for the region of host h was
+  // Return true if the collective inside this host on the blocks of the ranks of host h was
   // submitted and is complete.
   bool has_ended(int h) {
     std::optional<Work>& work = works_[static_cast<std::size_t>(h)];
@@ -493,9 +506,10 @@ class ReduceScatter final : public HostBlocks {
            divisor_between(hosts_, collective_));
   }
 
-  // Element h: the offset in scratch_, in bytes, of the sums for host h. Last element: their end.
+  // Element h: the offset in scratch_, in bytes, of the block of the rank on host h with this
+  // rank's local rank, summed over the ranks of this host. Last element: the end of the last block.
   const std::vector<std::size_t> begins_;
-  std::byte* const scratch_;  // the blocks, summed over this host; its ranks share this memory
+  std::byte* const scratch_;  // the summed blocks, in memory that the ranks of this host share
   // One array per other host: this rank's block, summed over the ranks of that host.
   std::byte* const contributions_;
 };
