@@ -39,10 +39,10 @@ bool has_unknown_counts(const CallDetails& call) noexcept {
   return call.record.identity.counts_hash != 0 && call.counts == nullptr;
 }
 
-// Return one line of text for each difference between two calls that the rest of the error message
-// does not show: different layouts, or different counts. Layouts are compared only if this rank
-// knows both. If this rank knows the counts of both calls, options_of() shows them, and this text
-// has no line about them. Otherwise the line reports only that the counts differ.
+// Return lines of text about two differences between calls that describe() does not show. There is
+// a line about the layouts if they differ and this rank knows both. There is a line about the
+// counts, the numbers of elements per rank, if they differ and this rank does not know those of
+// both calls. If it knows them, options_of() can list them.
 std::string hidden_differences(const CallDetails& a, const CallDetails& b) {
   std::string text;
   if (a.record.identity.layout_hash != b.record.identity.layout_hash && a.layout && b.layout)

@@ -19,7 +19,7 @@
 namespace ngd::comm {
 
 struct Identity {
-  std::uint64_t count = 0;         // elements; 0 if the call has counts, and for a barrier
+  std::uint64_t count = 0;         // elements; 0 for a barrier, or if each block has its own size
   std::uint64_t counts_hash = 0;   // 0 if all blocks have `count` elements
   std::uint64_t layout_hash = 0;   // 0: a plain sequence of elements
   std::uint64_t program_hash = 0;  // 0: not in a compiled step
@@ -47,14 +47,14 @@ struct Identity {
 // peers compare it with their own.
 struct CallRecord {
   Identity identity;
-  std::uint64_t computation = 0;  // of the step; may differ between ranks (computations.hpp)
+  std::uint64_t computation = 0;  // a hash of all that the step computes; ranks may differ
   char site[kSiteBytes] = {};     // for error messages, not compared
 
   // Fill this record with the properties of a collective. A property that has no meaning for its
   // kind gets a fixed value, so that it is equal on all ranks.
   void assign(const Collective& collective, int size) noexcept;
-  // Return a hash of all properties of the record that the ranks compare: the identity and the
-  // computation, but not the call site. Two ranks with the same fingerprint are in the same
+  // Return a hash of the identity and of `computation`, the hash of all that the compiled step
+  // computes. The call site is not included. Two ranks with the same fingerprint are in the same
   // collective.
   std::uint64_t fingerprint(std::uint64_t seed) const noexcept {
     return identity.hash(seed) ^ computation;
@@ -63,9 +63,10 @@ struct CallRecord {
 static_assert(std::is_trivially_copyable_v<CallRecord>);
 
 // Return true if two ranks are in the same collective. Their identities (kind, dtype and so on)
-// must be equal. Their computations may differ, except if this rank has loaded the peer's
-// computation too (computations.hpp). `held` has the computations of the compiled steps that this
-// rank has loaded.
+// must be equal. Their computations, the hashes of all that their compiled steps compute, may
+// differ: each rank may have its own version of the step. But if this rank has also loaded a step
+// with the peer's computation, the peer is in another step. Then return false (computations.hpp).
+// `held` has the computations of the steps that this rank has loaded.
 bool agree(const CallRecord& mine, const CallRecord& theirs, const Computations& held);
 
 // Return the collective of a record, for error messages. The record has only a hash of the counts.

@@ -45,7 +45,7 @@ struct WaitLimits {
 
   double timeout_seconds = 0;          // after which CollectiveTimeout is thrown; 0: no limit
   double waited_seconds = 0;           // the part of the timeout that has passed before this call
-  double patience_seconds = kForEver;  // after which NotYet is returned; only without a timeout
+  double patience_seconds = kForEver;  // after which NotYet is returned; needs timeout_seconds == 0
 
   static WaitLimits patience(double seconds) { return {0, 0, seconds}; }
   bool has_patience() const noexcept { return patience_seconds != kForEver; }

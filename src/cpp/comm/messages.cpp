@@ -46,9 +46,9 @@ constexpr std::string_view kSameSteps =
 
 }  // namespace
 
-// head_of() and tail_of() move the cut by at most three bytes, so that it is not inside a UTF-8
-// character. In a text that is not UTF-8, the bytes after these three may also look like the inside
-// of a character; the cut is then moved by exactly three bytes.
+// head_of() and tail_of() do not cut a UTF-8 character: they leave out the bytes of the character
+// at the cut, at most three. If the text is not UTF-8, more than three bytes at the cut may look
+// like the inside of one character. Then three of them are left out.
 std::string_view head_of(std::string_view text, std::size_t max_bytes) noexcept {
   if (text.size() <= max_bytes) return text;
   std::size_t end = max_bytes;

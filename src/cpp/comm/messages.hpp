@@ -68,8 +68,9 @@ std::string mismatch_of_computations(std::string_view where, const RankCall& a,
                                      std::string_view text_a, const RankCall& b,
                                      std::string_view text_b);
 
-// Return the text of a timeout error. `has_arrived`: the late ranks have arrived but did not
-// finish; otherwise they did not arrive. `facts` has a line per rank.
+// Return the text of a timeout error. `ranks` are the late ranks. `has_arrived`: they have called
+// the collective `call`, but did not finish their part of it; otherwise they did not call it.
+// `facts` are lines about the ranks. `advice` is the text that late_advice() returns.
 std::string late(std::string_view call, const std::vector<int>& ranks, bool has_arrived,
                  double seconds, const std::vector<std::string>& facts, std::string_view advice);
 // Return the advice for the user at the end of a timeout error. If the ranks are in different

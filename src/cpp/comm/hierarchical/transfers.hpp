@@ -28,14 +28,17 @@ std::unique_ptr<mpi::Transfer> make_all_reduce(Hosts& hosts, int tag, const Coll
 // previous host, broadcasts them inside its host, and sends them to the leader of the next host.
 std::unique_ptr<mpi::Transfer> make_broadcast(Hosts& hosts, int tag, const Collective& collective);
 
-// The reduce_scatter. For each host h: the ranks of this host reduce-scatter the blocks of the
-// ranks of host h, and each rank sends the sum that it gets to its counterpart on host h. In the
-// end, each rank adds the sums that it has received to the sum of its own host.
+// The reduce_scatter. In the end, each rank has its block, summed over all ranks. First, each host
+// runs one local reduce-scatter per host h of the group. Its operand is the blocks that the ranks
+// of h need. So each rank gets one of these blocks, summed over its own host. It sends this sum to
+// its counterpart on h (the rank with the same local rank), which needs that block. Finally, each
+// rank adds the sums of its block from all hosts.
 std::unique_ptr<mpi::Transfer> make_reduce_scatter(Hosts& hosts, int tag,
                                                    const Collective& collective);
 
-// Each rank sends its block to its counterparts. For each host, the ranks of this host then
-// all-gather the blocks of that host's ranks.
+// The all_gather. Each rank sends its block to its counterparts: the ranks with the same local rank
+// on the other hosts. So the ranks of a host together hold the blocks of all hosts. They run one
+// local all-gather per host of the group, of the blocks of that host's ranks.
 std::unique_ptr<mpi::Transfer> make_all_gather(Hosts& hosts, int tag, const Collective& collective);
 
 }  // namespace ngd::comm::hierarchical

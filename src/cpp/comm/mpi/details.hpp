@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The details of a collective: the text of its program, or its layout. They are sent only after two
-// ranks have found a difference.
+// The details of a collective, for error messages: the text that lists the collectives of its
+// compiled step, or the layout of its array if it is not in a step. The ranks send them only after
+// two ranks have found a difference.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +14,8 @@
 
 namespace ngd::comm::mpi {
 
-// Return the details of a collective as bytes; "" if it has none.
+// Return the details of a collective as bytes: the text of its compiled step, or else its layout;
+// "" if it has neither.
 std::string encode_details(const Collective& collective);
 
 // The details of a rank's collective, decoded from its header and from `bytes`, the bytes of its

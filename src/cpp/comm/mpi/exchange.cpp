@@ -14,9 +14,9 @@ constexpr int kBroadcastWindows = 4;
 constexpr std::size_t kBroadcastWindowBytes = std::size_t{256} << 10;
 
 // The chain broadcast. The chain of the ranks begins with the root; each rank is followed by the
-// next higher rank, and the highest rank by rank 0. Each rank receives a slice from the previous
-// rank of the chain and sends it to the next one. Several slices are transferred at once, one per
-// window, so all links of the chain are busy.
+// next higher rank, and the highest rank by rank 0. The data are cut into slices. Each rank
+// receives a slice from the previous rank of the chain and sends it to the next one. Up to
+// kBroadcastWindows slices are transferred at once, so all links of the chain are busy.
 class ChainBroadcast final : public WindowedTransfer {
  public:
   ChainBroadcast(const RankSet& group, int tag, const Collective& collective)

@@ -111,7 +111,7 @@ class Family {
     gate_->wake_thread();
   }
   void abandon() noexcept { is_clean_ = false; }  // MPI holds messages: never free the communicator
-  int next_group = 1;  // the lowest number above those of all groups of this rank
+  int next_group = 1;  // the next group's number, above those of all groups of this rank
   int tag_limit() const noexcept { return tag_limit_; }
 
   bool failed() const noexcept { return failed_; }  // may be called without the lock
@@ -146,7 +146,7 @@ class Family {
   std::chrono::steady_clock::time_point leave_end_{};
   std::mutex mutex_;
   std::vector<Member*> members_;
-  std::vector<Member*> busy_;  // the members that had pending works at the last progress()
+  std::vector<Member*> busy_;  // the groups that had pending works after the last progress()
   // `gate_` decides when the progress thread (`thread_`) runs. A forked child has no progress
   // thread, so it leaks both objects. If the child destroyed `gate_`, the destructor of its
   // condition variable would wait for that thread.

@@ -32,8 +32,8 @@ int first_tag(const Family& family, int number) {
 
 // ---- split
 
-// The data that each rank sends in a split: its color, its key, and the lowest number above those
-// of all its groups.
+// The data that each rank sends in a split: its color, its key, and the number that it proposes for
+// the new group (the lowest number above those of all its groups).
 using Choice = std::array<std::int64_t, 3>;
 
 Collective gather_of(const Choice& mine, std::vector<Choice>& choices) {
@@ -72,11 +72,12 @@ RankSet child_ranks(const RankSet& parent, int color, const std::vector<Choice>&
   return ranks;
 }
 
-// Take part in the split of the host group (the ranks of this host). All ranks must call the split
-// at the same position in the sequence of collectives of the host group. But a pending work of
-// `parent` may submit collectives to the host group at any time. So each rank first waits for all
-// its works that it submitted before `last`. (`last` is the collective that gathers the arguments
-// of split().) Then each rank calls a barrier: after the barrier, no rank has a pending work.
+// Take part in the split of the host group (the ranks of this host). All its ranks must call the
+// split at the same position in the sequence of collectives of the host group. But a pending
+// collective of `parent` may submit collectives to the host group at any time. So each rank first
+// waits for all collectives of `parent` that it submitted before `last`, the one that gathered the
+// arguments of split(). Then the ranks of `parent` run a barrier. After it, none of these
+// collectives is pending on any rank.
 std::unique_ptr<Communicator> split_host_group(MpiCommunicator& parent, int color, int key,
                                                Work last) {
   const double timeout = config::timeout_seconds();

@@ -39,8 +39,8 @@ bool Headers::collect(PendingCollective& work) {
 }
 
 // In an all_to_all with counts, check that the number of elements that a peer sends is the number
-// that this rank expects from it. The fingerprints do not show this, because each pair of ranks has
-// its own counts.
+// that this rank expects from it. The comparison of the headers does not check this, because each
+// pair of ranks has its own counts.
 void Headers::check_counts(const PendingCollective& work, int peer) const {
   if (work.receive_counts.empty()) return;
   const Message& message = work.received[static_cast<std::size_t>(peer)];

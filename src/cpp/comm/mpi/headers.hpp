@@ -16,8 +16,8 @@ namespace ngd::comm::mpi {
 
 class Headers {
  public:
-  // `held` has the computations of the compiled steps that this rank has loaded. agree()
-  // (identity.hpp) uses it to compare the headers.
+  // A computation is a hash of all that a compiled step computes. `held` has the computations of
+  // the steps that this rank has loaded. agree() (identity.hpp) uses it to compare two headers.
   Headers(const GroupContext& group, const Computations& held)
       : group_(group), held_(held), mailbox_(group.ranks) {}
 
@@ -35,7 +35,8 @@ class Headers {
   // their headers for it.
   std::vector<int> missing() const;
   // Return lines such as "rank 2 called all_reduce(sum) of 8 float32." for a timeout error: one for
-  // each rank of `world_ranks` from which an unread header has arrived.
+  // each rank of `world_ranks` that has announced a call by its header, if this rank has not taken
+  // that header yet.
   std::vector<std::string> calls_of(const std::vector<int>& world_ranks);
 
  private:

@@ -37,8 +37,8 @@ class HostLayer {
   // Split the host group. Returns nothing while another thread uses the host group.
   [[nodiscard]] virtual std::optional<std::unique_ptr<Communicator>> try_split_local(int color,
                                                                                      int key) = 0;
-  // Return the layer of `group`, which was split from the group of this layer. `local` is the host
-  // group of `group`: its ranks on this host.
+  // Return the host layer of `group`, a new group that a split of this layer's group has made.
+  // `local` is the group of those ranks of `group` that are on this host.
   virtual std::unique_ptr<HostLayer> for_split(const RankSet& group,
                                                std::unique_ptr<Communicator> local) const = 0;
 

@@ -45,10 +45,10 @@ void copy_text(const char* from, int length, char* text, std::size_t size) noexc
   text[num_copied] = '\0';
 }
 
-// The largest number of requests that one call of MPI_Testsome tests. The arrays for them are on
-// the stack. This function must not throw, so it cannot allocate them. They cannot be thread-local
-// either: memory for thread-local variables is allocated at the first use in a thread, and the
-// process ends if that fails.
+// The largest number of requests that one call of MPI_Testsome tests. test_part() has arrays for
+// them on the stack. test_part() must not throw, so it cannot allocate the arrays. They cannot be
+// thread-local either: memory for thread-local variables is allocated at the first use in a thread,
+// and the process ends if that fails.
 constexpr std::size_t kAtOnce = 256;
 
 class Implementation final : public Library {

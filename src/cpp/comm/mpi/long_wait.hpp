@@ -21,8 +21,8 @@ class LongWait {
   LongWait(const LongWait&) = delete;
   LongWait& operator=(const LongWait&) = delete;
 
-  // Publish the awaited rank to the ranks of this host, until this object is destroyed. Call this
-  // with the lock held.
+  // Show the ranks of this host which rank this rank waits for, until this object is destroyed.
+  // Call this with the lock of the family (Family::mutex) held.
   void publish();
   // Fail the family, and throw CollectiveTimeout with the ranks that are late.
   [[noreturn]] void throw_timeout(double timeout_seconds);

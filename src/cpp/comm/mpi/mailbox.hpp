@@ -28,8 +28,8 @@ class Mailbox {
 
   void post(const Header& header, const void* payload, std::size_t payload_bytes);  // to all ranks
   void post_to(int peer, const Header& header, const void* payload, std::size_t payload_bytes);
-  // Move the messages that have arrived into the queues of their senders. Throws Unreachable, and
-  // Init if a peer runs another version of ngd.
+  // Store the messages that have arrived, separately for each sender. Throws Unreachable if MPI
+  // could not complete a message, and Init if a peer runs another version of ngd.
   void progress();
 
   const std::deque<Message>& from(int peer) const { return peers_[index(peer)].arrived; }

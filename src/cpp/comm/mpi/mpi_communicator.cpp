@@ -164,9 +164,10 @@ void MpiCommunicator::throw_interrupted(Work work) {
   throw Error(ErrorKind::Interrupted, what);
 }
 
-// If a rank has reported a failure in another group that the same running step watches, fail the
-// family and throw that failure. The step cannot complete without that group, so this wait must
-// end.
+// A compiled step that uses several groups watches all of them while it runs
+// (Communicator::watch). If a rank has reported a failure in another watched group, fail all groups
+// of the family, and throw that failure. The step cannot complete without that group, so this wait
+// must end.
 void MpiCommunicator::check_other_groups(Work work) {
   Family& family = *group_.family;
   family.or_fail([&] { family.expect_no_failure_beside(*this, works_.call_of(work)); });

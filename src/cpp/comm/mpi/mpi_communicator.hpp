@@ -33,8 +33,9 @@ class MpiCommunicator final : public Communicator, private Member {
   MpiCommunicator(std::shared_ptr<Family> family, RankSet ranks);
   ~MpiCommunicator() override { close(); }
 
-  // Use a host layer for all collectives from now on. All ranks must call this at the same position
-  // in their sequence of collectives.
+  // Set the host layer, which moves data in shared memory inside each host; null: use only MPI. All
+  // later collectives use it. All ranks must call this at the same position in their sequence of
+  // collectives.
   void use(std::unique_ptr<HostLayer> hosts);
 
   // The next three functions are for groups.hpp. check_not_child() throws GroupClosed in a forked

@@ -22,9 +22,9 @@ class OwnersExchange {
   explicit OwnersExchange(const RankSet& group)
       : rank_(group.rank), size_(group.size()), terms_(static_cast<std::size_t>(size_)) {}
 
-  // Receive this rank's part from all other ranks: each of them sends its contribution of
-  // `own_bytes` bytes, which is received into window.scratch. Send contribution_to(rank) to every
-  // other rank: this rank's contribution to the part of that rank.
+  // Post the messages before the reduction of the slice. Send contribution_to(rank), this rank's
+  // data for the part of the slice that `rank` owns, to every other rank. Receive the data of every
+  // other rank for the part that this rank owns, `own_bytes` each, into window.scratch.
   template <class ContributionTo>
   void exchange_contributions(Window& window, std::size_t own_bytes,
                               ContributionTo&& contribution_to) const {
@@ -38,14 +38,14 @@ class OwnersExchange {
     }
   }
 
-  // Return the address in the window's scratch memory at which the contribution of a rank arrives.
-  // The slot of this rank receives nothing.
+  // Return the address in window.scratch at which the contribution of a rank arrives. Nothing
+  // arrives at the address for this rank itself.
   std::byte* contribution(const Window& window, std::size_t own_bytes, int rank) const {
     return window.scratch.data() + own_bytes * static_cast<std::size_t>(rank);
   }
 
-  // Reduce all contributions to this rank's part, in the canonical order of base/reduce.hpp.
-  // `mine`: the contribution of this rank.
+  // Reduce the part of the slice that this rank owns into `result`, in the canonical order of
+  // base/reduce.hpp. The operands are `mine` and the contributions of the other ranks.
   void reduce(const Window& window, std::span<const std::byte> mine, Combine combine, DType dtype,
               void* result, double divisor) {
     for (int r = 0; r < size_; ++r)
@@ -55,8 +55,8 @@ class OwnersExchange {
                 divisor);
   }
 
-  // Receive the result of every other owner into result_of(rank). Send `mine`, the result of this
-  // rank, to all ranks.
+  // Post the messages after the reduction of the slice: send `mine`, the reduced part that this
+  // rank owns, to all other ranks, and receive the part of each other rank into result_of(rank).
   template <class ResultOf>
   void exchange_results(Window& window, std::span<const std::byte> mine,
                         ResultOf&& result_of) const {
@@ -65,8 +65,9 @@ class OwnersExchange {
       window.requests.send(mine.data(), mine.size(), after(distance), window.tag);
   }
 
-  // Send `mine`, the result of this rank, to the root. On the root, receive the result of every
-  // other owner into result_of(rank).
+  // Post the messages after a reduction whose result only the root gets. The root receives the
+  // reduced part of each other rank into result_of(rank). Every other rank sends `mine`, the
+  // reduced part that it owns, to the root.
   template <class ResultOf>
   void send_results_to(int root, Window& window, std::span<const std::byte> mine,
                        ResultOf&& result_of) const {

@@ -17,15 +17,18 @@ constexpr auto kReportTime = std::chrono::milliseconds(200);
 
 }  // namespace
 
-// Throw if a peer has ended so that this collective cannot complete. There are three cases.
+// Throw if this collective cannot complete because a peer has ended (it has failed, or has left the
+// group). The report of a peer has the number of the first collective that the peer will not
+// complete. A header is the message with which a peer announces a collective. There are three
+// cases.
 //
-// All headers have arrived: throw if a peer has ended in this collective or before it.
+// All headers have arrived: throw if a peer that has ended will not complete this collective.
 //
 // A header is missing, and its sender has ended: throw at once. The messages of a peer arrive in
 // order, so the header will never arrive.
 //
-// A header of another rank is missing, and a peer that has sent its header has failed in this
-// collective or before it: throw after kGrace. The peer may have failed because it did not get that
+// A header is missing, and a peer whose header has arrived has failed and will not complete this
+// collective: throw after kGrace. The peer may have failed because it did not get the missing
 // header, and this rank may never get it either.
 void PeerReports::check_needed(const PendingCollective& work, bool has_headers) const {
   for (int peer = 0; peer < group_.size(); ++peer) {

@@ -24,7 +24,7 @@ struct PendingCollective {
   std::vector<std::uint64_t> receive_counts;
   Header header;
   std::string details;             // sent after a mismatch, see details.hpp
-  std::vector<std::byte> payload;  // the payload of this rank's header
+  std::vector<std::byte> payload;  // sent with the header: small data, or an all_to_all's counts
   std::vector<Message> received;   // by rank; empty until all headers have arrived
   std::unique_ptr<Transfer> transfer;
   bool complete = false;

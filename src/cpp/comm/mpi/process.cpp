@@ -161,7 +161,7 @@ void finalize_mpi() noexcept {
   }
   try {
     mpi::mpi_thread().run([&library] { library.finalize(); }).wait();
-  } catch (const std::exception&) {  // there is no memory for the task
+  } catch (const std::exception&) {  // no memory to start it on mpi_thread()
     library.finalize();              // every MPI known to ngd allows this in any thread
   }
 }

@@ -38,8 +38,9 @@ void throw_if_left_to_mpi();
 // is kept for leak checkers.
 void keep_for_good(const void* memory) noexcept;
 
-// Return true in a forked child of the process that opened the first endpoint. A child has copies
-// of all objects here. It must not call MPI, which would receive the messages of its parent.
+// Return true in a forked child of the process that has called open_endpoint(). The child has
+// copies of the parent's objects. It must not call MPI, which would receive the messages of the
+// parent.
 bool in_forked_child() noexcept;
 
 std::string error_text(int code);
