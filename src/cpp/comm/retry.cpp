@@ -7,8 +7,9 @@
 namespace ngd::comm {
 
 namespace {
-// The time between two tries of a refused call. The shortest is about the time of a small
-// collective; the longest is too short for a user to notice.
+// The shortest and the longest time between two tries of a call, while another thread uses the
+// group. The shortest is about the time of a small collective. The longest is too short for a user
+// to notice.
 constexpr std::chrono::microseconds kShortestNap{50}, kLongestNap{1000};
 constexpr int kDoublings = 5;
 constexpr std::chrono::milliseconds kCheckInterval{50};  // between two checks for interrupts

@@ -14,7 +14,8 @@
 
 namespace ngd::comm {
 
-// The waits between the tries of one refused call, with the timeout of all tries together.
+// The waits between the tries of a call that returned Busy or nullopt, because another thread uses
+// the group. The timeout is for all tries of the call together.
 class Retries {
  public:
   Retries(Communicator& group, double timeout_seconds) noexcept

@@ -40,8 +40,8 @@ class FlatReduction final : public WindowedTransfer {
     return window.step < 2 ? Outcome::Continues : Outcome::SliceComplete;
   }
 
-  // Return the part of the window's slice that `owner` reduces, as a range of elements of the
-  // source.
+  // Return the range of elements of the source that `owner` reduces now: its part of window.slice,
+  // the slice that is being transferred.
   Slice owned(const Window& window, int owner) const {
     if (!is_scatter_) return part_of(window.slice, owner, size_);
     const Slice block = blocks_[owner];
@@ -103,11 +103,12 @@ class RingAllReduce final : public WindowedTransfer {
  private:
   Slice part(const Window& window, int owner) const { return part_of(window.slice, owner, size_); }
 
-  // Carry out step number window.step for the window's slice. The first n - 1 steps are the
-  // reduce-scatter (n ranks), the next n - 1 the all-gather. In step k of the reduce-scatter, rank
-  // r sends part (r - 1 - k) and receives part (r - 2 - k). After the last of these steps, rank r
-  // has the whole sum of part r. In step k of the all-gather, rank r sends part (r - k) and
-  // receives part (r - 1 - k). Part numbers are modulo n.
+  // Carry out step number window.step of the ring, on the elements of window.slice. The slice has n
+  // parts, one per rank. The first n - 1 steps are the reduce-scatter, the next n - 1 the
+  // all-gather. In step k of the reduce-scatter, rank r sends part (r - 1 - k) and receives part
+  // (r - 2 - k). After the last of these steps, rank r has the whole sum of part r. In step k of
+  // the all-gather, rank r sends part (r - k) and receives part (r - 1 - k). Part numbers are
+  // modulo n.
   Outcome step(Window& window) override {
     const int exchanges = size_ - 1;
     const int k = window.step;

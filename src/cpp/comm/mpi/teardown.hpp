@@ -28,9 +28,9 @@ class Teardown {
   bool has_sent_failure(bool moves_data);
   // Report that this rank leaves the group, and wait a short time for its peers to leave.
   void leave(bool has_failed, std::uint64_t sequence) noexcept;
-  // Close the mailbox. If MPI still holds messages, or a peer has not left, never free the MPI
-  // communicator. Otherwise, if this group has added a failure mark to the process (mark_failed()),
-  // remove the mark.
+  // Close the mailbox, which sends and receives the short messages of the group. If MPI still holds
+  // messages, or a peer has not left, never free the MPI communicator. Otherwise, if this group has
+  // added a failure mark to the process (mark_failed()), remove the mark.
   void finish() noexcept;
 
  private:

@@ -9,11 +9,12 @@
 namespace ngd::comm::mpi {
 namespace {
 
-// Sizes in the flat reduction. The scratch memory of a window has the size of the window's slice:
-// at most kMaxWindowBytes (2 MiB). With kReduceWindows (8) windows, a transfer needs at most 16
-// MiB, for any number of ranks. One rank reduces at most kMaxPartBytes of a slice. This is half of
-// kMaxMessageBytes, because a partial sum in float32 is twice as wide as 16-bit floats. These sizes
-// keep a link of 10 Gbit/s busy if a rank makes progress once per millisecond.
+// Sizes in the flat reduction, which cuts the operand into slices and transfers kReduceWindows (8)
+// of them at once. The scratch memory for a slice has the size of the slice: at most
+// kMaxWindowBytes (2 MiB). So a transfer needs at most 16 MiB, for any number of ranks. One rank
+// reduces at most kMaxPartBytes of a slice. This is half of kMaxMessageBytes, because partial sums
+// of 16-bit floats are float32, which is twice as wide. These sizes keep a link of 10 Gbit/s busy
+// if a rank makes progress once per millisecond.
 constexpr std::size_t kMaxWindowBytes = std::size_t{2} << 20;
 constexpr std::size_t kMaxPartBytes = kMaxMessageBytes / 2;
 

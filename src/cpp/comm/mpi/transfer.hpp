@@ -72,7 +72,7 @@ class WindowedTransfer : public Transfer {
   struct Windowing {
     std::size_t elements;         // the number of elements that are divided into slices
     std::size_t window_elements;  // the number of elements of a slice
-    int num_windows;              // the number of windows that are active at once
+    int num_windows;              // the number of slices that are transferred at once
   };
   WindowedTransfer(const RankSet& group, int tag, const Collective& collective,
                    Windowing windowing);
@@ -80,9 +80,9 @@ class WindowedTransfer : public Transfer {
   // Return true if step number window.step may begin. By default: if the messages of the previous
   // step have completed.
   virtual bool is_ready(Window& window) { return window.requests.test(); }
-  // The outcome of a step. Continues: the slice needs more steps. SliceComplete: the window can
-  // begin its next slice. Blocked: the step has not begun and had no effect; advance() tries it
-  // again later.
+  // The outcome of one step in the transfer of a slice (a range of the elements). Continues: the
+  // slice needs more steps. SliceComplete: the slice is transferred, so advance() can begin the
+  // next one. Blocked: the step has not begun and had no effect; advance() tries it again later.
   enum class Outcome { Continues, SliceComplete, Blocked };
   // Carry out step number window.step. Return SliceComplete if there is no such step, because the
   // slice was complete before.
@@ -154,9 +154,9 @@ std::unique_ptr<Transfer> make_chain_broadcast(const RankSet& group, int tag,
 std::unique_ptr<Transfer> make_block_exchange(const RankSet& group, int tag,
                                               const Collective& collective);
 
-// kReduceWindows is the number of windows that are active at once in a reduction. reduce_window()
-// returns the number of elements of one slice of a reduction in which each of `owners` ranks
-// reduces one part of the slice.
+// A reduction cuts the operand into slices. kReduceWindows is the number of slices that are
+// transferred at once. reduce_window() returns the number of elements of a slice, if each of
+// `owners` ranks reduces one part of it.
 inline constexpr int kReduceWindows = 8;
 std::size_t reduce_window(DType dtype, int owners);
 

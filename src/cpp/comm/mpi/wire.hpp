@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The messages of the mailbox: a header of fixed size, then a payload.
+// The short messages that ranks send with a mailbox (mailbox.hpp), for example the call of a
+// collective, or the report of a failure. A message is a header of fixed size, then a payload.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +26,7 @@ inline constexpr std::size_t kMaxPayloadBytes = std::size_t{64} << 10;
 enum class Topic : std::uint8_t {
   Submitted,  // this rank has submitted the collective that the header describes
   Sent,       // this rank has called the send that the header describes
-  Details,    // the payload is the text of the program or the layout, because two ranks differ
+  Details,    // the payload is the program text or the layout of a collective (details.hpp)
   Failed,     // this rank has failed: `error` and the payload are its Failure
   Left        // this rank has closed the group, without a failure or after it sent Failed
 };
@@ -36,7 +37,9 @@ struct Header {
   Topic topic = Topic::Submitted;
   ErrorKind error = ErrorKind::Internal;
   std::uint8_t has_program_text = 0;
-  std::uint32_t number = 0;  // Sent: the tag; Failed: the number of ranks in the payload
+  // In a Sent message: the tag of the send. In a Failed message: the number of ranks in the
+  // payload.
+  std::uint32_t number = 0;
   std::uint32_t payload_bytes = 0;
   // In a Failed or Left message: the number of the first collective that this rank will not
   // complete.

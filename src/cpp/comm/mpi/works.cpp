@@ -107,7 +107,9 @@ bool Works::advance_transfer(PendingCollective& work) {
     is_finished = work.transfer->advance();
   } catch (const Unreachable&) {
     throw;
-  } catch (const Error&) {  // the group over shared memory has failed
+  } catch (const Error&) {
+    // The shared-memory group of the ranks of this host has failed. If a peer reports the cause in
+    // time, await() throws the reported error, which has more facts.
     reports_.await(work);
     throw;
   }

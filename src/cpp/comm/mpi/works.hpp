@@ -42,12 +42,13 @@ class Works {
     return works_.empty() ? nullptr : &works_.front();
   }
 
+  // Return true if a work is a send or a receive, false if it is a collective.
+  static bool is_pair(Work work) noexcept { return work.sequence >= Pairs::kFirst; }
   // The following functions take a work that is not complete. For a send or a receive, they
   // describe that work. For a collective, call_of(), has_begun() and awaited_ranks() describe the
   // first incomplete collective of the group. This may be an earlier collective, which delays the
-  // given one: headers are collected in order, and the data of at most kActive collectives move at
-  // once.
-  static bool is_pair(Work work) noexcept { return work.sequence >= Pairs::kFirst; }
+  // given one: this rank receives the headers of the collectives in their order, and transfers the
+  // data of at most kActive collectives at once.
   const CallRecord& call_of(Work work) const;
   bool has_begun(Work work) const;                  // its data are being transferred
   std::vector<int> awaited_ranks(Work work) const;  // as world ranks

@@ -41,7 +41,8 @@ constexpr const char* kLateStart =
 // connection, for at most this time. A call that did not wait might always find a full queue, if
 // many other processes connect too.
 constexpr timeval kConnectWait{0, 20'000};
-constexpr std::uint64_t kLookAroundNs = 1'000'000'000;  // between two checks for other users' names
+// the time between two checks if other users hold the socket names of the job (names.hpp)
+constexpr std::uint64_t kLookAroundNs = 1'000'000'000;
 constexpr int kAcceptedAtOnce = 256;  // the most connections that one poll_once() accepts
 
 int open_descriptors() {
@@ -312,7 +313,8 @@ class Server final : public Rendezvous {
 
   // Wait for a new connection, for a Hello, or for any message of a rank that has sent Hello.
   void poll_once() {
-    std::vector<pollfd> fds{{listener_.get(), POLLIN, 0}};  // poll() ignores negative descriptors
+    // A channel that is not open has the descriptor -1, which poll() ignores.
+    std::vector<pollfd> fds{{listener_.get(), POLLIN, 0}};
     for (const Channel& each : channels_) fds.push_back({each.fd(), POLLIN, 0});
     for (const Channel& each : strangers_) fds.push_back({each.fd(), POLLIN, 0});
     if (::poll(fds.data(), fds.size(), clock_.next_poll_ms()) <= 0) return;
@@ -348,7 +350,7 @@ class Server final : public Rendezvous {
     Channel stranger(
         Descriptor(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)));
     if (stranger.open()) protocol_step();
-    return stranger;  // if it is not open, errno has the reason
+    return stranger;  // if no connection was accepted, errno has the reason
   }
   static bool is_mine(const Channel& stranger) noexcept {
     return peer_user(stranger.fd()) == ::geteuid();
@@ -373,7 +375,8 @@ class Server final : public Rendezvous {
     const bool is_of_this_job = received.message.magic == kMagic && received.message.size == size_;
     if (is_of_this_job && received.message.topic == Topic::Failure) fail_relayed(received.message);
     if (is_of_this_job && received.cut) {
-      strangers_.push_back(std::move(stranger));  // notify() sends the failure to all strangers
+      // Keep the connection, so that notify() sends the failure to the other end too.
+      strangers_.push_back(std::move(stranger));
       fail_no_descriptors();
     }
     if (const std::string refusal = refuse(received); !refusal.empty()) {
@@ -424,7 +427,7 @@ class Server final : public Rendezvous {
   int ready_ = 0;
 };
 
-// The rendezvous on any other rank: it connects to rank 0.
+// The rendezvous on each rank except rank 0: it connects to rank 0.
 class Client final : public Rendezvous {
  public:
   using Rendezvous::Rendezvous;

@@ -27,7 +27,9 @@ struct Message {
   ErrorKind error_kind = ErrorKind::Init;
   std::uint64_t start_time = 0;
   cpu_set_t cores;  // the cores that the rank may use
-  RankSet ranks;    // the missing ranks, or the ranks that a failure blames
+  // In a Waiting message: the ranks that have not sent Hello yet. In a Failure message: the ranks
+  // that the failure blames.
+  RankSet ranks;
   char text[2048];  // the error text of a failure
 
   void set_text(std::string_view value) noexcept;
@@ -38,7 +40,9 @@ struct Parcel {
   Message message;
   Descriptor segment;
   Descriptor pidfd;
-  bool cut = false;  // descriptors were lost: this process has too many
+  // True if the kernel has dropped descriptors of the message, because this process already has as
+  // many open descriptors as it may have.
+  bool cut = false;
 };
 
 Message make_message(Topic topic, int rank, int size);
@@ -71,10 +75,14 @@ class Channel {
   // Send a message. If the other end does not read, wait for at most five seconds. Return false if
   // the message was not sent or the other end is gone.
   bool send(const Message& message) noexcept;
-  // Send a message with descriptors. The kernel refuses them while more than RLIMIT_NOFILE sent
-  // descriptors of this user's processes are not received yet. If the kernel refuses them, or the
-  // other end does not read, send() tries again for at most five seconds. Throws Interrupted.
+  // The result when a message with descriptors is sent. Yes: it was sent. Gone: the other end has
+  // closed the connection, or does not read. TooManyDescriptors: the kernel refuses the
+  // descriptors, because more than RLIMIT_NOFILE descriptors that processes of this user have sent
+  // are not received yet.
   enum class Sent { Yes, Gone, TooManyDescriptors };
+  // Send a message with descriptors. If the other end does not read, or the kernel refuses the
+  // descriptors, try again for at most five seconds, but not after the deadline of `clock`. Throws
+  // Interrupted.
   Sent send(const Message& message, int segment_fd, int pidfd, const Clock& clock);
   enum class Got { Parcel, Nothing, End };
   Got receive(Parcel& parcel) noexcept;

@@ -36,9 +36,9 @@ Algorithm requested_algorithm(const Collective& collective, Algorithm preferred,
 // algorithm of other all_reduces and reduces undecided. Set Exchange for all other kinds.
 void choose_from_call(const Group& group, Task& task, const Collective& collective);
 // The second step of the choice, when this rank has written the offsets of its operands for its
-// peers. Set a staged algorithm for an undecided all_reduce or reduce without the ring, if this
-// rank's operands are in private memory. A staged algorithm can start before the peers have
-// arrived. Otherwise leave the algorithm undecided.
+// peers. Set FlatStaged or NodesStaged for an all_reduce or a reduce that still has no algorithm,
+// does not use the ring, and has an operand of this rank in private memory. These algorithms can
+// start before the peers have arrived. In all other cases, set no algorithm.
 void choose_from_operands(const Group& group, Task& task);
 // The third step of the choice, when all ranks have arrived: choose an undecided algorithm from the
 // calls of all ranks, or replace Exchange by Cooperative.

@@ -25,10 +25,12 @@ namespace ngd::comm::shm {
 // The state of one collective with respect to this rank's staging buffers: if the collective needs
 // them, may fill them, and has filled them for the last time.
 struct StagingClaim {
-  bool is_needed = false;   // data of this rank pass through the buffers
-  bool is_granted = false;  // the collective may fill the buffers now
-  bool has_ended = false;   // the collective fills no buffer any more
-  std::uint64_t first = 0;  // the ticket (number) of its first staged chunk (staging.hpp)
+  bool is_needed = false;   // data of this rank pass through its staging buffers
+  bool is_granted = false;  // the collective may fill the staging buffers now
+  bool has_ended = false;   // the collective fills no staging buffer any more
+  // The ticket of the first chunk that the collective stages. Tickets number the chunks that this
+  // rank stages in the group (staging.hpp).
+  std::uint64_t first = 0;
 };
 
 struct TaskHead {
@@ -49,8 +51,10 @@ struct TaskHead {
   StagingClaim staging;
 
   Statistics::Entry stats = 0;
-  std::uint64_t moved_bytes = 0;   // the bytes that this rank has moved, for the statistics
-  std::uint64_t waited_ns = 0;     // the time in the backlog, before the task was published
+  std::uint64_t moved_bytes = 0;  // the bytes that this rank has moved, for the statistics
+  // The time that the collective waited before this rank could publish it, because at most kSlots
+  // collectives of a group are published at once (slot_queue.hpp).
+  std::uint64_t waited_ns = 0;
   std::uint64_t completed_ns = 0;  // the time of completion, CLOCK_MONOTONIC
 
   std::size_t bytes() const noexcept { return count * size_of(dtype); }

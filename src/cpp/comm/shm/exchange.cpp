@@ -122,7 +122,8 @@ class Exchange::Pass {
       std::memcpy(chunk + share_at(task_.kind, ranks_, group_.rank(), r),
                   task_.source + piece.source + begin, bytes);
       if (gives_one_block(task_.kind)) {
-        place_own(begin, bytes);  // while the data are in the cache
+        // Copy these bytes to this rank's own destination too, while they are in the cache.
+        place_own(begin, bytes);
         break;
       }
     }

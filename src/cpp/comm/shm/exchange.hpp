@@ -13,14 +13,15 @@ namespace ngd::comm::shm {
 
 // A block that one rank, the producer, gives another rank, the consumer. Offsets are in bytes.
 struct Piece {
-  std::uint64_t source = 0;  // its offset in the producer's source
+  std::uint64_t source = 0;  // the offset of the block in the producer's source
   std::uint64_t bytes = 0;
-  std::uint64_t destination = 0;      // its offset in the consumer's destination
-  const std::byte* direct = nullptr;  // its address, if it can be read without a staging buffer
+  std::uint64_t destination = 0;  // the offset of the block in the consumer's destination
+  // The address of the block if it can be read without a staging buffer, otherwise null.
+  const std::byte* direct = nullptr;
 };
 
 // The blocks that this rank takes from each rank (`incoming`) and gives to each rank (`outgoing`),
-// by rank. A slot keeps its Pieces, so a later exchange in the slot allocates no memory.
+// by rank. Later exchanges of the group use the same object again, so that they allocate no memory.
 struct Pieces {
   std::vector<Piece> incoming, outgoing;
 };
@@ -59,7 +60,7 @@ class Exchange {
   bool may_be_cooperative_ = false;  // the call of this rank allows it (cooperative.hpp)
   bool takes_any_ = false;           // this rank takes something from other ranks
   bool shares_source_ = false;       // the peers read the source of this rank directly
-  bool must_report_taken_ = false;   // peers wait for the report that this rank takes no more
+  bool must_report_taken_ = false;   // peers wait for the report that this rank has read all blocks
   bool has_placed_own_ = false;      // the block of this rank for itself is stored
   bool has_staged_input_ = false;    // this rank takes chunks from staging buffers of peers
   bool awaits_reports_ = false;      // all data are copied, the reports of peers are missing

@@ -9,7 +9,8 @@ namespace ngd::comm::shm {
 namespace {
 // the time between two calls of the interrupt callback
 constexpr std::uint64_t kAskNs = 50'000'000;
-constexpr std::uint64_t kWatchNs = 20'000'000;  // the time between two system calls about a peer
+// the time between two checks that the processes of the peers are alive
+constexpr std::uint64_t kWatchNs = 20'000'000;
 }  // namespace
 
 Family::Family(std::unique_ptr<Memory> memory, std::unique_ptr<Liveness> liveness, Place place)
@@ -65,8 +66,8 @@ bool Family::time_to_ask(std::uint64_t now) noexcept {
 std::uint64_t Family::new_control(std::uint64_t group) {
   sweep();
   const std::uint64_t offset = heap_.allocate(kControlBytes);
-  std::memset(segment(rank()).at(offset), 0,
-              kInlineOffset);  // later bytes need no zeros: each is written before it is read
+  // The bytes from kInlineOffset on need no zeros: each of them is written before it is read.
+  std::memset(segment(rank()).at(offset), 0, kInlineOffset);
   Segment(segment(rank()).base(), segment(rank()).bytes(), offset).control().group = group;
   return offset;
 }

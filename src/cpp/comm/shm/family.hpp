@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A family: the state that all groups of one rank share. It has the segments, the heap, the wait
-// ladder (wait.hpp), and the failure of the rank. A rank that fails in one of its groups has failed
-// in all. A caller must hold the family's lock (monitor.hpp) to use this state. Values that never
-// change need no lock.
+// A family: the state that all groups of one rank share. It has the segments, the heap, the failure
+// of the rank, and the wait ladder (wait.hpp), which decides if a waiting rank spins, yields or
+// sleeps. If a rank fails in one of its groups, it has failed in all of them. A caller must hold
+// the family's lock (monitor.hpp) to use this state. Values that never change need no lock.
 #pragma once
 
 #include <atomic>
@@ -24,7 +24,8 @@
 
 namespace ngd::comm::shm {
 
-// The interface of a group for the other groups of its family (the groups of the same rank).
+// The functions of a group that the other groups of this rank call. For example, a rank that waits
+// in one of its groups calls progress() of all its groups.
 class Member {
  public:
   virtual ~Member() = default;
@@ -92,8 +93,8 @@ class Family {
   bool closed() const noexcept { return closed_; }
   std::string_view why() const noexcept { return error_text_of(record()); }
   std::vector<int> blamed() const { return error_ranks_of(record()); }
-  // Throw GroupClosed for a refused call: the group is closed (`is_closed`), or the family has
-  // failed.
+  // Throw GroupClosed for the call `call`, which is not possible any more. The error has one of
+  // these reasons: its group (`is_closed`) or the world is closed, or this rank has failed.
   [[noreturn]] void refuse(const std::string& call, bool is_closed) const;
   // Throw the failure that `rank`, a rank of the world, has reported. Do nothing if the rank has
   // not failed.
@@ -114,7 +115,7 @@ class Family {
   // the counter `departed` when it does not use the memory any more. The memory is released when
   // the counter is equal to `ranks`.
   struct Retired {
-    std::atomic<std::uint32_t>* departed = nullptr;  // the counter in the block
+    std::atomic<std::uint32_t>* departed = nullptr;  // Control::departed or Common::departed
     std::uint64_t block = 0;
     int ranks = 0;
     std::vector<std::uint64_t> letter_boxes{}, texts{};

@@ -13,7 +13,8 @@ namespace {
 
 std::string_view program_text(const Segment& segment, const Slot& slot) {
   const std::uint64_t offset = slot.program_offset, bytes = slot.program_length;
-  // kPrivate, which means that there is no text, is larger than any segment.
+  // If the rank has published no program text, the offset is kPrivate, which is larger than any
+  // segment.
   if (offset > segment.bytes() || bytes > segment.bytes() - offset) return {};
   return {reinterpret_cast<const char*>(segment.at(offset)), bytes};
 }

@@ -41,10 +41,11 @@ class Group {
     int world = 0;
     int job_rank = 0;
   };
-  // `moves`: a counter of progress of the family. It grows by one each time this rank finds that a
-  // peer has raised a flag for which this rank waits. A wait compares the counter to find out if
-  // there was progress. `checked`: true = compare the fingerprints of the ranks' calls. `held`: the
-  // computations of this rank's compiled steps; it must outlive the group.
+  // `moves`: a counter of progress in all groups of this rank. It grows by one each time this rank
+  // finds that a peer has raised a flag for which this rank waits. A wait compares the counter to
+  // find out if there was progress. `checked`: true = compare the fingerprints of the ranks' calls.
+  // `held`: the hashes of the compiled steps that this rank has loaded (computations.hpp), for this
+  // comparison. `held` must outlive the group.
   Group(std::vector<Rank> ranks, int rank, std::uint64_t id, std::uint64_t& moves, bool checked,
         const Computations& held);
 

@@ -49,8 +49,8 @@ std::uint64_t Heap::allocate(std::size_t bytes) {
   return offset;
 }
 
-// Release a block, and merge it with the free blocks next to it. Allocates no memory, because
-// close() needs that: the map node of the block moves from `used_` to `free_`.
+// Release a block, and merge it with the free blocks next to it. Allocates no memory: the map node
+// of the block moves from `used_` to `free_`. So the function cannot fail when a group is closed.
 void Heap::release(std::uint64_t offset) noexcept {
   auto block = used_.extract(offset);
   if (block.empty()) return;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The inline algorithm, for small reductions and for barriers. Each rank publishes its payload (the
 // data of its source) with the flag that it has arrived. When all ranks have arrived, each rank
-// that gets the result reads all payloads. A payload of at most 24 bytes without counts is in the
-// slot of the collective (Slot::tiny). Any other payload is in the inline memory of the slot.
+// that gets the result reads all payloads. The payload is in Slot::tiny, next to the flag, if it
+// has at most 24 bytes and the rank publishes no counts (numbers of elements, one per rank).
+// Otherwise it is in the memory at Segment::payload().
 #pragma once
 
 #include "comm/shm/context.hpp"

@@ -13,7 +13,7 @@ namespace ngd::comm::shm {
 
 class JobRanks {
  public:
-  JobRanks() = default;  // the ranks have the same numbers in the job
+  JobRanks() = default;  // each rank has the same number on this host and in the job
   explicit JobRanks(std::vector<int> by_rank) : by_rank_(std::move(by_rank)) {}
 
   // Return the number in the job of rank `rank` of this host. A number that is not a rank of this

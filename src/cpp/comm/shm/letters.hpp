@@ -24,8 +24,10 @@
 
 namespace ngd::comm::shm {
 
-inline constexpr std::uint64_t kLetters = 8;  // the number of letters that fit in a letter box
-inline constexpr std::size_t kLetterBytes = 1 << 10;  // the largest payload in a letter
+// A letter is the entry of one send in shared memory. A letter box has kLetters letters, all from
+// one rank to one other rank. A letter has space for a payload of kLetterBytes.
+inline constexpr std::uint64_t kLetters = 8;
+inline constexpr std::size_t kLetterBytes = 1 << 10;
 inline constexpr std::size_t kLetterChunkBytes = 128 << 10;
 // The highest bit of a work's number. It is set in the numbers of sends and receives, and not set
 // in the numbers of collectives, so the two never have the same number.
@@ -33,7 +35,9 @@ inline constexpr std::uint64_t kLetterBit = std::uint64_t{1} << 63;
 
 struct Letter {
   std::uint64_t count;
-  std::uint64_t source_offset;  // in the sender's segment, or kInline, or kPrivate
+  // The offset of the data in the sender's segment. kInline: the data are in `payload`. kPrivate:
+  // the sender copies the data to LetterBox::chunks.
+  std::uint64_t source_offset;
   std::int32_t tag;
   DType dtype;
   char site[kSiteBytes];
@@ -41,12 +45,12 @@ struct Letter {
 };
 
 struct LetterBox {
-  // Written by the sender: the number of letters posted, and of chunks filled, since the first
-  // send.
+  // Counters that only the sender changes. `posted`: the number of sends that it has written to
+  // `letters`. `filled`: the number of chunks that it has filled with data of sends.
   alignas(kLine) std::atomic<std::uint64_t> posted;
   std::atomic<std::uint64_t> filled;
-  // Written by the receiver, since the first send: the number of letters received, and `drained`,
-  // the number of chunks that the receiver has copied to its destinations.
+  // Counters that only the receiver changes. `received`: the number of sends that it has received
+  // completely. `drained`: the number of chunks that it has copied to its destinations.
   alignas(kLine) std::atomic<std::uint64_t> received;
   std::atomic<std::uint64_t> drained;
   Letter letters[kLetters];
@@ -67,10 +71,13 @@ struct PendingLetter {
   std::uint64_t submitted_ns = 0;
   Statistics::Entry stats = 0;
 
-  bool is_posted = false;           // of a send: its letter is posted
-  std::uint64_t letter = 0;         // the number of its letter in the letter box
-  std::uint64_t offset = kPrivate;  // of a send: the value of Letter::source_offset
-  std::size_t moved = 0;            // the bytes copied to, or from, chunks so far
+  // Three members for sends. `is_posted`: the letter of the send is in shared memory. `letter`: the
+  // number of sends that this rank had posted to `peer` before this one. `offset`: the offset of
+  // the source in this rank's segment, or kInline or kPrivate, as in Letter.
+  bool is_posted = false;
+  std::uint64_t letter = 0;
+  std::uint64_t offset = kPrivate;
+  std::size_t moved = 0;  // the bytes copied to, or from, chunks so far
   bool is_complete = false;
 
   std::size_t bytes() const noexcept { return count * size_of(dtype); }
@@ -89,24 +96,26 @@ class Letters {
   bool is_known(std::uint64_t work) const noexcept { return (work & ~kLetterBit) <= submitted_; }
   bool is_complete(std::uint64_t work) const noexcept { return find(work) == nullptr; }
   std::uint64_t in_flight() const noexcept { return in_flight_; }
-  std::uint64_t finished_ns() const noexcept { return finished_ns_; }  // when the last work ended
+  // Return the time, in ns, when a send or a receive was last completed.
+  std::uint64_t finished_ns() const noexcept { return finished_ns_; }
   Statistics::Entry stats_of(std::uint64_t work) const noexcept;
   // Return the need (the condition to wait for) of a pending send or receive.
   Need need_of(std::uint64_t work) const noexcept;
   std::string describe(std::uint64_t work) const;
-  // Return the offsets of this rank's letter boxes in its heap. The caller must release them.
+  // Return the heap offsets of this rank's letter boxes: the shared memory for its sends, one box
+  // per receiving rank. The caller must release the boxes.
   std::vector<std::uint64_t> take_blocks() noexcept { return std::move(blocks_); }
 
  private:
   struct Outgoing {
     LetterBox* box = nullptr;
-    std::uint64_t posted = 0;  // the number of letters
+    std::uint64_t posted = 0;  // the number of sends that this rank has posted to the peer
     std::deque<PendingLetter> sends;
   };
   struct Incoming {
     LetterBox* box = nullptr;
     std::uint64_t drained = 0;   // the number of chunks copied to destinations
-    std::uint64_t received = 0;  // the number of letters
+    std::uint64_t received = 0;  // the number of sends of the peer that this rank has received
     std::deque<PendingLetter> receives;
   };
   const PendingLetter* find(std::uint64_t work) const noexcept;
@@ -126,7 +135,7 @@ class Letters {
   Statistics& statistics_;
   std::vector<Outgoing> outgoing_;
   std::vector<Incoming> incoming_;
-  std::vector<std::uint64_t> blocks_;  // the offsets of this rank's letter boxes
+  std::vector<std::uint64_t> blocks_;  // the heap offsets of the boxes in `outgoing_`
   std::uint64_t submitted_ = 0;
   std::uint64_t in_flight_ = 0;
   std::uint64_t finished_ns_ = 0;
