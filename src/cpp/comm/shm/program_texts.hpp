@@ -43,8 +43,10 @@ class ProgramTexts {
   Heap& heap_;
   const Group& group_;
   const Computations& held_;
-  std::unordered_map<std::uint64_t, ProgramText> texts_;  // key: mix(hash, computation) of the text
-  std::vector<std::uint64_t> blocks_;                     // memory for the result of take_blocks()
+  // The key is mix(ProgramText::hash, ProgramText::computation).
+  std::unordered_map<std::uint64_t, ProgramText> texts_;
+  // An empty vector with capacity for the result of take_blocks(), which must not allocate memory.
+  std::vector<std::uint64_t> blocks_;
 };
 
 }  // namespace ngd::comm::shm

@@ -14,7 +14,7 @@ namespace ngd::comm::shm {
 
 namespace {
 
-constexpr std::uint64_t kOldNs = 1'000'000'000;  // awaited_by() ignores notes older than this
+constexpr std::uint64_t kOldNs = 1'000'000'000;  // awaited_by() ignores an older note_awaited()
 
 Membership membership_of(const std::vector<Group::Rank>& ranks, int rank) {
   const auto size = static_cast<int>(ranks.size());

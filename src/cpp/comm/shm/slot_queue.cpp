@@ -90,7 +90,7 @@ Collective SlotQueue::Backlogged::view() const noexcept {
   if (view.counts != nullptr) view.counts = counts.data();
   if (view.receive_counts != nullptr) view.receive_counts = receive_counts.data();
   if (view.layout != nullptr) view.layout = &layout;
-  view.program = nullptr;  // start() gets the program's text from Backlogged::program
+  view.program = nullptr;  // may be freed by now. The argument `program` of start() replaces it
   view.site = site;
   return view;
 }
