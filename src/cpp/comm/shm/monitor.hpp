@@ -40,9 +40,9 @@ class Monitor {
   }
   void leave() noexcept { word_.store(0, std::memory_order_release); }
 
-  // Both are called by the thread that is in an engine call. wanted(): return true if another
-  // thread waits for `locked`. give_way(): clear `locked`, wait until no other thread wants it, and
-  // set it again.
+  // Both are called by the thread that is in an engine call (submit, wait, done or split).
+  // wanted(): return true if another thread waits until the bit `locked` is clear. give_way():
+  // clear the bit, wait until no other thread waits for it, and set it again.
   bool wanted() const noexcept { return wanted_.load(std::memory_order_relaxed) != 0; }
   // The same as wanted(), with a sequentially consistent load, for a thread that is about to sleep
   // (wait.hpp).
@@ -51,10 +51,10 @@ class Monitor {
   void unlock_inside() noexcept { word_.store(kInside, std::memory_order_release); }
   void lock_inside() noexcept;
 
-  // Wait until `locked` is clear, and set it. Called at the beginning of a short call, which may
-  // also run in the interrupt callback of an engine call. `sleeper`: the record of this rank. If
-  // the thread in the engine call sleeps, this call wakes that thread through the record. That
-  // thread then clears `locked`.
+  // Wait until the bit `locked` is clear, and set it. Called at the beginning of a short call (such
+  // as close), which may also run in the interrupt callback of an engine call (such as wait).
+  // `sleeper`: the record of this rank. If the thread in the engine call sleeps, this call wakes
+  // that thread through the record. That thread then clears `locked`.
   void lock(RankRecord& sleeper) noexcept;
   void unlock() noexcept;
 

@@ -155,7 +155,7 @@ class Chunk {
   Nodes nodes_;
   int node_, index_;  // the NUMA node of this rank, and its index in the node
   Slice range_;       // the elements of the operand in this chunk
-  Slice slice_;       // the slice of this rank
+  Slice slice_;       // the elements that this rank reduces in Sum
 };
 
 Schedule schedule_of(Context& context) {

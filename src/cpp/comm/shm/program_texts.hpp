@@ -19,7 +19,7 @@ struct ProgramText {
   std::uint64_t computation = 0;
   std::uint64_t offset = kPrivate;  // the text in this rank's segment; kPrivate: no text
   std::uint32_t length = 0;
-  std::uint64_t used = 0;  // the last collective whose slot may point to the text
+  std::uint64_t used = 0;  // the number of the last collective that uses the text
 };
 
 class ProgramTexts {

@@ -22,7 +22,7 @@ enum class Act : std::uint8_t {
   Move,     // copy or swap 1/n of the data of all n ranks (cooperative.cpp)
   Reduce,   // reduce 1/n of the elements, from the sources of all n ranks (flat.cpp)
   Sum,      // reduce 1/m of the elements, from the sources of the m ranks of a node (nodes.cpp)
-  Combine,  // reduce the results of Sum of all NUMA nodes (nodes.cpp)
+  Combine,  // reduce the results that all NUMA nodes have computed in Sum (nodes.cpp)
   Spread,   // copy the results that other NUMA nodes have computed in Combine (nodes.cpp)
   CopyOut   // copy from the staging buffer to the destination. Raises no flag: no rank waits for it
 };

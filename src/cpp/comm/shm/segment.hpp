@@ -149,12 +149,12 @@ static_assert(offsetof(Slot, step) == kLine && sizeof(Slot) == 4 * kLine);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
 struct Control {
-  std::uint64_t group;  // equal on all ranks of a group, different for each group of the family
+  std::uint64_t group;  // the group's id: the same on all its ranks, different from other groups
   // This rank has finished all collectives up to this number: it does not read their slots and
   // buffers any more.
   alignas(kLine) std::atomic<std::uint64_t> finished;
   alignas(kLine) std::atomic<std::uint32_t> left;  // not 0: this rank has left the group
-  std::atomic<std::uint64_t> sequence;             // the number of the last published collective
+  std::atomic<std::uint64_t> sequence;  // the last collective that this rank has published
   // The number of ranks that do not use this control block any more. Each rank of the group
   // increments it once.
   alignas(kLine) std::atomic<std::uint32_t> departed;

@@ -104,8 +104,9 @@ class ShmCommunicator final : public Communicator, private Member, private Commo
   Waiter waiter_;
   double split_timeout_;
   std::uint32_t splits_ = 0;
-  // A list of one entry, which close() fills in and passes to Family::retire(). The entry is
-  // allocated here, because close() must not allocate memory.
+  // A list of one entry: the memory of the group that close() must release. close() fills in the
+  // entry and passes it to Family::retire(), which releases the memory when no rank uses it any
+  // more. The entry is allocated here, because close() must not allocate memory.
   std::list<Family::Retired> retired_ = std::list<Family::Retired>(1);
 };
 

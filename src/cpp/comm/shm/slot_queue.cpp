@@ -12,7 +12,8 @@ namespace ngd::comm::shm {
 namespace {
 
 // A rank reports the number of collectives that it has finished only once per this number of
-// collectives. The peers need the report only when they want to use a slot again.
+// collectives. The peers need the report only before they publish another collective in a slot that
+// has been used before.
 constexpr std::uint64_t kReportInterval = kSlots / 4;
 
 }  // namespace

@@ -27,8 +27,8 @@ class SlotQueue {
   // Start a collective if it has a free slot (the record that the peers read); otherwise add it to
   // the backlog. Return the collective's number in the group: 1 for the first one.
   std::uint64_t submit(const Collective& collective, Statistics::Entry stats);
-  // Start the collectives of the backlog whose slots are free now. Return the number of started
-  // ones.
+  // Start the collectives of the backlog (they wait for free slots) whose slots are free now.
+  // Return the number of collectives that were started.
   int start_from_backlog();
   // Return false if the slot of the next collective is certainly free. Return true if the slot may
   // be in use: has_free_slot() then reads the peers' reports to find out.
@@ -37,8 +37,8 @@ class SlotQueue {
   std::uint64_t submitted() const noexcept { return submitted_; }
   // Return the largest n for which the collectives 1 to n are complete on this rank.
   std::uint64_t finished() const noexcept { return finished_; }
-  // Advance finished_ past the collectives that are complete now. Report finished_ to the peers
-  // once per kReportInterval collectives.
+  // Set finished_ to the largest n for which the collectives 1 to n are complete on this rank.
+  // Report finished_ to the peers once per kReportInterval collectives.
   void finish() {
     const std::uint64_t before = finished_;
     while (finished_ < submitted_ && task(finished_ + 1).is_complete) ++finished_;
@@ -69,7 +69,8 @@ class SlotQueue {
   std::uint64_t in_flight() const noexcept { return submitted_ - finished_ + backlog_.size(); }
 
  private:
-  // A collective in the backlog, with copies of the arrays that its caller may free.
+  // A collective in the backlog (it waits for a free slot), with copies of the arrays that its
+  // caller may free.
   struct Backlogged {
     Collective collective;
     std::vector<std::uint64_t> counts, receive_counts, layout_numbers;

@@ -103,7 +103,7 @@ class StagedChunks {
   static_assert(kLargeBytes <= kBufferBytes && kBuffers >= 2);
 
   std::uint64_t count_;
-  std::size_t elements_;  // the elements of one chunk
+  std::size_t elements_;  // the number of elements of one chunk
 };
 
 }  // namespace ngd::comm::shm

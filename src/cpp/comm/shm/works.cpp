@@ -29,10 +29,11 @@ Need Works::need_of(Work work) const noexcept {
   return task != nullptr ? task->need : queue_.need_of_slot();
 }
 
-// Return the task (a pending collective) that must move on next so that a work completes. This is
-// the work's own task, or an earlier task that must be complete before the work gets its slot or
-// its staging buffers. Return null if the work has no slot yet and all tasks of this rank are
-// complete: the work then waits until the peers have finished the collective whose slot it needs.
+// Return the task (a pending collective) that must make progress next so that a work completes.
+// This is the work's own task, or an earlier task that must be complete before the work gets its
+// slot (the record that the peers read) or its staging buffers. Return null if the work has no slot
+// yet and all tasks of this rank are complete. The work then waits until the peers have finished
+// the collective whose slot it needs.
 const Task* Works::blocker(Work work) const noexcept {
   const Task* own_task = is_in_backlog(work) ? nullptr : &queue_.task(work.sequence);
   if (own_task != nullptr) {
