@@ -28,7 +28,7 @@ Statistics::Entry Statistics::look_up(const Collective& collective, const char* 
   entries_.push_back(std::move(stats));
   try {
     by_name_.emplace(name + text, entry);
-  } catch (...) {  // no memory: undo the change
+  } catch (...) {  // no memory for the name: remove the new entry
     entries_.pop_back();
     throw;
   }

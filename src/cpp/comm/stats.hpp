@@ -22,10 +22,10 @@ class Statistics {
 
   explicit Statistics(int ranks) : ranks_(ranks) {}
 
-  // Return the entry that counts the calls with this kind, reduction and call site. cache_ finds
-  // the entry in a few nanoseconds if an earlier call had the same address of the site's text. The
-  // texts are compared too, because the caller may have freed the earlier text, and the same
-  // address may now have another text.
+  // Return the entry that counts the calls with this kind, reduction and call site (a string). If
+  // an earlier call had its string at the same address, cache_ finds the entry in a few
+  // nanoseconds. The strings are compared too, because the caller may have freed the earlier
+  // string, and another string may be at its address now.
   Entry entry_of(const Collective& collective) {
     const char* site = collective.site == nullptr ? "" : collective.site;
     CachedEntry& cached = cache_[cache_index(collective, site)];

@@ -33,7 +33,9 @@ class QueueError : public Error {
  public:
   QueueError(ErrorKind kind, const std::string& message, const void* origin)
       : Error(kind, message), origin_(origin) {}
-  const void* origin() const noexcept { return origin_; }  // null if the device does not know it
+  // Return the pointer that was given to Queue::set_origin() before the work was enqueued; null if
+  // the device does not know it.
+  const void* origin() const noexcept { return origin_; }
 
  private:
   const void* origin_;
@@ -118,7 +120,8 @@ class Buffer {
   void* data() const noexcept { return data_; }
   std::size_t bytes() const noexcept { return bytes_; }
 
-  // Copy the whole buffer from or to host memory, and wait. For callers without a queue.
+  // write() copies host memory to the whole buffer; read() copies the whole buffer to host memory.
+  // Both wait until the copy is done. They are for callers without a queue.
   void write(const void* source) {
     const std::unique_ptr<Queue> queue = device_->make_queue();
     queue->copy_from_host(data_, source, bytes_);

@@ -30,9 +30,9 @@ constexpr Range share(std::int64_t count, std::int64_t unit, std::int64_t part,
 // number of elements that are enough work for one thread: the number of shares is count / grain,
 // rounded up, but at most thread_count().
 //
-// Every parallel region has the full team of thread_count() threads, and threads without a share
-// return at once. A region of fewer threads would make libgomp end the unused threads, and the next
-// full region would create them again. That would happen several times per step.
+// Every parallel region has all thread_count() threads, and threads without a share return at once.
+// A region of fewer threads would make libgomp end the unused threads, and the next full region
+// would create them again. That would happen several times in each run of a compiled step.
 template <class Body>
 void for_range(std::int64_t count, std::int64_t grain, Body&& body) {
   const int threads = thread_count();

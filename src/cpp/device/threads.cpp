@@ -25,7 +25,7 @@ namespace ngd::device {
 
 namespace {
 
-std::atomic<int> thread_share{0};  // 0 = not set
+std::atomic<int> thread_share{0};  // the argument of set_thread_share(); 0 = not called
 std::atomic<bool> forked{false};
 
 // Return the number of CPUs in the affinity mask, or 1 if it cannot be read. A cpu_set_t has 1024
@@ -74,7 +74,7 @@ cpu_set_t cores_of_places() {
   for (int place = 0; place < omp_get_num_places(); ++place) {
     std::array<int, CPU_SETSIZE> ids;
     const int count = omp_get_place_num_procs(place);
-    if (count > CPU_SETSIZE) continue;  // a cpu_set_t cannot represent them
+    if (count > CPU_SETSIZE) continue;  // more cores than a cpu_set_t can represent
     omp_get_place_proc_ids(place, ids.data());
     for (int i = 0; i < count; ++i) CPU_SET(ids[static_cast<std::size_t>(i)], &cores);
   }

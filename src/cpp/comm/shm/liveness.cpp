@@ -28,14 +28,18 @@ class ProcessLiveness final : public Liveness {
     pollfd fd{peer.pidfd.get(), POLLIN, 0};
     const bool has_pidfd = fd.fd >= 0;
     if (has_pidfd && ::poll(&fd, 1, 0) <= 0) return true;  // a pidfd is readable after the death
-    if (!in_proc_[index]) return !has_pidfd;               // the peer is in another container
+    // The pidfd says that the peer is dead, or there is no pidfd. If the peer is in another
+    // container, /proc cannot answer: rely on the pidfd, and without one assume that it is alive.
+    if (!in_proc_[index]) return !has_pidfd;
     const std::uint64_t start_time = start_time_of(peer.pid);
     return start_time == kUnknownStart ? !has_pidfd : start_time == peer.start_time;
   }
 
  private:
   std::vector<PeerProcess> peers_;
-  std::vector<bool> in_proc_;  // by rank: /proc/PID is the peer, not in another container
+  // For each rank: true if /proc/PID shows the peer's process. False if the peer is in another
+  // container, so that /proc does not show its process here.
+  std::vector<bool> in_proc_;
 };
 
 class ThreadLiveness final : public Liveness {

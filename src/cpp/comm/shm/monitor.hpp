@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The lock of a family: one thread of this rank at a time uses the state of the family.
+// The lock of a family (the groups of one rank, and the state that these groups share). Only one
+// thread of the rank at a time uses this state.
 //
 // There are two kinds of calls. An engine call is submit, wait, done or split; it may wait for
 // peers. The other calls (close, abort, stats, allocate, release) are short. The lock has two bits:
@@ -10,8 +11,9 @@
 //
 // A short call must not wait until a peer or the interrupt callback is done. So an engine call
 // clears `locked` in two cases:
-//   - `wanted` is the number of threads that wait for `locked`. If it is not 0, an engine call that
-//     waits for its peers clears `locked`, and sets it again when `wanted` is 0.
+//   - At its beginning, and while it waits for its peers, an engine call checks `wanted`, the
+//     number of threads that wait for `locked`. If the number is not 0, the engine call clears
+//     `locked`, and sets it again when the number is 0.
 //   - While an engine call runs the interrupt callback, `locked` is clear
 //     (comm::Communicator::set_interrupt). The callback may run any code, and may close groups.
 #pragma once
@@ -25,7 +27,8 @@ namespace ngd::comm::shm {
 
 class Monitor {
  public:
-  // Begin an engine call. Return false, and change nothing, if another thread is in one.
+  // Begin an engine call (submit, wait, done or split). Return false, and change nothing, if
+  // another thread is in an engine call.
   [[nodiscard]] bool enter() noexcept {
     std::uint32_t word = 0;
     if (!word_.compare_exchange_strong(word, kInside | kLocked, std::memory_order_acquire,
@@ -37,9 +40,9 @@ class Monitor {
   }
   void leave() noexcept { word_.store(0, std::memory_order_release); }
 
-  // Both are called by the thread that is in an engine call. wanted(): return true if another
-  // thread waits for `locked`. give_way(): clear `locked`, wait until no other thread wants it, and
-  // set it again.
+  // Both are called by the thread that is in an engine call (submit, wait, done or split).
+  // wanted(): return true if another thread waits until the bit `locked` is clear. give_way():
+  // clear the bit, wait until no other thread waits for it, and set it again.
   bool wanted() const noexcept { return wanted_.load(std::memory_order_relaxed) != 0; }
   // The same as wanted(), with a sequentially consistent load, for a thread that is about to sleep
   // (wait.hpp).
@@ -48,10 +51,10 @@ class Monitor {
   void unlock_inside() noexcept { word_.store(kInside, std::memory_order_release); }
   void lock_inside() noexcept;
 
-  // Wait until `locked` is clear, and set it. Called at the beginning of a short call, which may
-  // also run in the interrupt callback of an engine call. `sleeper`: the record of this rank. If
-  // the thread in the engine call sleeps, this call wakes that thread through the record. That
-  // thread then clears `locked`.
+  // Wait until the bit `locked` is clear, and set it. Called at the beginning of a short call (such
+  // as close), which may also run in the interrupt callback of an engine call (such as wait).
+  // `sleeper`: the record of this rank. If the thread in the engine call sleeps, this call wakes
+  // that thread through the record. That thread then clears `locked`.
   void lock(RankRecord& sleeper) noexcept;
   void unlock() noexcept;
 
@@ -81,8 +84,9 @@ class [[nodiscard]] Inside {
   const bool has_entered_;
 };
 
-// A guard for the interrupt callback in an engine call. The constructor clears `locked`, and the
-// destructor sets it again.
+// A guard for the interrupt callback, which runs inside an engine call (submit, wait, done or
+// split). The constructor clears the bit `locked`, so that the callback and other threads can make
+// short calls, such as close. The destructor sets the bit again.
 class Outside {
  public:
   explicit Outside(Monitor& monitor) noexcept : monitor_(monitor) { monitor.unlock_inside(); }
@@ -94,7 +98,8 @@ class Outside {
   Monitor& monitor_;
 };
 
-// A guard that holds `locked` while it exists: for a short call, such as close or stats.
+// A guard for a short call, such as close or stats. The constructor waits until the bit `locked` is
+// clear, and sets it. The destructor clears it.
 class Locked {
  public:
   Locked(Monitor& monitor, RankRecord& sleeper) noexcept : monitor_(monitor) {

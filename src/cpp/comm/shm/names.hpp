@@ -31,7 +31,8 @@ struct Address {
 
 std::vector<Address> addresses_of(const std::string& job_key);
 
-Descriptor open_socket();  // throws Init
+// Return a new socket of this host (AF_UNIX) that is not bound and does not block. Throws Init.
+Descriptor open_socket();
 // Return the user of the process at the other end, as the kernel recorded it when that process
 // connected or began to listen.
 std::optional<uid_t> peer_user(int socket) noexcept;

@@ -44,8 +44,9 @@ namespace ngd::comm::shm {
 
 namespace {
 
-// One chunk of a collective that passes through the staging buffers, or the whole of a collective
-// that does not. Slices and pieces are ranges of elements, relative to the beginning of the chunk.
+// One chunk of a collective. If the data do not pass through the staging buffers, the only chunk is
+// the whole operand. A chunk is cut into m slices, and a slice into n pieces, as described above.
+// Slices and pieces are stored as ranges of elements, relative to the beginning of the chunk.
 class Chunk {
  public:
   Chunk(Context& context, std::uint64_t number)
@@ -127,11 +128,13 @@ class Chunk {
   }
   const Slot& slot(int rank) const { return group_.segment(rank).slot(task_.sequence); }
 
-  // Reduce the elements `range` of the first `sources` pointers in group_.sources(), and store the
-  // result for all ranks of this node. Without staging, store the result in the destination of each
-  // rank. With staging, store the result in this rank's destination, and in the buffers of the
-  // other ranks, which copy it out. If `is_read_by_counterparts` is true, with staging the result
-  // is also stored in this rank's buffer, where the counterparts read it.
+  // Reduce `range.count` elements from each of the first `sources` pointers in group_.sources().
+  // Store the result at position `range` for all ranks of this node:
+  //   without staging buffers   in the destination of each rank
+  //   with staging buffers      in this rank's destination, and in the buffer of each other rank,
+  //                             which copies the result to its own destination. If
+  //                             `is_read_by_counterparts` is true, also in this rank's buffer:
+  //                             ranks of other nodes read it there
   void reduce_to_node(const Slice& range, int sources, double divisor,
                       bool is_read_by_counterparts) const {
     int results = 0;
@@ -152,7 +155,7 @@ class Chunk {
   Nodes nodes_;
   int node_, index_;  // the NUMA node of this rank, and its index in the node
   Slice range_;       // the elements of the operand in this chunk
-  Slice slice_;       // the slice of this rank
+  Slice slice_;       // the elements that this rank reduces in Sum
 };
 
 Schedule schedule_of(Context& context) {

@@ -16,8 +16,8 @@ class NodesDirect {
   Steps steps_;
 };
 
-// The all_reduce over NUMA nodes, for operands that are not all in the shared arena. The data pass
-// through the staging buffers.
+// The all_reduce over NUMA nodes, for operands that are not all in the shared arena. Each rank
+// copies its data chunk by chunk to its staging buffers, which the other ranks can read.
 class NodesStaged {
  public:
   void start_early(Context& context);

@@ -73,8 +73,8 @@ int chosen_node(const cpu_set_t& cores, const std::string& folder) {
 
 Nodes nodes_of(const std::vector<int>& node_of_rank) {
   const Nodes one{1, static_cast<int>(node_of_rank.size())};
-  std::vector<int> nodes;  // the node of each block of ranks
-  std::size_t ranks = 0;   // the number of ranks in the first block
+  std::vector<int> nodes;  // the NUMA node of each block. A block is `ranks` consecutive ranks
+  std::size_t ranks = 0;   // the number of ranks, from rank 0 on, that have the node of rank 0
   while (ranks < node_of_rank.size() && node_of_rank[ranks] == node_of_rank[0]) ++ranks;
   if (ranks < 2 || !std::has_single_bit(ranks) || node_of_rank.size() % ranks != 0) return one;
   for (std::size_t r = 0; r < node_of_rank.size(); ++r) {

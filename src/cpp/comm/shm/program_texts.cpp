@@ -21,7 +21,7 @@ ProgramText ProgramTexts::text_of(const ProgramIdentity* program, std::uint64_t 
     try {
       offset = heap_.allocate(length);
       std::memcpy(group_.mine().at(offset), program->text, length);
-    } catch (const Error&) {  // no memory: error messages have no text
+    } catch (const Error&) {  // no memory: mismatch messages show no text of this step
     }
     stored = texts_.emplace(name, ProgramText{program->hash, program->computation, offset, length})
                  .first;

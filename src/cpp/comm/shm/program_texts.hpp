@@ -19,7 +19,7 @@ struct ProgramText {
   std::uint64_t computation = 0;
   std::uint64_t offset = kPrivate;  // the text in this rank's segment; kPrivate: no text
   std::uint32_t length = 0;
-  std::uint64_t used = 0;  // the last collective whose slot may point to the text
+  std::uint64_t used = 0;  // the number of the last collective that uses the text
 };
 
 class ProgramTexts {
@@ -43,8 +43,10 @@ class ProgramTexts {
   Heap& heap_;
   const Group& group_;
   const Computations& held_;
-  std::unordered_map<std::uint64_t, ProgramText> texts_;  // key: mix(hash, computation) of the text
-  std::vector<std::uint64_t> blocks_;                     // memory for the result of take_blocks()
+  // The key is mix(ProgramText::hash, ProgramText::computation).
+  std::unordered_map<std::uint64_t, ProgramText> texts_;
+  // An empty vector with capacity for the result of take_blocks(), which must not allocate memory.
+  std::vector<std::uint64_t> blocks_;
 };
 
 }  // namespace ngd::comm::shm

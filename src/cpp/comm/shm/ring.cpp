@@ -119,8 +119,9 @@ class Ring::Pass {
     const Slice range = part(group_.rank() - state_.round_ - 1);
     const bool is_last = state_.round_ == ranks_ - 2;
     std::byte* mine = sums(group_.rank(), range);
-    const bool is_in_source =
-        !is_staged_ && state_.round_ == 0;  // the left neighbour's source is its first partial sum
+    // In round 0 without staging buffers, the left neighbour has not stored a partial sum yet: read
+    // its source instead.
+    const bool is_in_source = !is_staged_ && state_.round_ == 0;
     const Segment& left_segment = group_.segment(left_);
     const std::byte* theirs =
         is_in_source ? left_segment.at(left_segment.slot(task_.sequence).source_offset) +
@@ -151,7 +152,9 @@ class Ring::Pass {
     task_.need = group_.one_step(task_.sequence, right_, state_.chunk_ * steps_per_chunk());
   }
 
-  // Copy whole sums of a staged chunk to the destination. 16-bit floats are narrowed again.
+  // Copy the sums over all ranks of the elements in `range` from the staging memory to this rank's
+  // destination. If the operands are 16-bit floats, round the sums from float32 to 16 bits. Without
+  // staging buffers, the sums are in the destination already: do nothing.
   void store(const Slice& range) {
     if (!is_staged_) return;
     const std::byte* sum = sums(group_.rank(), range);

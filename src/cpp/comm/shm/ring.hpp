@@ -16,7 +16,7 @@ class Ring {
   enum class Phase : std::uint8_t { Begin, Reduce, Gather };
 
   Phase phase_ = Phase::Begin;
-  int round_ = 0;  // the round within the phase
+  int round_ = 0;  // the current round of phase Reduce or Gather (ring.cpp), counted from 0
   std::uint64_t chunk_ = 0;
 };
 

@@ -19,11 +19,11 @@ namespace ngd::comm::shm {
 
 enum class Act : std::uint8_t {
   CopyIn,   // copy from the source to the staging buffer. Waits until the buffer is free
-  Move,     // copy or swap this rank's part of the data (cooperative.cpp)
-  Reduce,   // reduce this rank's part of the sources of all ranks (flat.cpp)
-  Sum,      // reduce a slice of the sources of one NUMA node (nodes.cpp)
-  Combine,  // reduce the results of Sum of all NUMA nodes (nodes.cpp)
-  Spread,   // copy the results of Combine from other NUMA nodes to this one (nodes.cpp)
+  Move,     // copy or swap 1/n of the data of all n ranks (cooperative.cpp)
+  Reduce,   // reduce 1/n of the elements, from the sources of all n ranks (flat.cpp)
+  Sum,      // reduce 1/m of the elements, from the sources of the m ranks of a node (nodes.cpp)
+  Combine,  // reduce the results that all NUMA nodes have computed in Sum (nodes.cpp)
+  Spread,   // copy the results that other NUMA nodes have computed in Combine (nodes.cpp)
   CopyOut   // copy from the staging buffer to the destination. Raises no flag: no rank waits for it
 };
 
@@ -47,7 +47,8 @@ class Schedule {
       : acts_(acts), num_acts_(n), chunks_(chunks), num_ahead_(acts[0] == Act::CopyIn ? 1 : 0) {}
 
   constexpr std::uint64_t chunks() const noexcept { return chunks_; }
-  // Return the number of the last step. Steps are numbered from 1.
+  // Return the number of the last step, which is the number of all steps. There is one step per act
+  // and chunk, and one empty step if chunks are copied in one chunk ahead.
   constexpr std::uint64_t last() const noexcept { return num_ahead_ + chunks_ * num_acts_; }
 
   constexpr Step at(std::uint64_t number) const noexcept {
@@ -64,9 +65,8 @@ class Schedule {
   }
 
   // Return the number of the step that all ranks must have done before this rank begins step
-  // `number`; 0 = do not wait. The number after the last step, last() + 1, stands for the end: the
-  // result is then the step that all ranks must have done before the collective is complete on this
-  // rank.
+  // `number`, or 0 if this rank need not wait. awaited_before(last() + 1) returns the number of the
+  // step that all ranks must have done before the collective is complete on this rank.
   constexpr std::uint64_t awaited_before(std::uint64_t number) const noexcept {
     if (number == 1) return 0;
     if (number <= last() && at(number).act == Act::CopyIn) return 0;
@@ -79,7 +79,9 @@ class Schedule {
   const Act* acts_;
   std::uint64_t num_acts_;
   std::uint64_t chunks_;
-  std::uint64_t num_ahead_;  // 1 if chunks are copied in one chunk ahead, otherwise 0
+  // The number of chunks that are copied in before the other acts begin: 1 if the first act is
+  // CopyIn, otherwise 0.
+  std::uint64_t num_ahead_;
 };
 
 }  // namespace ngd::comm::shm

@@ -23,15 +23,16 @@ void Scheduler::advance(Task& task) {
     choose_from_all_calls(group_, task);
   }
   if (task.staging.is_needed && !task.staging.is_granted && !take_staging(task) &&
-      !task.runs<Exchange>())  // an exchange can still take chunks from its peers
+      !task.runs<Exchange>())  // without the buffers, an exchange can still copy from its peers
     return;
   task.is_complete = run(task);
   if (task.is_complete) count(task);
 }
 
-// Do the work of a task that needs no peer, before all ranks have arrived: copy data to the staging
-// buffers, and in an exchange copy this rank's own block. Do nothing for a task that has no such
-// work, and for an exchange that may be replaced by the cooperative algorithm.
+// Do the work of a task that needs no peer, before all ranks have arrived. Copy chunks of the
+// source to the staging buffers. In an exchange (all_gather, all_to_all and similar), copy the
+// block that this rank keeps. Do nothing for a task without such work. Do nothing for an exchange
+// whose data the cooperative algorithm may move instead (cooperative.hpp).
 void Scheduler::start_early(Task& task) {
   auto* exchange = std::get_if<Exchange>(&task.state);
   if (exchange == nullptr && !task.staging.is_needed) return;
@@ -56,10 +57,10 @@ bool Scheduler::run(Task& task) {
       task.state);
 }
 
-// Give the staging buffers to a task, and return true. Return false if the task must wait: one
-// collective at a time fills the buffers, in the order of the sequence. A task gets the buffers if
-// each earlier collective is complete, has filled its last buffer, or needs no buffers. A ring also
-// waits until all buffers are free.
+// Give the staging buffers to a task if possible. Return true if the task has got them, and false
+// if it must wait. Only one collective at a time fills the buffers, in the order of submission. So
+// a task gets them if each earlier collective is complete, has filled its last buffer, or needs no
+// buffers. A task that runs the ring algorithm also waits until all buffers are free.
 bool Scheduler::take_staging(Task& task) {
   for (std::uint64_t s = queue_.finished() + 1; s < task.sequence; ++s) {
     const Task& earlier = queue_.task(s);

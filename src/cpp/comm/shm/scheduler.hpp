@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Advances the collectives that have been published, in the order of their sequence.
+// Advances the collectives that this rank has published to its peers, in the order in which they
+// were submitted.
 #pragma once
 
 #include "comm/shm/slot_queue.hpp"

@@ -44,22 +44,26 @@ namespace ngd::comm::shm {
 
 inline constexpr std::uint64_t kMagic = 0x31'6d'68'73'2d'64'67'6eull;  // the characters "ngd-shm1"
 inline constexpr std::uint32_t kLayoutVersion = 9;
-inline constexpr int kMaxRanks = 256;        // the most ranks of a host
-inline constexpr std::uint64_t kSlots = 64;  // the most published collectives per group
+inline constexpr int kMaxRanks = 256;  // the most ranks of a host
+// The slots per group. A slot is the record in which a rank publishes one collective to its peers.
+inline constexpr std::uint64_t kSlots = 64;
 inline constexpr std::size_t kLine = 64;
 inline constexpr std::size_t kErrorBytes = 16 << 10;
-inline constexpr std::size_t kWaitWords = 31;         // the words of 8 characters in wait_text
-inline constexpr std::size_t kInlineBytes = 2 << 10;  // inline.cpp has the measurement
-inline constexpr std::size_t kLayoutNumbers = 64;     // the most numbers of a layout in a slot
+inline constexpr std::size_t kWaitWords = 31;  // the length of wait_text, in words of 8 characters
+// The bytes of inline memory per slot: a source that fits is published as a copy in this memory.
+// inline.cpp has the measurement.
+inline constexpr std::size_t kInlineBytes = 2 << 10;
+// The most numbers of a layout (the extents of an array, or the entries of a list) that the peers
+// can read, for error messages.
+inline constexpr std::size_t kLayoutNumbers = 64;
 inline constexpr std::size_t kStagingBytes = 4 << 20;
 
-// The two values of an operand's offset that are not positions in the heap. kInline: the data of
-// the operand are published next to the flag. kPrivate: the operand is in private memory, or no
-// peer needs its offset.
+// A slot has the offset of each operand in the segment. Two values are not offsets. kInline: the
+// slot or its inline memory has a copy of the operand's data. kPrivate: the operand is in private
+// memory, or no peer needs its offset.
 inline constexpr std::uint64_t kInline = ~std::uint64_t{1};
 inline constexpr std::uint64_t kPrivate = ~std::uint64_t{0};
-// A value of Slot::taken: this rank reads nothing from its peers' sources, or has read all that it
-// needs.
+// The value of Slot::taken if this rank will read nothing more from its peers' sources.
 inline constexpr std::uint64_t kAll = ~std::uint64_t{0};
 
 enum class State : std::uint32_t { Unborn, Running, Failed };
@@ -110,52 +114,59 @@ struct RankRecord {
 };
 
 struct Slot {
-  // The flag `published`, and the data of this rank that the peers need to begin the collective.
-  // The flag and the data are in one cache line.
-  alignas(kLine) std::atomic<std::uint64_t> published;  // the flag: the number of the collective
-  std::uint64_t fingerprint;                            // a hash of `call` and of the group's id
-  std::uint64_t source_offset;                          // in this segment, or kInline, or kPrivate
-  std::uint64_t destination_offset;                     // in this segment, or kPrivate
-  std::uint64_t arrived_ns;                             // when this rank arrived, CLOCK_MONOTONIC
-  std::byte tiny[24];                                   // the payload, if it fits
+  // The data of this rank that the peers need to begin the collective, in one cache line. This rank
+  // sets the flag `published` to the number of the collective when the other data are complete.
+  // source_offset and destination_offset are offsets in this segment, or kInline or kPrivate (see
+  // above). arrived_ns is the time at which this rank published the collective.
+  alignas(kLine) std::atomic<std::uint64_t> published;
+  std::uint64_t fingerprint;  // a hash of `call` and of the group's id
+  std::uint64_t source_offset;
+  std::uint64_t destination_offset;
+  std::uint64_t arrived_ns;  // CLOCK_MONOTONIC
+  std::byte tiny[24];        // if source_offset is kInline: the data of the source, if they fit
 
-  // The progress of this rank in the published collective. `taken`: in an exchange, this rank has
-  // read chunks 0 to taken - 1 of all its peers; kAll if it reads no more. `first_ticket`: the
-  // ticket (number) of this rank's first staged chunk.
-  alignas(kLine) std::atomic<std::uint64_t> step;  // its meaning depends on the algorithm
+  // The progress of this rank in the published collective. `step`: in an exchange (exchange.cpp),
+  // the number of chunks that this rank has filled; in other algorithms, the number of the last
+  // step that it has done. `taken`: in an exchange, this rank has read chunks 0 to taken - 1 of all
+  // its peers; kAll if it reads no more. `first_ticket`: the ticket (number) of this rank's first
+  // staged chunk.
+  alignas(kLine) std::atomic<std::uint64_t> step;
   std::atomic<std::uint64_t> taken;
   std::uint64_t first_ticket;
 
-  // The call of this rank: kind, dtype, sizes and call site. Peers read it if the fingerprints
-  // differ, and for error messages.
-  alignas(kLine) CallRecord call;  // its counts, if any, are stored before the payload
-  std::uint64_t program_offset;    // the offset of the program's text in the heap, or kPrivate
+  // The call of this rank: kind, dtype, sizes and call site. A peer reads it if its own
+  // `fingerprint` differs from that of this rank, and for error messages. If the call has counts
+  // (the size of each rank's block), they are at the beginning of the slot's inline memory.
+  alignas(kLine) CallRecord call;
+  // The offset in the heap of the text of the compiled step that made the call; kPrivate if the
+  // slot has no such text.
+  std::uint64_t program_offset;
   std::uint32_t program_length;
   std::uint32_t layout_entries;
-  Layout::Of layout;  // the kind of layout; its numbers are in Segment::layout_numbers()
+  Layout::Of layout;  // the layout's kind (layout.hpp). Segment::layout_numbers() has its numbers
 };
 static_assert(offsetof(Slot, step) == kLine && sizeof(Slot) == 4 * kLine);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
 struct Control {
-  std::uint64_t group;  // equal on all ranks of a group, different for each group of the family
+  std::uint64_t group;  // the group's id: the same on all its ranks, different from other groups
   // This rank has finished all collectives up to this number: it does not read their slots and
   // buffers any more.
   alignas(kLine) std::atomic<std::uint64_t> finished;
   alignas(kLine) std::atomic<std::uint32_t> left;  // not 0: this rank has left the group
-  std::atomic<std::uint64_t> sequence;             // the number of the last published collective
+  std::atomic<std::uint64_t> sequence;  // the last collective that this rank has published
   // The number of ranks that do not use this control block any more. Each rank of the group
   // increments it once.
   alignas(kLine) std::atomic<std::uint32_t> departed;
-  // For each rank, the offset in this rank's heap of the letter box for sends to that rank
-  // (letters.hpp); 0 if there was no send.
+  // For each rank, the offset in this rank's heap of the memory through which this rank sends data
+  // to that rank (a letter box, letters.hpp); 0 if there was no send.
   alignas(kLine) std::atomic<std::uint64_t> letter_boxes[kMaxRanks];
   Slot slots[kSlots];
 };
 
 // The header of memory that several ranks share (CommonMemory).
 struct alignas(kLine) Common {
-  std::atomic<std::uint32_t> departed;  // the number of ranks that have given the memory back
+  std::atomic<std::uint32_t> departed;  // the number of ranks that do not use the memory any more
 };
 
 // Offsets in a control block: kInlineOffset to kStagingOffset, and the size kControlBytes. Offsets
@@ -168,7 +179,8 @@ inline constexpr std::size_t kControlBytes = kStagingOffset + kStagingBytes;
 inline constexpr std::size_t kWorldOffset = round_up(sizeof(RankRecord), 4096);
 inline constexpr std::size_t kHeapOffset = round_up(kWorldOffset + kControlBytes, 64 << 10);
 
-// A view of one mapped segment, and of the control block that its owner has for one group.
+// A view of one rank's mapped segment, and of one control block in it: the data of this rank for
+// one group.
 class Segment {
  public:
   Segment() = default;

@@ -14,7 +14,7 @@ namespace ngd::comm::shm {
 
 namespace {
 
-constexpr std::uint64_t kOldNs = 1'000'000'000;  // awaited_by() ignores notes older than this
+constexpr std::uint64_t kOldNs = 1'000'000'000;  // awaited_by() ignores an older note_awaited()
 
 Membership membership_of(const std::vector<Group::Rank>& ranks, int rank) {
   const auto size = static_cast<int>(ranks.size());
@@ -224,8 +224,9 @@ std::uint64_t ShmCommunicator::make_common(std::size_t bytes) {
 std::shared_ptr<void> ShmCommunicator::open_common(int maker, std::uint64_t number) {
   check_not_child();
   Common& common = *reinterpret_cast<Common*>(group_.segment(maker).at(number));
-  // If this rank has made the memory, give_back() below passes it to Family::retire(), in a list
-  // entry. The entry is allocated here, because give_back() must not allocate memory.
+  // If this rank has made the memory, give_back() below passes it in a list entry to
+  // Family::retire(), which releases it when no rank uses it any more. The entry is allocated here,
+  // because give_back() must not allocate memory.
   const auto retired = std::make_shared<std::list<Family::Retired>>();
   if (maker == group_.rank()) retired->push_back({&common.departed, number, group_.size()});
   const auto give_back = [family = family_, &common, retired](void*) {

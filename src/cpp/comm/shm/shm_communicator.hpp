@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A group of ranks of one host. Each call checks that the group can be used, and takes the monitor
-// (the lock of the family). One of these parts then does the work:
-//   SlotQueue   the collectives that were submitted, and their slots
+// A group of ranks of one host. Each call checks that the group can be used, and takes the monitor:
+// the lock that all groups of this rank share (monitor.hpp). One of these parts then does the work:
+//   SlotQueue   publishes the submitted collectives in slots, which the peers can read
 //   Letters     sends and receives
 //   Scheduler   advances collectives
 //   Waiter      waits, and finds out why a wait does not end
@@ -30,8 +30,9 @@ namespace ngd::comm::shm {
 
 class ShmCommunicator final : public Communicator, private Member, private CommonMemory {
  public:
-  // Make a group of the family. When it closes, it gives its control block back to this rank's
-  // heap.
+  // Make a group. `family`: the state that all groups of this rank share. After close(), the memory
+  // of the group's control block returns to this rank's heap when no rank uses the block any more.
+  // `id`: 0 = the world, which keeps its control block.
   ShmCommunicator(std::shared_ptr<Family> family, std::vector<Group::Rank> ranks, int rank,
                   std::uint64_t id);
   ~ShmCommunicator() override;
@@ -83,7 +84,9 @@ class ShmCommunicator final : public Communicator, private Member, private Commo
   struct Ticket {
     std::int64_t color;
     std::int64_t key;
-    std::uint64_t control;  // the offset of its new control block; kPrivate if it has none
+    // The offset of the control block that the rank has allocated for the new group; kPrivate if it
+    // has allocated none.
+    std::uint64_t control;
   };
   void exchange_tickets(const Ticket& mine, std::vector<Ticket>& tickets);
   std::unique_ptr<Communicator> make_group(const std::vector<Ticket>& tickets, int color,
@@ -101,12 +104,14 @@ class ShmCommunicator final : public Communicator, private Member, private Commo
   Waiter waiter_;
   double split_timeout_;
   std::uint32_t splits_ = 0;
-  // A list of one entry, which close() fills in and passes to Family::retire(). The entry is
-  // allocated here, because close() must not allocate memory.
+  // A list of one entry: the memory of the group that close() must release. close() fills in the
+  // entry and passes it to Family::retire(), which releases the memory when no rank uses it any
+  // more. The entry is allocated here, because close() must not allocate memory.
   std::list<Family::Retired> retired_ = std::list<Family::Retired>(1);
 };
 
-// Return the group of all ranks of a new family.
+// Return the world: the group of all ranks of this host. Make the family, the state that the world
+// and the groups split from it share on this rank.
 std::unique_ptr<ShmCommunicator> make_world(std::unique_ptr<Memory> memory,
                                             std::unique_ptr<Liveness> liveness, Place place);
 

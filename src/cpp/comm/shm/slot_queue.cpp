@@ -12,7 +12,8 @@ namespace ngd::comm::shm {
 namespace {
 
 // A rank reports the number of collectives that it has finished only once per this number of
-// collectives. The peers need the report only when they want to use a slot again.
+// collectives. The peers need the report only before they publish another collective in a slot that
+// has been used before.
 constexpr std::uint64_t kReportInterval = kSlots / 4;
 
 }  // namespace
@@ -90,7 +91,7 @@ Collective SlotQueue::Backlogged::view() const noexcept {
   if (view.counts != nullptr) view.counts = counts.data();
   if (view.receive_counts != nullptr) view.receive_counts = receive_counts.data();
   if (view.layout != nullptr) view.layout = &layout;
-  view.program = nullptr;  // start() gets the program's text from Backlogged::program
+  view.program = nullptr;  // may be freed by now. The argument `program` of start() replaces it
   view.site = site;
   return view;
 }

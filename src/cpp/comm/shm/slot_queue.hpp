@@ -24,11 +24,11 @@ class SlotQueue {
  public:
   SlotQueue(Group& group, ProgramTexts& texts, bool checked);
 
-  // Start a collective if its slot is free; otherwise add it to the backlog. Return the number of
-  // the collective in the sequence.
+  // Start a collective if it has a free slot (the record that the peers read); otherwise add it to
+  // the backlog. Return the collective's number in the group: 1 for the first one.
   std::uint64_t submit(const Collective& collective, Statistics::Entry stats);
-  // Start the collectives of the backlog whose slots are free now. Return the number of started
-  // ones.
+  // Start the collectives of the backlog (they wait for free slots) whose slots are free now.
+  // Return the number of collectives that were started.
   int start_from_backlog();
   // Return false if the slot of the next collective is certainly free. Return true if the slot may
   // be in use: has_free_slot() then reads the peers' reports to find out.
@@ -37,8 +37,8 @@ class SlotQueue {
   std::uint64_t submitted() const noexcept { return submitted_; }
   // Return the largest n for which the collectives 1 to n are complete on this rank.
   std::uint64_t finished() const noexcept { return finished_; }
-  // Advance finished_ past the collectives that are complete now. Report finished_ to the peers
-  // once per kReportInterval collectives.
+  // Set finished_ to the largest n for which the collectives 1 to n are complete on this rank.
+  // Report finished_ to the peers once per kReportInterval collectives.
   void finish() {
     const std::uint64_t before = finished_;
     while (finished_ < submitted_ && task(finished_ + 1).is_complete) ++finished_;
@@ -56,20 +56,21 @@ class SlotQueue {
   }
   bool has_backlog() const noexcept { return !backlog_.empty(); }
   bool is_in_backlog(std::uint64_t sequence) const noexcept { return sequence > submitted_; }
-  // Return a collective in the backlog. It is valid until the backlog changes.
+  // Return a collective in the backlog. Its pointers are valid until the backlog changes.
   Collective backlogged(std::uint64_t sequence) const noexcept {
     return backlog_[sequence - submitted_ - 1].view();
   }
   Statistics::Entry backlogged_stats(std::uint64_t sequence) const noexcept {
     return backlog_[sequence - submitted_ - 1].stats;
   }
-  // Return the need (the condition to wait for) of the oldest collective in the backlog: a free
-  // slot.
+  // Return the need (the condition to wait for) of the oldest collective in the backlog: all ranks
+  // must have reported that they have finished the collective that used its slot before.
   const Need& need_of_slot() const noexcept { return next_slots_; }
   std::uint64_t in_flight() const noexcept { return submitted_ - finished_ + backlog_.size(); }
 
  private:
-  // A collective in the backlog, with copies of the arrays that its caller may free.
+  // A collective in the backlog (it waits for a free slot), with copies of the arrays that its
+  // caller may free.
   struct Backlogged {
     Collective collective;
     std::vector<std::uint64_t> counts, receive_counts, layout_numbers;
@@ -98,10 +99,11 @@ class SlotQueue {
   bool checked_;
   Algorithm preferred_;
   std::vector<Task> tasks_{kSlots};
-  std::uint64_t submitted_ = 0;  // the number of the last started collective, not in the backlog
+  // The number of the last collective that was started. Those in the backlog have higher numbers.
+  std::uint64_t submitted_ = 0;
   std::uint64_t finished_ = 0;
   std::uint64_t slots_free_to_ = kSlots;  // collectives up to this number may be published
-  Need next_slots_;                       // the need for more free slots
+  Need next_slots_;                       // the condition to wait for: then more slots are free
   std::deque<Backlogged> backlog_;
 };
 

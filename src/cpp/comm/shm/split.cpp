@@ -61,8 +61,8 @@ std::unique_ptr<Communicator> ShmCommunicator::split_inside(int color, int key) 
          " has no memory for a group");
   }
   if (color < 0) return nullptr;
-  // The peers have the new group from here on. If this rank cannot make the group, it must notify
-  // them.
+  // The peers can use the new group from now on, and wait for this rank in it. If this rank cannot
+  // make the group, guarded() reports the failure to the peers.
   return guarded(*family_, [&] { return make_group(tickets, color, id); });
 }
 

@@ -2,14 +2,16 @@
 // The staging buffers of this rank. A staging buffer is shared memory for one chunk of an operand
 // that is in private memory. Only this rank copies its operands to its buffers.
 //
-// Every chunk that is staged has a ticket. Tickets are numbered over all collectives of a group;
-// ticket t uses buffer t % kBuffers. A buffer may be filled again when it is free. This depends on
-// the algorithm:
-//   - The peers only read the buffer (exchange.cpp), and report it in Slot::taken. The buffer has a
-//     guard: the Need (a condition on flags of the ranks) that all reports have arrived. When the
-//     guard is met, the buffer is free. The collective may be complete on this rank before that.
-//   - The peers read the buffer and write results to it (flat.cpp, nodes.cpp). The buffer is free
-//     when this rank has copied the results out. Until then this rank holds it (Staging::hold).
+// Every staged chunk has a number, its ticket. Tickets count the staged chunks of all collectives
+// of a group; the chunk with ticket t is in buffer t % kBuffers. (The ring algorithm has no
+// tickets. It waits until all buffers are free.) A buffer may be filled again when it is free:
+//   - In an exchange (exchange.cpp), the peers only read the buffer. Each peer reports in
+//     Slot::taken how many chunks it has read. The buffer has a guard: the condition (Need) that
+//     all peers have reported that they have read the chunk. When the guard is met, the buffer is
+//     free. The collective may be complete on this rank before that.
+//   - In flat.cpp and nodes.cpp, the peers read the buffer and then write results to it. The buffer
+//     is free when this rank has copied the results to its destination. Until then, this rank marks
+//     the buffer as held (Staging::hold).
 #pragma once
 
 #include "comm/shm/group.hpp"
@@ -33,7 +35,7 @@ class Staging {
     next_ += tickets;
     return first;
   }
-  // Return true if the staging buffer of a ticket (a staged chunk) may be filled.
+  // Return true if buffer ticket % kBuffers is free: the chunk with this ticket may fill it.
   bool is_free(Group& group, std::uint64_t ticket) {
     return !is_held_[ticket % kBuffers] && group.met(guard(ticket));
   }

@@ -51,7 +51,9 @@ class Steps {
   }
 
  private:
-  // Copy a chunk into its staging buffer. Return false if the buffer is not free.
+  // Carry out CopyIn for a chunk: copy its data from the source to its staging buffer, and raise
+  // the flag Slot::step. Return false, and do nothing, if the buffer is not free. If there is no
+  // chunk with this number (it is chunks()), only note that no buffer is filled any more.
   template <class CarryOut>
   bool copy_in(Context& context, const Schedule& schedule, std::uint64_t chunk,
                CarryOut&& carry_out) {
@@ -101,7 +103,7 @@ class StagedChunks {
   static_assert(kLargeBytes <= kBufferBytes && kBuffers >= 2);
 
   std::uint64_t count_;
-  std::size_t elements_;  // the elements of one chunk
+  std::size_t elements_;  // the number of elements of one chunk
 };
 
 }  // namespace ngd::comm::shm

@@ -25,7 +25,7 @@ static_assert(std::is_trivially_destructible_v<AlgorithmState>);
 
 struct Task : TaskHead {
   AlgorithmState state;
-  Pieces pieces;  // the blocks of an Exchange
+  Pieces pieces;  // only for Exchange: the blocks that this rank gives and takes
 
   template <class State>
   bool runs() const noexcept {

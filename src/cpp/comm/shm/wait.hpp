@@ -71,9 +71,10 @@ class Ladder {
   int yields_ = kLeastYields;
   std::uint64_t patience_ns_ = kLeastPatienceNs;
   std::uint64_t spin_until_ns_ = 0, spin_at_most_until_ns_ = 0;
-  std::uint64_t last_look_ns_ = 0;   // the time at which the clock was read last
-  std::uint64_t updated_ns_ = 0;     // the time of the last update of is_disturbed_
-  std::uint64_t pushed_off_ns_ = 0;  // the time without a core in spins, since updated_ns_
+  std::uint64_t last_look_ns_ = 0;  // the time at which the clock was read last
+  std::uint64_t updated_ns_ = 0;    // the time of the last update of is_disturbed_
+  // The time since updated_ns_ in which the rank was in a spin, but had no core (spin()).
+  std::uint64_t pushed_off_ns_ = 0;
 
   // The limits of patience_ns_, the time for which a rank spins. Between the limits, patience_ns_
   // is at least twice the duration of the last wake-up. The lower limit is enough for a common

@@ -12,7 +12,8 @@ namespace ngd::comm::shm {
 namespace {
 
 constexpr std::uint64_t kSleepNs = 50'000'000;  // the longest time between two checks of the peers
-constexpr std::uint64_t kLongNs = 100'000'000;  // a wait longer than this is published to the peers
+// After a wait of this time, this rank writes its call where the peers can read it (note_wait).
+constexpr std::uint64_t kLongNs = 100'000'000;
 
 std::uint64_t ns_of(double seconds) {
   return static_cast<std::uint64_t>(std::clamp(seconds, 0.0, 1e9) * 1e9);
@@ -66,7 +67,8 @@ bool Waiter::block(Work work, Deadline& deadline) {
     family_.progress();
     if (works_.is_complete(work)) return true;
     if (!deadline.is_error && now_ns() >= deadline.at_ns) {
-      if (family_.checked()) look_at_peers(work);  // short waits never reach inspect()
+      // If the time limit is shorter than a spin, inspect() has not checked the peers.
+      if (family_.checked()) look_at_peers(work);
       return works_.is_complete(work);
     }
     if (monitor.wanted()) [[unlikely]] {
@@ -127,7 +129,7 @@ void Waiter::publish_wait(Work work, Deadline& deadline, std::uint64_t now) {
   deadline.is_published = true;
   try {
     note_wait(family_.record(), works_.describe_need(works_.need_of(work)));
-  } catch (const std::bad_alloc&) {  // out of memory: the peers' messages do not name the call
+  } catch (const std::bad_alloc&) {  // no memory: the peers' messages do not name this call
   }
 }
 
@@ -160,8 +162,8 @@ void Waiter::look_at_peers(Work work) {
     if (!has_left && (!may_watch || family_.liveness().alive(group_.world(r)))) continue;
     const std::uint64_t moves = family_.moves();
     family_.progress();
-    if (moves != family_.moves() || group_.has(need, r))
-      return;               // the rank raised its last flag before it ended
+    // If the rank raised a flag before it ended, this wait may be over: no error yet.
+    if (moves != family_.moves() || group_.has(need, r)) return;
     member_.check_peers();  // the rank may have reported a failure before it ended
     const std::string call = works_.describe_need(need);
     if (has_left) fail_of({rank}, ErrorKind::RankLost, rank_left(call, rank, group_.id() == 0));

@@ -49,7 +49,7 @@ class Waiter {
     double seconds = 0;
     bool is_error = true;             // false: at the limit, the wait returns false
     std::uint64_t at_ns = 0;          // the time of the limit; 0: the first inspect() will set it
-    std::uint64_t slow_since_ns = 0;  // the time of the first inspect(); 0: not called yet
+    std::uint64_t slow_since_ns = 0;  // the time of this wait's first inspect(); 0: not called yet
     bool is_published = false;        // peers can read the call of this wait (note_wait)
   };
   static Deadline deadline_of(const WaitLimits& limits);

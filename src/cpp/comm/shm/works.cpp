@@ -19,7 +19,7 @@ Statistics::Entry Works::stats_of(Work work) const noexcept {
 
 std::uint64_t Works::end_of(Work work) const noexcept {
   if (is_letter(work)) return letters_.finished_ns();
-  const Task& task = queue_.task(work.sequence);  // may be a later task that reuses the slot
+  const Task& task = queue_.task(work.sequence);  // the slot's task; a later work may have it now
   return task.sequence == work.sequence ? task.completed_ns : now_ns();
 }
 
@@ -29,10 +29,11 @@ Need Works::need_of(Work work) const noexcept {
   return task != nullptr ? task->need : queue_.need_of_slot();
 }
 
-// Return the task (a pending collective) that must move on next so that a work completes. This is
-// the work's own task, or an earlier task that must be complete before the work gets its slot or
-// its staging buffers. Return null if the work has no slot yet and all tasks of this rank are
-// complete: the work then waits until the peers have finished the collective whose slot it needs.
+// Return the task (a pending collective) that must make progress next so that a work completes.
+// This is the work's own task, or an earlier task that must be complete before the work gets its
+// slot (the record that the peers read) or its staging buffers. Return null if the work has no slot
+// yet and all tasks of this rank are complete. The work then waits until the peers have finished
+// the collective whose slot it needs.
 const Task* Works::blocker(Work work) const noexcept {
   const Task* own_task = is_in_backlog(work) ? nullptr : &queue_.task(work.sequence);
   if (own_task != nullptr) {
@@ -68,7 +69,7 @@ void Works::check_calls() const {
 // ---- messages
 
 std::string Works::describe(Work work) const {
-  if (group_.is_closed()) return "wait";  // its control block may be in use for another group
+  if (group_.is_closed()) return "wait";  // another group may use its memory now
   if (is_letter(work)) return letters_.describe(work.sequence);
   if (is_in_backlog(work)) return comm::describe(queue_.backlogged(work.sequence));
   if (group_.mine().slot(work.sequence).published.load() != work.sequence) return "wait";

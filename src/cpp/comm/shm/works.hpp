@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The state of the works of a group. A work is a collective of the common sequence, or a send or a
-// receive.
+// The state of the works of a group. A work is a collective, a send or a receive. The collectives
+// of a group have the same numbers on all its ranks, in the order of submission. Sends and receives
+// have numbers of their own (letters.hpp).
 #pragma once
 
 #include <string>
