@@ -44,7 +44,7 @@ inline constexpr int kMaxBuffers = 64, kMaxSlots = 256;
 // the value of the first.
 struct TileLoop {
   TileFunction function;
-  int a, b, c, out;  // slots of the operands and the result; unused operands are `out`
+  int a, b, c, out;  // slots (tiles in memory) of the operands and the result; unused: `out`
 };
 
 // The memory from which loops read the values of an input for one tile: the memory of the input, or
@@ -71,8 +71,8 @@ struct OutputPlan {
   std::size_t item;
 };
 
-// An immediate of the body: a constant that is a part of the body's text. Its slot is filled with
-// the value.
+// An immediate of the body: a constant that is a part of the body's text. Its slot, the memory of
+// one tile, is filled with the value.
 struct Constant {
   int slot;
   std::size_t item;
@@ -95,7 +95,7 @@ struct Plan {
   std::vector<Constant> constants;
   std::vector<std::int64_t> given;  // the inputs that are matrix products (Reading::Given)
   std::vector<int> kept;            // kept[k] is the slot of the values that reduction k reads
-  std::vector<int> buffer_of_slot;  // -1: the slot is the memory of an input or output
+  std::vector<int> buffer_of_slot;  // the buffer of each slot; -1 if it is in an input or output
   std::vector<TileLoop> loops;
   std::vector<InPlace> in_place;  // see Kernel::in_place
 };

@@ -194,7 +194,7 @@ class LoopPlanner {
   Slots slots_;
   // The slot of each input, and the slot of each statement's value.
   std::vector<int> slot_of_input_, slot_of_;
-  std::vector<int> last_use_;  // by statement: the last one whose loop reads its value, or -1
+  std::vector<int> last_use_;  // [t]: the last statement whose loop reads the value of t, or -1
 };
 
 }  // namespace
