@@ -15,8 +15,8 @@ int thread_count();
 int available_cores() noexcept;
 // Set the number of threads of this rank, for ranks that share the cores of a host. thread_count()
 // uses this number unless NGD_THREADS is set. Call the function from a thread that runs kernels: if
-// OpenMP binds threads, the function runs a parallel region, in which each thread of the team of
-// the calling thread reads its affinity mask. Throws the errors of thread_count().
+// OpenMP binds threads to cores, the function runs a parallel region to read the affinity masks of
+// the OpenMP threads that work for the calling thread. Throws the errors of thread_count().
 void set_thread_share(int threads);
 // Keeps a thread that runs no kernels off the cores of the kernels' threads, if OpenMP binds these
 // to places (OMP_PROC_BIND). The thread's main function has the object as a local variable. A

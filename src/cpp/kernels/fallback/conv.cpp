@@ -2,12 +2,12 @@
 // Convolutions and their gradients as GEMMs (im2col), for all floats.
 //
 // The column matrix of an image has the shape [groups, in * kernel, positions]: `in` is the number
-// of input channels per group, `kernel` is the number of kernel positions (weights per pair of an
-// input and an output channel), and `positions` is the number of output positions. The matrix has
-// one row per input channel and kernel position, and one column per output position. Its element is
-// the element of the data that the weight of this channel and kernel position multiplies at this
-// output position. The output positions of an image are divided into chunks, so that the column
-// matrix of a chunk is small. dy is the gradient of the result:
+// of input channels per group, `kernel` is the number of kernel positions (9 for a 3 x 3 kernel),
+// and `positions` is the number of output positions. Each column belongs to one output position. It
+// has the elements of the data that the kernel covers at this output position, one row per input
+// channel and kernel position. Elements in the padding are 0. The output positions of an image are
+// divided into chunks, so that the column matrix of a chunk is small. dy is the gradient of the
+// result:
 //
 //   result chunk    = weights @ columns of the data
 //   data gradient   : columns = weights transposed @ dy chunk. Each element of the columns is then
@@ -36,7 +36,7 @@ std::int64_t grain_of(std::int64_t elements) {
   return std::max<std::int64_t>(1, kGrainElements / std::max<std::int64_t>(elements, 1));
 }
 
-// Return the shape of the GEMM for a chunk.
+// Return the shape of the GEMM for a chunk of `positions` output positions.
 MatmulShape product_of(const ConvShape& s, std::int64_t positions) {
   const std::int64_t depth = s.in * s.kernel_places(), g = s.groups;
   const TensorType weights{DType::F32, {g, s.out, depth}},
@@ -203,10 +203,10 @@ class Columns {
 
   // Divide the `positions` output positions from number `begin` on into runs, and call body(line,
   // x, run) for each run. A run is `run` output positions that are neighbours along the last axis.
-  // Kernel position number `weight` reads element line + x + i * step of the data for output
-  // position i of the run. `step` is the stride of the convolution along the last axis. `line` is
-  // the index of the first element of a line of the data, or -1 if the line is padding. If
-  // x + i * step is less than 0 or after the end of the line, output position i reads padding.
+  // To compute output position i of the run, the weight of kernel position number `weight` is
+  // multiplied by the element at position x + i * step of a line of the data. `step` is the stride
+  // of the convolution along the last axis. `line` is the index of the first element of this line,
+  // or -1 if the line is padding. A position before or after the line is padding.
   template <class Body>
   void for_runs(std::int64_t weight, std::int64_t begin, std::int64_t positions,
                 Body&& body) const {
@@ -224,9 +224,9 @@ class Columns {
     }
   }
 
-  // Return the position of the data that a window reads along an axis. `window` and `weight` are
-  // the numbers of the window and of the kernel position along this axis. The result may be outside
-  // of the data, in the padding.
+  // Return the position, along an axis of the data, that the kernel position `weight` reads for the
+  // output position `window`. Both are numbers along this axis. The result may be outside of the
+  // data, in the padding.
   std::int64_t data_position(std::size_t axis, std::int64_t window, std::int64_t weight) const {
     return window * s_.strides[axis] - s_.before[axis] + weight * s_.dilations[axis];
   }

@@ -20,8 +20,9 @@ std::int64_t grain_for(std::int64_t work) {
   return std::max<std::int64_t>(1, kGrainWork / std::max<std::int64_t>(1, work));
 }
 
-// A tensor as [outer, length, inner], where the middle axis is the indexed one, and the indices
-// into this axis: their dtype, their number, and the range that they may have.
+// A tensor that is seen as [outer, length, inner], and the indices that select along its middle
+// axis. `indices` is the number of the indices, and `range` checks that they are in the middle
+// axis.
 struct Axes {
   Axes(const KernelQuery& query, const Shape& tensor_shape)
       : index_dtype(query.inputs[1].dtype),

@@ -11,8 +11,8 @@ namespace ngd::kernels::fallback {
 
 namespace {
 
-// An operand or result of a product, which is computed in the type T. Elements of another dtype
-// (16-bit floats) are converted in scratch memory.
+// An operand or the result of a matrix product that is computed in the type T. If the array has
+// another dtype (16-bit floats), its elements are converted in scratch memory.
 template <class T>
 class ComputedArray {
  public:
@@ -74,7 +74,7 @@ class GemmProducts {
   void run(const KernelArgs& args, std::int64_t m, std::int64_t k, std::int64_t a, std::int64_t b,
            std::int64_t out) const {
     const MatmulShape shape(m, largest_.n, k, largest_.transpose_a, largest_.transpose_b);
-    // A forked child has only one thread, and cannot use the number of threads of `machine_`.
+    // The kernel may run in a forked child, which has only one thread. So limit the threads.
     Machine machine = machine_;
     machine.threads = std::min(machine.threads, device::thread_count());
     T* scratch_a = static_cast<T*>(args.scratch);

@@ -100,15 +100,17 @@ class Matmul final : public Kernel {
   std::int64_t output_count_ = 0;
 };
 
-// Return true if the last vector of 16 columns of B is at most three quarters full. oneDNN fills
-// the vector with zeros, and then at least a tenth of oneDNN's work is on zeros. ngd's time divided
-// by oneDNN's time on Zen 4, for n columns:
+// Return true if oneDNN multiplies many zeros, so that ngd's GEMM is faster. oneDNN multiplies
+// vectors of 16 columns of B, and fills the last vector with columns of zeros. The result is true
+// if these are at least 4 columns, and at least a tenth of all columns that oneDNN multiplies. B
+// must also have at least kMinColumns columns and kLanes rows. ngd's time divided by oneDNN's time
+// on Zen 4, for n columns:
 //
 //   128 x 784 by 784 x n                       n = 100: 0.93, n = 50: 0.85, n = 33: 0.81
 //   784 x 128 by 128 x n, with A transposed    n = 100: 0.89, n = 68: 0.90, n = 50: 0.77
 //
-// For the second product with n = 200, less than a tenth of oneDNN's work is on zeros, and the
-// quotient is 0.99.
+// For the second matmul with n = 200, less than a tenth of the columns are zeros, and the quotient
+// is 0.99.
 bool has_mostly_empty_vector(const MatmulShape& shape) {
   constexpr std::int64_t kLanes = 16, kMaxUsed = 12, kMinColumns = 20;
   const std::int64_t used = shape.n % kLanes, empty = used > 0 ? kLanes - used : 0;
@@ -116,11 +118,12 @@ bool has_mostly_empty_vector(const MatmulShape& shape) {
          shape.k >= kLanes;
 }
 
-// Return true if A has at most kMaxRows (128) rows, and each row of B has a power of two of
-// elements. oneDNN is slow for such a B: oneDNN copies B, and the rows of B compete for few sets of
-// the caches. On one core of an EPYC (Zen 5), ngd's GEMM takes 0.7 to 0.9 times as long as oneDNN
-// for these shapes. With 192 rows of A, ngd's GEMM takes 0.92 times as long. For 128 x 768 by 768 x
-// 3072, where the rows of B have no power of two of elements, both take the same time.
+// Return true if A has at most kMaxRows (128) rows, and the number of columns of B is a power of
+// two. B must also have at least kMinColumns columns and kMinDepth rows. oneDNN is slow for such a
+// B: oneDNN copies B, and the rows of B compete for few sets of the caches. On one core of an EPYC
+// (Zen 5), ngd's GEMM takes 0.7 to 0.9 times as long as oneDNN for these shapes. With 192 rows of
+// A, ngd's GEMM takes 0.92 times as long. For 128 x 768 by 768 x 3072, both take the same time:
+// 3072 is not a power of two.
 //
 // is_fastest() also requires kMinRows rows. With fewer rows, ngd's GEMM is not faster if B is in no
 // cache. If B is in a cache, ngd's GEMM takes up to 1.9 times as long as oneDNN, because it packs
@@ -132,19 +135,21 @@ bool has_conflicting_rows(const MatmulShape& shape) {
 }
 
 // Return true if A is transposed and the depth, the length of the summed axis, is small. The
-// gradient of a weight has this form if a step has few samples, because the depth is the number of
-// samples. If a fused kernel has such a product among its inputs, elementwise_product.cpp computes
-// it with ngd's GEMM. This kernel uses the same GEMM, so the product has the same bits with and
-// without fusion. With AVX-512, this GEMM also takes only 0.94 to 0.98 times as long as oneDNN.
+// gradient of a weight is such a matmul if a step has few samples: the depth is the number of
+// samples. The compiler can fuse the gradient with the ops that use it. The fused kernel
+// (fused/elementwise_product.cpp) computes it with ngd's GEMM, so this kernel is chosen for the
+// gradient that is not fused. Both then have the same bits. With AVX-512, ngd's GEMM also takes
+// only 0.94 to 0.98 times as long as oneDNN.
 bool is_shallow_gradient(const MatmulShape& shape) {
   constexpr std::int64_t kMaxDepth = 256;
   return shape.transpose_a && shape.k <= kMaxDepth &&
          shape.m * shape.n >= shape.k * (shape.m + shape.n);
 }
 
-// Return true if ngd's GEMM is faster than oneDNN. has_mostly_empty_vector() and
-// has_conflicting_rows() were measured with AVX-512 only. So at lower SIMD levels, the decision
-// depends only on is_shallow_gradient().
+// Return true if ngd's GEMM is chosen instead of oneDNN: for float32 without batch axes, if B is
+// not transposed, no other op than relu is fused with the matmul, and one of the three functions
+// above returns true. has_mostly_empty_vector() and has_conflicting_rows() were measured only with
+// AVX-512. So they count only with AVX-512, and only if A has at least kMinRows rows.
 bool is_fastest(const KernelQuery& query, const MatmulShape& shape, const Machine& machine) {
   constexpr std::int64_t kMinRows = 32;
   if (query.outputs[0].dtype != DType::F32 || shape.mixed || shape.transpose_b ||

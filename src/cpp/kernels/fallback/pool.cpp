@@ -218,8 +218,9 @@ class MaxPool final : public Kernel {
   PoolShape shape_;
 };
 
-// avg_pool, which reads planes of data and writes planes of windows, and avg_pool_grad, which reads
-// planes of windows and writes planes of data.
+// The kernel of avg_pool and avg_pool_grad. avg_pool reads the data of each plane (a channel of an
+// image), and writes the mean of each window. avg_pool_grad reads the gradients of these means, and
+// writes the gradient of the data.
 class AvgPool final : public Kernel {
  public:
   explicit AvgPool(const KernelQuery& query)

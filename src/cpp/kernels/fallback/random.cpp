@@ -9,13 +9,14 @@
 //
 // random_bits      dtypes of up to 32 bits: element i is word i % 4 of block i / 4, or its low bits
 //                  if the dtype is narrower. bool is its lowest bit.
-//                  64-bit integers: element i is (word 2 j + 1 << 32 | word 2 j) of block i / 2,
-//                  j = i % 2.
+//                  64-bit integers: element i is two words of block i / 2. With j = i % 2, its
+//                  low half is word 2 j, and its high half is word 2 j + 1.
 // random_uniform   f32: (random bits u32 >> 8) * 2^-24; f16: (u32 >> 21) * 2^-11;
 //                  bf16: (u32 >> 24) * 2^-8; f64: (random bits u64 >> 11) * 2^-53.
 //                  All in [0, 1), all exact.
 // random_normal    G. Box and M. Muller, "A note on the generation of random normal deviates"
-//                  (Ann. Math. Stat. 29, 1958), on pairs of the f32 uniforms (f64 for f64), in
+//                  (Ann. Math. Stat. 29, 1958). `uniform` is the result of random_uniform, in
+//                  f64 for f64 and in f32 for other dtypes. The elements are computed in pairs in
 //                  float64: with u1 = 1 - uniform[2 k], u2 = uniform[2 k + 1] and
 //                  r = sqrt(-2 log(u1)), element 2 k is r cos(2 pi u2) and element 2 k + 1 is
 //                  r sin(2 pi u2). Here, 2 pi u2 is the product of u2 and the float64 that is

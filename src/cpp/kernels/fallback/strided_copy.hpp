@@ -31,7 +31,7 @@ class StridedCopy {
                  std::int64_t bands) const;
 
   std::vector<Axis> outer_;  // outermost first
-  Axis middle_{1, 0, 0};     // if is_transpose_, a transposed block has the axes middle_ and inner_
+  Axis middle_{1, 0, 0};  // in a transpose, the axis that is dense in the source; else of length 1
   Axis inner_{1, 1, 1};
   std::int64_t outer_count_ = 1;
   bool is_transpose_ = false;  // middle_ is dense in the source, inner_ in the target

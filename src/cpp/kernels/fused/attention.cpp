@@ -84,9 +84,9 @@ struct Problem {
     return units * heads_per_group * queries * keys * (extent + width) / (causal ? 2 : 1);
   }
 
-  // Return the rows of one head's matrix in `tensor`, from row `row` on. `matrix` is the number of
-  // the head over all batch elements, and each batch element has num_heads heads. The matrix has
-  // `length` rows of `elements` elements.
+  // Return the rows of one head's matrix in `tensor`, from row `row` on. The matrix has `length`
+  // rows of `elements` elements. `matrix` is the number of the head over the whole batch: the
+  // number of the batch element * num_heads + the number of the head in it.
   template <class T>
   Dense<T> rows(T* tensor, std::int64_t matrix, std::int64_t num_heads, std::int64_t length,
                 std::int64_t row, std::int64_t elements) const {
@@ -97,8 +97,8 @@ struct Problem {
 
   bool causal, heads_last;
   double scale;
-  std::int64_t heads, groups;                 // per batch element: heads of queries; heads of keys
-  std::int64_t units, heads_per_group;        // groups of all batch elements; query heads per group
+  std::int64_t heads, groups;           // per batch element: heads of queries; heads of keys
+  std::int64_t units, heads_per_group;  // key heads of the whole batch; query heads per key head
   std::int64_t queries, keys, extent, width;  // extent, width: elements per key, and per value
   std::int64_t blocks, key_blocks;            // blocks of queries, and of keys
 };
@@ -191,7 +191,7 @@ Mask mask_of(const KernelQuery& query, std::size_t index) {
 
 // A block of queries of one head.
 struct Block {
-  // The numbers of the head of keys and of the head of queries, counted over all batch elements.
+  // Numbers over the whole batch: the head of these queries, and the head of keys that it uses.
   std::int64_t unit, head;
   std::int64_t first, count;  // the first query, and the number of queries
   std::int64_t columns;       // `count`, rounded up to whole vectors
@@ -223,14 +223,14 @@ class Attention {
     return {head / problem_.heads_per_group, head, first, count, columns};
   }
 
-  // query_rows() returns the rows of block `b` in `tensor`, which has one row per query: the rows
-  // of head b.head, from the first query of the block on. key_rows() returns the rows of one head
-  // in `tensor`, which has one row per key, from row `key` on. `unit` is the number of this head of
-  // keys and values over all batch elements.
+  // Return the rows of the queries of block `b` in `tensor`, which has one row of `width` elements
+  // per query.
   template <class U>
   Dense<U> query_rows(U* tensor, const Block& b, std::int64_t width) const {
     return problem_.rows(tensor, b.head, problem_.heads, problem_.queries, b.first, width);
   }
+  // Return the rows of one head of keys, from key `key` on, in `tensor`, which has one row per key.
+  // `unit` is the number of this head over the whole batch.
   template <class U>
   Dense<U> key_rows(U* tensor, std::int64_t unit, std::int64_t key, std::int64_t width) const {
     return problem_.rows(tensor, unit, problem_.groups, problem_.keys, key, width);
@@ -281,10 +281,10 @@ class Attention {
       body(row, std::min(kDiagonalStep, keys - row), row - corner);
   }
 
-  // Divide the queries of block `b` into ranges, and call body(row, rows, depth) for each range.
-  // `row` is the number of queries of the block before the range, and `rows` is the number of
-  // queries in it. `depth` is the number of keys, from `key` on and at most `keys`, that a product
-  // for the range must include. In causal attention, no query of the range sees the later keys.
+  // Divide the queries of block `b` into ranges, and call body(row, rows, depth) for each range. A
+  // range has `rows` queries, from number `row` of the block on. A product for the range needs only
+  // the first `depth` of the `keys` keys that begin at number `key`. In causal attention, no query
+  // of the range sees the later keys.
   template <class Body>
   void for_query_rows(const Block& b, std::int64_t key, std::int64_t keys, Body&& body) const {
     if (!problem_.causal || key + keys <= b.first) return body(std::int64_t{0}, b.count, keys);
@@ -295,8 +295,8 @@ class Attention {
   }
 
   // Store left @ right in `out`, a block with one row per key and one column per query. `left` has
-  // one row per key, and `right` has one column per query. In the rows of a range of keys
-  // (for_key_rows()), the columns of queries that see none of these keys are not written.
+  // one row per key, and `right` has one column per query. In causal attention, some elements of
+  // queries that do not see the key are not written.
   void multiply_to_scores(const Block& b, std::int64_t key, std::int64_t keys, Dense<const T> left,
                           const T* right, std::int64_t depth, T* out) const {
     for_key_rows(b, key, keys, [&](std::int64_t row, std::int64_t rows, std::int64_t column) {
@@ -306,8 +306,8 @@ class Attention {
     });
   }
 
-  // Add block @ right to `out`, which has one row per key. `block` has one row per key and one
-  // column per query, and `right` has one row per query.
+  // Add block @ right to `out`, which has one row per key, from number `key` on. `block` has one
+  // row per key and one column per query of `b`. `right` has one row per query.
   void multiply_to_keys(const Block& b, std::int64_t key, std::int64_t keys, const T* block,
                         Dense<const T> right, Dense<T> out, std::int64_t width) const {
     for_key_rows(b, key, keys, [&](std::int64_t row, std::int64_t rows, std::int64_t column) {
@@ -432,11 +432,11 @@ class Backward final : public Kernel, Attention<T> {
 
  public:
   Backward(const KernelQuery& query, const Machine& machine) : Base(query, 7, machine) {
-    // One pass over all pairs of blocks needs 5 matrix products per pair. It has only one task per
-    // unit, so threads may be idle. Two passes, one over the queries and one over the keys, need 7
-    // products per pair, but have more tasks. `rounds` is the number of units that the busiest
-    // thread computes in one pass. One pass is chosen if 5 * rounds is at most 7 * units / pieces_,
-    // the work per thread of two passes.
+    // One pass over all pairs of a query block and a key block needs 5 matrix products per pair. It
+    // has one task per unit (head of keys), so threads may be idle. Two passes need 7 products per
+    // pair, but have more tasks. `rounds` is the number of units of the busiest thread in one pass.
+    // One pass is chosen if its work, 5 * rounds, is at most 7 * units / pieces_, the work per
+    // thread of two passes.
     const std::int64_t rounds = divide_up(problem_.units, pieces_);
     is_one_pass_ = rounds * pieces_ * 5 <= problem_.units * 7;
   }
@@ -475,7 +475,7 @@ class Backward final : public Kernel, Attention<T> {
 
  private:
   struct Adjoints {
-    T *query, *key, *value;  // null: not computed
+    T *query, *key, *value;  // the outputs; null if an adjoint is not computed
   };
 
   std::int64_t elements() const {
@@ -493,8 +493,8 @@ class Backward final : public Kernel, Attention<T> {
     if (dv != nullptr) zeros(dv, problem_.width);
   }
 
-  // Call run_block() for the blocks of queries `block` to blocks_end - 1 of `heads` heads, from
-  // number `head` on, which share one head of keys. The keys are numbers `key` to end - 1.
+  // Call run_block() for the query blocks `block` to blocks_end - 1 of the heads `head` to head +
+  // heads - 1. These heads share one head of keys, and use its keys `key` to end - 1.
   void process_blocks(const KernelArgs& args, const Adjoints& to, std::int64_t head,
                       std::int64_t heads, std::int64_t block, std::int64_t blocks_end,
                       std::int64_t key, std::int64_t end, T* scratch) const {

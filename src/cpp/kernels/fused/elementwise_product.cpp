@@ -20,9 +20,10 @@ namespace ngd::kernels::fused {
 
 namespace {
 
-// The maximum depth of the products, the length of the summed axis. For greater depths, oneDNN
-// multiplies faster, which saves more time than the fusion. The scratch memory also grows with the
-// depth, because B is packed for the whole depth. passes/fusion/matmuls.py has the same number.
+// The maximum depth of the matrix products. The depth is the length of the axis that a product sums
+// over. For greater depths, a separate matmul by oneDNN saves more time than the fusion. The
+// scratch memory also grows with the depth, because B is packed for the whole depth.
+// passes/fusion/matmuls.py has the same number.
 constexpr std::int64_t kMaxDepth = 256;
 constexpr std::size_t kMaxProducts = 4;
 
@@ -60,18 +61,18 @@ KernelQuery elementwise_of(const KernelQuery& query) {
   return result_query;
 }
 
-// The block sink of one thread (gemm/streaming_gemm.hpp): computes the body for the elements of
-// each block.
+// Receives the blocks of the matrix products that one thread computes (gemm/streaming_gemm.hpp),
+// and computes the body for the elements of each block.
 template <class T>
 class BodySink {
  public:
   BodySink(const Plan& plan, std::int64_t width, const KernelArgs& args)
       : plan_(plan), width_(width), args_(args), walk_(plan, args) {}
 
-  // Prefetch the body's inputs for this tile while the products are computed: the elements of each
-  // input that is not a product, at the tile's rows and columns. An input that is also an output is
-  // fetched for writing. If ranks share its memory, the core of another rank may have the cache
-  // line, and a write would wait for it.
+  // Prefetch this tile's elements of the dense inputs in memory (Reading::InPlace), while the
+  // matrix products are computed. An input that is also an output is fetched for writing. If ranks
+  // share its memory, the core of another rank may have the cache line, and a write would wait for
+  // it.
   void prefetch_tile(gemm::Range rows, gemm::Range columns) const {
     for (std::size_t i = 0; i < plan_.inputs.size(); ++i) {
       const InputPlan& input = plan_.inputs[i];
@@ -108,8 +109,10 @@ class BodySink {
         __builtin_prefetch(from + offset, kRead, kSecondLevel);
   }
 
-  // Compute the body for `count` contiguous elements, one tile at a time. No tile crosses the end
-  // of a row of the plan, which is the elements along the plan's inner axis.
+  // Compute the body for `count` elements, from number `begin` in row-major order on. `values` has
+  // these elements of the first matrix product. Those of each next product begin `stride_bytes`
+  // later. The elements are computed in tiles, and no tile crosses the end of a row of plan_.inner
+  // elements.
   void compute(std::int64_t begin, std::int64_t count, const T* values, std::int64_t stride_bytes) {
     while (count > 0) {
       const std::int64_t n =
@@ -120,7 +123,7 @@ class BodySink {
   }
 
   const Plan& plan_;
-  std::int64_t width_;  // of the products
+  std::int64_t width_;  // columns of each matrix product
   const KernelArgs& args_;
   TileWalk walk_;
 };
@@ -160,7 +163,7 @@ class ElementwiseProduct final : public Kernel {
  private:
   Plan plan_;
   gemm::StreamingGemm<T> gemm_;
-  std::int64_t width_;  // of the products
+  std::int64_t width_;  // columns of each matrix product
   // kernel_inputs_[i] is the number of the kernel's input that is input i of the body. If input i
   // of the body is a product, kernel_inputs_[i] is 0 and not used.
   std::vector<std::size_t> kernel_inputs_;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A kernel body with reductions. The values of some statements are reduced. All reductions of a
-// body are over the same axes. Each tile of these values is added to accumulators while it is in
-// the first-level cache, so the kernel reads the inputs only once. Values are added in the order of
-// the reduce kernel, so both kernels give the same bits.
+// A kernel body that also reduces the values of some statements, for example to the sum of x * y
+// over an axis. All reductions of a body are over the same axes. The kernel computes the body tile
+// by tile, and combines the values of a tile with accumulators while they are in the first-level
+// cache. So it reads the inputs only once. It combines the values in the same order as the kernel
+// of a separate reduction (fallback/reduce.cpp), so both kernels give the same bits.
 #include <algorithm>
 
 #include "device/team.hpp"
@@ -159,11 +160,10 @@ class ElementwiseReduce final : public Kernel {
   std::vector<std::size_t> first_, accumulated_;
 };
 
-// Return true if the plan's tiles fit the blocks of kBlockBytes in which a reduction of floats adds
-// the elements of a row (reduce/loops.hpp). `g` is the division of the reduction into tasks, and
-// `item` is the number of bytes per element. If the last axis is reduced and a row has several
-// tiles, each tile must be exactly one block. If the last axis is kept, or a row is in one tile,
-// all tiles fit.
+// Return true if the plan's tiles fit a reduction of floats, which combines a row in blocks of
+// kBlockBytes (reduce/loops.hpp). If the last axis is reduced and a row has several tiles, each
+// tile must be exactly one block. In all other cases the tiles fit. `g` is the geometry of the
+// reduction, and `item` is the number of bytes per element.
 bool is_block(const Plan& plan, const Geometry& g, std::size_t item) {
   const std::int64_t block = reduce::kBlockBytes / static_cast<std::int64_t>(item);
   return !g.by_rows || plan.tiles_per_row == 1 || plan.tile_length == block;

@@ -54,15 +54,16 @@ class TileWalk {
 
   // Compute tile number `number` of the plan.
   void tile(std::int64_t number);
-  // Compute `count` elements, from number `begin` in row-major order on. If rows_per_tile of the
-  // plan is greater than 1, they must be whole rows, at most rows_per_tile. Otherwise, they must be
-  // a piece of one row, of at most tile_length elements.
+  // Compute `count` elements, from number `begin` in row-major order on. A row is the elements
+  // along the inner axis of the plan. If plan.rows_per_tile is greater than 1, the elements must be
+  // whole rows, at most rows_per_tile. Otherwise, they must be a piece of one row, of at most
+  // tile_length elements.
   void elements(std::int64_t begin, std::int64_t count) {
     compute(begin / plan_.inner, begin % plan_.inner, begin, count);
   }
-  // Compute elements as elements(begin, count) does, for a plan with inputs whose values the caller
-  // passes (Reading::Given). `given` has `count` values for each of these inputs. The values of one
-  // input begin `stride` bytes after the values of the previous input.
+  // Compute `count` elements, from number `begin` on, of a plan that has matrix products as inputs
+  // (Reading::Given). The caller passes their values: `given` has `count` values of the first
+  // product. The values of each next product begin `stride` bytes later.
   void elements(std::int64_t begin, std::int64_t count, const void* given, std::int64_t stride) {
     auto* values = static_cast<std::byte*>(const_cast<void*>(given));  // loops only read it
     for (const std::int64_t i : plan_.given) {
@@ -71,8 +72,8 @@ class TileWalk {
     }
     elements(begin, count);
   }
-  // Return the values of a slot of plan.kept, for the elements that were computed last. plan.kept
-  // has the slots of the statements whose values are reduced.
+  // Return the values in a slot for the elements that were computed last. `slot` is one of
+  // plan.kept, the slots of the values that a kernel with reductions reduces.
   const std::byte* values(int slot) const { return slots_[slot]; }
 
  private:

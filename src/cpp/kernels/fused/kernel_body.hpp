@@ -21,12 +21,12 @@ using tiles::kTabledOpcodes;
 using tiles::Opcode;
 
 // An operand of a statement: an input of the body, the value of an earlier statement, or an
-// immediate.
+// immediate (a constant in the text of the body, such as "#0.5").
 struct Operand {
   enum class Kind : std::uint8_t { Input, Result, Immediate };
   Kind kind = Kind::Input;
-  int index = 0;          // the number of the input or statement
-  std::string_view text;  // of an immediate, without '#'
+  int index = 0;          // the number of the input or statement; not used for an immediate
+  std::string_view text;  // the text of an immediate without its first character, '#'
   DType dtype = DType::F32;
 
   bool is_result_of(int statement) const { return kind == Kind::Result && index == statement; }
@@ -35,7 +35,7 @@ struct Operand {
 // A statement of a body: it applies one opcode to its operands, once per element.
 struct Statement {
   Opcode opcode = Opcode::copy;
-  DType dtype = DType::F32;  // of the operands; the condition of `where` is bool
+  DType dtype = DType::F32;  // of the operands, except the condition of `where`, which is bool
   DType result = DType::F32;
   std::vector<Operand> operands;
 };
@@ -61,7 +61,7 @@ struct Body {
 
   std::vector<Statement> statements;
   std::vector<std::int64_t> results;  // results[k] is the statement whose value is output k
-  // The reduction of the value of statement reduced[k] is output results.size() + k.
+  // The kernel reduces the value of statement reduced[k] to output number results.size() + k.
   std::vector<std::int64_t> reduced;
   Shape shape;  // the values of all statements have this shape
 };

@@ -73,7 +73,8 @@ void merge_axes(Plan& plan, const KernelQuery& query, const Shape& body_shape) {
                               std::multiplies<>());
 }
 
-// Choose tiles of whole rows if a row fits in a tile. Otherwise, choose pieces of rows.
+// Choose tiles of at most `max_length` elements: several whole rows if a row fits in a tile, and
+// pieces of one row otherwise. A plan with matrix products as inputs always gets pieces of rows.
 void choose_tiles(Plan& plan, std::int64_t max_length) {
   if (plan.inner == 0 || plan.rows == 0) return;
   if (plan.rows > 1 && plan.inner <= max_length && plan.given.empty()) {
@@ -87,10 +88,10 @@ void choose_tiles(Plan& plan, std::int64_t max_length) {
   }
 }
 
-// Choose tiles that fit the blocks in which the reduction with geometry g combines its elements
-// (reduce/loops.hpp). If the last axis is kept, a block is kRowBlock rows, and all rows of a tile
-// are in the same block. If the last axis is reduced, and a row is divided into several tiles, each
-// tile is one block of kBlockBytes.
+// Choose tiles for a body whose values are reduced. `g` is the geometry of the reduction, which
+// combines elements block by block (reduce/loops.hpp). If the last axis is kept, a block is
+// kRowBlock rows, and all rows of a tile are in the same block. If the last axis is reduced, a
+// block is kBlockBytes of one row. A row that is divided into several tiles has one tile per block.
 void choose_reduced_tiles(Plan& plan, std::int64_t max_length, const reduce::Geometry& g) {
   if (plan.inner != (g.by_rows ? g.along.length : g.width))
     throw Refusal("an input has no constant stride along a row");
@@ -136,7 +137,7 @@ void choose_readings(Plan& plan, const KernelQuery& query) {
   for (std::size_t i = 0; i < plan.inputs.size(); ++i) {
     InputPlan& input = plan.inputs[i];
     input.item = size_of(query.inputs[i].dtype);
-    std::int64_t last = 0;  // the index of the last element that is read
+    std::int64_t last = 0;  // the largest index of an element that is read
     for (std::size_t axis = 0; axis < plan.shape.size(); ++axis)
       last += (plan.shape[axis] - 1) * input.strides[axis];
     if (plan.tiles > 0 && last >= query.inputs[i].count())

@@ -6,9 +6,9 @@
 namespace ngd::kernels::fused {
 
 // Find the outputs that may use the memory of an input. The input must have the strides and the
-// element size of the output. In each tile, no loop may read the input after a loop has written the
-// output. A 16-bit input always fulfils the second condition: its tile is widened to a float32
-// buffer before a loop writes an output, and the other loops read the buffer.
+// element size of the output. No loop of a tile may read the input after a loop of this tile has
+// written the output. A 16-bit input always fulfils this last condition: the first loops of a tile
+// widen such inputs to float32 buffers, and all other loops read the buffers.
 void plan_in_place(Plan& plan, const Body& body, const Pairs& pairs) {
   // For each input: the last statement whose loop reads the input's memory, or -1 if no loop does.
   std::vector<std::int64_t> last_read(plan.inputs.size(), -1);

@@ -57,8 +57,9 @@ class LoopPlanner {
       plan_.outputs.push_back({slots_.in_memory(), size_of(query_.outputs[k].dtype)});
   }
 
-  // Set the slot of each input. A 16-bit input gets a second slot, for its values widened to
-  // float32.
+  // Set the slot of each input: the memory from which loops read a tile of its values. For a 16-bit
+  // input, add a loop that widens the tile to float32 in a second slot, a buffer. The other loops
+  // read this buffer.
   void place_inputs() {
     for (std::size_t i = 0; i < plan_.inputs.size(); ++i) {
       InputPlan& input = plan_.inputs[i];
@@ -96,7 +97,8 @@ class LoopPlanner {
   void add_statement(int t) {
     const Statement& s = statement(t);
     const int output = output_of(t);
-    if (is_widened_input(s) && output < 0) {  // no loop: the operand's tile is float32 already
+    // A cast of a 16-bit input to float32 needs no loop: place_inputs() has widened the input.
+    if (is_widened_input(s) && output < 0) {
       slot_of_[as_index(t)] = slot_of(s.operands[0]);
       release_dead(t, true);
       return;
@@ -120,8 +122,8 @@ class LoopPlanner {
     release_dead(t, is_output_slot);
   }
 
-  // Return the loop that computes statement t. If t is the second statement of a pair, the loop
-  // computes the first statement too. The caller sets the slot of the result, which is -1 here.
+  // Return the loop that computes statement t, and before it the first statement of its pair if it
+  // has one. The slots of the result and of unused operands are -1: the caller sets them.
   TileLoop loop_of(int t) {
     const int first = pairs_.first_of(t);
     TileLoop loop{nullptr, -1, -1, -1, -1};
@@ -163,9 +165,9 @@ class LoopPlanner {
     add_loop(narrowing(dtype), slot, plan_.outputs[as_index(output)].slot);
   }
 
-  // Release the buffers that the loop of statement t is the last one to read. Also release the
-  // buffer of t itself if no loop reads its value. If `has_no_buffer` is true, t has no buffer to
-  // release: its value is in the memory of an output, or in the slot of its operand.
+  // Release the buffers that no loop reads after the loop of statement t. If no loop reads the
+  // value of t, they include the buffer of t. If `has_no_buffer` is true, t has no buffer of its
+  // own: its value is in the memory of an output, or in the buffer of its operand.
   void release_dead(int t, bool has_no_buffer) {
     if (last_use_[as_index(t)] < 0 && !has_no_buffer) slots_.release(slot_of_[as_index(t)]);
     for (int r = 0; r < t; ++r)
@@ -190,8 +192,9 @@ class LoopPlanner {
   const Pairs& pairs_;
   const KernelQuery& query_;
   Slots slots_;
-  std::vector<int> slot_of_input_, slot_of_;  // by input; by statement
-  std::vector<int> last_use_;  // by statement: the last one whose loop reads its value, or -1
+  // The slot of each input, and the slot of each statement's value.
+  std::vector<int> slot_of_input_, slot_of_;
+  std::vector<int> last_use_;  // [t]: the last statement whose loop reads the value of t, or -1
 };
 
 }  // namespace

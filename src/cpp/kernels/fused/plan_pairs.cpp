@@ -46,10 +46,10 @@ TileFunction pair_function(const Statement& first, int number, const Statement& 
       .pairs[static_cast<int>(*first_kind)][static_cast<int>(*second_kind)][is_float64];
 }
 
-// Count the uses of each statement's value. The loop of a pair does not store the value of its
-// first statement. So a statement can be the first only if its value has exactly one use, in the
-// second statement. An output or a reduction counts as two uses, so such a value is never the
-// first.
+// Count the uses of each statement's value. One loop can compute a pair of statements without
+// storing the value of the first one. So a statement can be the first of a pair only if its value
+// has exactly one use, in the second statement. An output or a reduction counts as two uses, so
+// that its value is always stored.
 std::vector<int> count_uses(const Body& body) {
   std::vector<int> num_uses(body.statements.size());
   for (const Statement& statement : body.statements)

@@ -100,7 +100,8 @@ class Stage {
 
  private:
   bool is_dense_half() const { return rows_.inner == 1 && is_half(dtype_); }
-  std::int64_t half_offset(std::int64_t row) const { return 2 * row * rows_.length; }  // in bytes
+  // Return the offset in bytes of a row in a tensor of dense rows of 16-bit floats.
+  std::int64_t half_offset(std::int64_t row) const { return 2 * row * rows_.length; }
 
   // Call element(address, i) for each element of `rows` rows of the tensor, row by row. `address`
   // is a pointer to the element in the tensor. `i` is the index of the same element in a dense copy
@@ -148,8 +149,8 @@ struct Workspace {
   T *x, *e, *maxima, *sums, *scale;
 };
 
-// Call body(workspace, row, rows) for each block of `rows` rows, from number `row` on. The threads
-// share the blocks.
+// Call body(workspace, row, rows) for each block of `rows` rows, from number `row` on. `workspace`
+// is scratch memory of the calling thread. The threads share the blocks.
 template <class T, class Body>
 void for_blocks(const Rows& rows, void* scratch, Body&& body) {
   device::for_pieces(rows.pieces, [&](std::int64_t piece) {
