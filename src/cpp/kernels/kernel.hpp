@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels, and the tables that choose them. Each row of a table offers a kernel for a query, or
-// refuses the query with a reason.
+// Kernels, and the tables that choose them. A query describes an op with the types of its operands.
+// Each row of a table is an implementation of one op. For a query, a row returns a kernel, or the
+// reason why it has none.
 #pragma once
 
 #include <compare>
@@ -46,8 +47,9 @@ struct KernelArgs {
   device::Queue* queue;  // runs the kernel's work; the CPU's queue is the calling thread
 };
 
-// A kernel: the code that computes one query. All instructions of a program with the same query
-// share one kernel. It exists until its enqueued work is done.
+// A kernel: the code that computes one op for the operand types and attributes of one KernelQuery.
+// All instructions of a program with the same query share one kernel. The kernel exists until its
+// enqueued work is done.
 class Kernel {
  public:
   virtual ~Kernel() = default;
@@ -63,12 +65,12 @@ class Kernel {
   virtual std::vector<InPlace> in_place() const { return {}; }
 };
 
-// The answer of a row to a query.
+// The answer of one row of the table to a query: a kernel, or the reason for a refusal.
 struct Offer {
-  std::unique_ptr<Kernel> kernel;  // null: refused
-  // The reason for a refusal, for the error message of find(). A row leaves the text empty if a
-  // later row of the table has the same kernel, and supports more queries: if that later row
-  // refuses too, its reason is reported.
+  std::unique_ptr<Kernel> kernel;  // null if the row refuses the query
+  // The reason for a refusal, for the error message of find(). A row of the table leaves the text
+  // empty if a later row has the same kernel for more queries. If the later row also refuses the
+  // query, find() reports the reason of the later row.
   std::string refusal = {};
   // True if the kernel computes with its operands as they are stored. False if the kernel widens
   // 16-bit operands in memory, or emulates products of 16-bit operands that the CPU does not have.
@@ -91,13 +93,14 @@ KernelTable cpu_table();
 
 std::string onednn_version();  // "" in a build without oneDNN
 
-// The result of find(): a row of the table, and its offer.
+// The result of find(): the first row of the table that has a kernel, and this kernel.
 struct Found {
   const KernelRow* row = nullptr;  // null: all rows refused, and offer.refusal has their reasons
   Offer offer;
 };
 
-// Return the first offer of a kernel in the table, and its row. If all rows refuse, `row` is null.
+// Return the first row of the table that has a kernel for the query, and this kernel. If all rows
+// refuse the query, `row` is null.
 Found find(KernelTable table, const KernelQuery& query, const Machine& machine);
 
 }  // namespace ngd::kernels

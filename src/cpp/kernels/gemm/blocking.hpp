@@ -40,7 +40,9 @@ inline constexpr BlockLimits kPackedLimits{128, 480};
 // 3,450 us, as long as a matmul and an update in two separate kernels.
 inline constexpr BlockLimits kStreamingLimits{32, 1056};
 inline constexpr std::int64_t kMaxBlockDepth = 256;
-inline constexpr std::int64_t kMaxKeptElements = 1 << 19;   // the maximum of packed A for keeps_a
+// PackedGemm keeps packed rows of A for the next columns (Blocking::keeps_a) only if the rows have
+// at most this many elements.
+inline constexpr std::int64_t kMaxKeptElements = 1 << 19;
 inline constexpr std::int64_t kMinWorkPerThread = 1 << 18;  // multiplications
 
 // Divide a length into the fewest parts of at most `limit`, as evenly as possible. Return the
@@ -62,20 +64,25 @@ struct Blocking {
   };
 
   std::int64_t num_parts = 1;
-  bool divides_batch = false;    // a part is whole products, not a range of each product
-  bool divides_columns = false;  // if not divides_batch: a part is a range of columns, not of rows
-  bool has_one_row_block = false;  // the rows of a part are a single block
-  bool keeps_a = false;            // the whole depth of A stays packed for the next columns
+  // True if each thread computes whole products of the batch. False if each thread computes some
+  // rows or some columns of every product.
+  bool divides_batch = false;
+  // If divides_batch is false: true if the threads divide the columns of C, false if its rows.
+  bool divides_columns = false;
+  bool has_one_row_block = false;  // one block has all rows that a thread computes of a product
+  // True if PackedGemm keeps the packed rows of A, over the whole depth, while it computes the next
+  // blocks of columns. False if it packs them again.
+  bool keeps_a = false;
   std::int64_t rows = 1, columns = 1, depth = 1;  // of a block
-  // The scratch memory of one part, in elements. `a_elements` is for packed A, `b_elements` for
-  // packed B of one product, and `c_elements` for the sums of one block of one product.
-  // `c_elements` is 0 if the GEMM is not a StreamingGemm. `part_elements` is the total for all
-  // products of a block.
+  // The scratch memory for the work of one thread, in elements. `a_elements` is for packed A,
+  // `b_elements` for packed B of one product, and `c_elements` for the sums of one block of one
+  // product. PackedGemm has no such sums, so `c_elements` is 0. `part_elements` is the total.
+  // StreamingGemm computes several products at once, and has memory for B and the sums of each.
   std::int64_t a_elements = 0, b_elements = 0, c_elements = 0, part_elements = 0;
 
-  // Return the blocking of a PackedGemm. If the rows of each thread's part are a single block, each
-  // packed panel of B is used only once. The scratch memory then holds one panel of B. Otherwise,
-  // it holds all panels of a block.
+  // Return the blocking of a PackedGemm. A panel of B has the columns that one tile reads. If one
+  // block has all rows that a thread computes, the thread uses each packed panel of B for only one
+  // block. The scratch memory then holds one panel. Otherwise, it holds all panels of a block.
   template <class T>
   static Blocking packed(const MatmulShape& shape, const GemmTile<T>& tile, std::int64_t threads) {
     Blocking blocking = divide(shape, tile, threads, kPackedLimits);

@@ -12,8 +12,8 @@
 
 namespace ngd::kernels::gemm {
 
-// Return the cast from the dtype of an array to the dtype of the computation, or the cast back.
-// Null if both dtypes are the same.
+// cast_to_computed() returns the cast from the dtype of an array to the dtype in which ngd's GEMM
+// computes. cast_to_stored() returns the cast back. Both return null if the dtypes are the same.
 inline tiles::TileFunction cast_to_computed(DType dtype) {
   if (is_half(dtype)) return tiles::widening(dtype);
   if (size_of(dtype) >= 4) return nullptr;

@@ -16,9 +16,10 @@ namespace ngd::kernels::gemm {
 struct ChannelGroups {
   std::int64_t vectors, lanes, count;
 
-  // Divide the vectors of `channels` into groups, each of which fits a GEMM tile. The number of
-  // groups is the smallest possible multiple of `multiple`, for example the number of threads that
-  // share the groups. If there are fewer vectors than this number, each vector is a group.
+  // Divide the channels into groups of whole SIMD vectors. A vector has tile.lanes channels, and a
+  // group has at most as many channels as a GEMM tile has columns. The number of groups is the
+  // smallest possible multiple of `multiple`, for example the number of threads that share the
+  // groups. If there are fewer vectors than this number, each vector is a group.
   ChannelGroups(std::int64_t channels, std::int64_t multiple, const GemmTile<float>& tile)
       : vectors(channels / tile.lanes), lanes(tile.lanes) {
     const std::int64_t max_vectors = tile.columns / lanes;

@@ -36,8 +36,8 @@ class StreamingGemm {
   std::int64_t scratch_elements() const { return blocking_.scratch_elements(); }
 
   // Compute all products. operands: a and b of the first product, a and b of the second one, and so
-  // on. Each thread calls make_sink() for a sink of its own, and passes the computed blocks to its
-  // write_block().
+  // on. Each thread calls make_sink() for its own sink, the object that uses the computed blocks.
+  // The thread passes each computed block to the function write_block() of its sink.
   template <class MakeSink>
   void run_into(const MakeSink& make_sink, const void* const* operands, T* scratch) const {
     device::for_range(blocking_.num_parts, 1, [&](std::int64_t begin, std::int64_t end) {

@@ -60,14 +60,16 @@ NGD_INLINE void transpose_lines(const T* from, std::int64_t stride, std::int64_t
   NGD_UNROLL
   for (int i = 0; i < lines; ++i) v[i] = load(from + i * stride);
   tiles::NGD_SIMD_LEVEL::transpose(v);
-  constexpr int kSteps = kLanes<T> / lines;  // v[i] now has kSteps elements of each line
+  // v[i] now has the elements i * kSteps to (i + 1) * kSteps - 1 of all lines. A line is a row of A
+  // or a column of B.
+  constexpr int kSteps = kLanes<T> / lines;
   NGD_UNROLL
   for (int i = 0; i < lines; ++i) store(v[i], panel + i * kSteps * width);
 }
 
-// Copy `used` lines to a panel. In memory, the same element of neighbouring lines must be adjacent
-// (lines.row == 1). Each memcpy copies element p of `batch` lines. If fewer than `batch` lines are
-// left at the end, they are copied in smaller batches.
+// Copy `used` lines (rows of A, or columns of B) to a panel. In memory, the same element of
+// neighbouring lines must be adjacent (lines.row == 1). Each memcpy copies element p of `batch`
+// lines. If fewer than `batch` lines are left at the end, they are copied in smaller batches.
 template <class T, int batch>
 void copy_lines(View<T> lines, std::int64_t used, std::int64_t depth, std::int64_t width,
                 T* panel) {
@@ -102,9 +104,9 @@ void pack_panel(View<T> lines, std::int64_t used, std::int64_t depth, std::int64
       panel[p * width + i] = lines.data[i * lines.row + p * lines.column];
 }
 
-// Pack `panels` panels of kRows lines each. In memory, the same element of neighbouring lines must
-// be adjacent (lines.row == 1). So for each step of the depth, the elements of all lines are one
-// dense row of the operand, and are copied from it, kRows elements to each panel.
+// Pack `panels` panels of kRows lines each. A line is a row of A or a column of B. In memory, the
+// same element of neighbouring lines must be adjacent (lines.row == 1). So element p of all lines
+// is one dense sequence in memory. For each p, kRows elements of it are copied to each panel.
 template <class T, int panels>
 void copy_panels(View<T> lines, std::int64_t depth, T* panel) {
   for (std::int64_t p = 0; p < depth; ++p) {

@@ -235,23 +235,29 @@ class Primitives {
   }
 
   std::vector<memory> operands_;
-  std::vector<std::pair<memory, std::size_t>> copies_;  // with their offsets in scratch memory
+  // The copies of operands in the layouts that the convolution requires, each with its offset in
+  // scratch memory.
+  std::vector<std::pair<memory, std::size_t>> copies_;
   std::vector<Step> steps_;
 };
 
 // Return the number of threads for a convolution: 1 if it is small, and otherwise all threads.
 //
-// With AVX-512, if a convolution has fewer parts than threads, oneDNN runs on fewer threads.
-// libgomp then ends the other threads, and the next kernel creates them again, which takes 37 us
-// per thread. In this time, a core computes 4 MFLOP (Zen 4). So a weight gradient is faster on one
-// thread if it has at most 4 MFLOP per thread that would be ended. Any convolution of at most 1
-// MFLOP is also faster on one thread. In a weight gradient, a part is one block of 16 input
-// channels with one block of 16 output channels, for one group and one sample.
+// Without AVX-512, all convolutions use all threads. With AVX-512, any convolution of at most 1
+// MFLOP is faster on one thread.
+//
+// With AVX-512, oneDNN divides a weight gradient into parts. A part is one block of 16 input
+// channels with one block of 16 output channels, for one group and one sample. If there are fewer
+// parts than threads, oneDNN uses only one thread per part. libgomp then ends the other threads,
+// and the next kernel creates them again, which takes 37 us per thread. In this time, a core
+// computes 4 MFLOP (Zen 4). So a weight gradient is faster on one thread if it has at most 4 MFLOP
+// for each thread that libgomp would end.
 int threads_for(const ConvShape& s, const Machine& machine) {
-  // In FLOP. A convolution of at most kSmall runs on one thread. A weight gradient also does if it
-  // has at most kPerThread per thread that would be ended.
+  // Limits in FLOP. A convolution of at most kSmall runs on one thread. A weight gradient also runs
+  // on one thread if it has at most kPerThread for each thread that has no part of the work.
   constexpr std::int64_t kSmall = 1'000'000, kPerThread = 4'000'000;
-  constexpr std::int64_t kChannels = 16;  // channels per block
+  // The number of input channels, and of output channels, of a part of a weight gradient.
+  constexpr std::int64_t kChannels = 16;
   const int all = machine.threads;
   if (dnnl::get_effective_cpu_isa() < dnnl::cpu_isa::avx512_core) return all;
   const auto blocks = [](std::int64_t channels) { return divide_up(channels, kChannels); };

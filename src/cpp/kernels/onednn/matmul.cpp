@@ -91,8 +91,9 @@ struct Plan {
 
   dnnl::matmul::primitive_desc matmul;
   std::size_t bytes = 0;  // of scratch memory
+  // The operand that a post-operation adds to the result, and the index of this post-operation.
   std::optional<memory::desc> addend;
-  int addend_post = 0;  // the number of the post-operation that adds the addend
+  int addend_post = 0;
 
  private:
   // Return the post-operations of the matmul. relu is left out, because oneDNN's relu turns NaN

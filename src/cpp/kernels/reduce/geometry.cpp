@@ -7,7 +7,7 @@
 namespace ngd::kernels::reduce {
 
 namespace {
-constexpr std::int64_t kChunk = 1 << 16;  // elements per chunk, approximately
+constexpr std::int64_t kChunk = 1 << 16;  // the approximate number of elements that a task reduces
 }
 
 Geometry make_geometry(const Shape& shape, const std::vector<std::int64_t>& axes) {

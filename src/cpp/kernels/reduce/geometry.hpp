@@ -27,35 +27,41 @@
 
 namespace ngd::kernels::reduce {
 
-inline constexpr std::int64_t kMaxColumns = 512;     // columns per task
+// If the last axis is kept, one task reduces at most this many columns.
+inline constexpr std::int64_t kMaxColumns = 512;
 inline constexpr std::int64_t kGrainWork = 1 << 15;  // the minimum of elements per thread
 
 struct Axis {
   std::int64_t length, stride;
 };
 
-// The division of one reduction into segments, chunks and tasks.
+// The division of one reduction into tasks, which threads run in any order. A task reduces one
+// chunk, a list of segments. A segment is a piece of a dense row, or a block of rows.
 struct Geometry {
-  // The kept and the reduced axes, except `along` and the axis of the columns. The counts are the
-  // products of their lengths.
+  // The kept and the reduced axes, except `along`, and except the last axis if it is kept. The
+  // members kept_count and reduced_count are the products of the lengths of these axes.
   std::vector<Axis> kept, reduced;
   std::int64_t kept_count = 1, reduced_count = 1;
-  bool by_rows = false;      // the last axis is reduced
-  Axis along{1, 1};          // the innermost reduced axis, which is divided into segments
-  std::int64_t width = 1;    // results per index of the kept axes: 1, or the number of columns
-  std::int64_t columns = 1;  // per task
+  bool by_rows = false;    // the last axis is reduced
+  Axis along{1, 1};        // the innermost reduced axis, which is divided into segments
+  std::int64_t width = 1;  // the length of the last axis (the columns) if it is kept, else 1
+  // The columns are divided into `column_pieces` pieces of at most `columns` columns. A task
+  // reduces one piece. If the last axis is reduced, both members are 1.
+  std::int64_t columns = 1;
   std::int64_t column_pieces = 1;
-  std::int64_t piece = 1, pieces = 0;  // `along` has `pieces` segments of at most this length
-  std::int64_t chunk = 1, chunks = 1;  // segments per chunk; chunks per result
-  std::int64_t total = 1;              // elements that are reduced to one result
+  // The axis `along` is divided into `pieces` segments. Each has at most `piece` positions.
+  std::int64_t piece = 1, pieces = 0;
+  // Each result is computed from `chunks` chunks. Each chunk has at most `chunk` segments.
+  std::int64_t chunk = 1, chunks = 1;
+  std::int64_t total = 1;  // elements that are reduced to one result
 
-  // Return the number of tasks. Tasks are numbered in row-major order by (index of the kept axes,
-  // piece of columns, chunk): the chunk varies fastest.
+  // Return the number of tasks. Task number (k * column_pieces + j) * chunks + c reduces chunk c of
+  // the elements at index k of the axes `kept`, in the columns from j * columns on.
   std::int64_t tasks() const { return kept_count * column_pieces * chunks; }
   std::int64_t cells() const { return chunks > 1 ? tasks() * columns : 0; }
-  // columns_of() returns the number of columns of result number `result`. first_of() returns the
-  // flat index of its first element in the output. Results are numbered in row-major order by
-  // (index of the kept axes, piece of columns).
+  // Result number k * column_pieces + j is the output at index k of the axes `kept`, in the columns
+  // from j * columns on. columns_of() returns the number of these columns. first_of() returns the
+  // flat index of the result's first element in the output.
   std::int64_t columns_of(std::int64_t result) const {
     return std::min(columns, width - result % column_pieces * columns);
   }
@@ -68,9 +74,9 @@ Geometry make_geometry(const Shape& shape, const std::vector<std::int64_t>& axes
 
 std::int64_t offset_of(const std::vector<Axis>& axes, std::int64_t index);
 
-// Call visit(offset, count) for each segment of a task. `offset` is the index of the segment's
-// first element. `count` is its number of elements if it is a piece of a row, and its number of
-// rows otherwise.
+// Call visit(offset, count) for each segment that a task reduces. If the last axis is reduced, a
+// segment is a piece of a row with `count` elements. Otherwise, a segment is a block of `count`
+// rows. `offset` is the index of the segment's first element in the input.
 template <class Visit>
 void for_segments(const Geometry& g, std::int64_t task, const Visit& visit) {
   const std::int64_t chunk = task % g.chunks, result = task / g.chunks;
@@ -91,8 +97,9 @@ inline std::int64_t grain_of(const Geometry& g) {
   return std::max<std::int64_t>(1, kGrainWork / work);
 }
 
-// If results have several chunks, call combine(i) for each result i: it combines the chunks of
-// result i. The threads share the results. If results have one chunk, call nothing.
+// If several tasks compute each result (g.chunks > 1), call combine(i) for each result i, which
+// combines the partial results of its tasks. The threads share the calls. If one task computes a
+// whole result, call nothing.
 template <class Combine>
 void combine_results(const Geometry& g, const Combine& combine) {
   if (g.chunks == 1) return;

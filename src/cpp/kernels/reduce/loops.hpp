@@ -23,7 +23,8 @@ namespace ngd::kernels::reduce {
 enum class Reduction : std::uint8_t { Sum, Prod, Max, Min };
 inline constexpr int kReductionCount = 4;
 inline constexpr std::int64_t kRowBlock = 32;
-inline constexpr std::int64_t kBlockBytes = 4096;  // bytes per block of a row of floats
+// A row of floats is reduced in blocks of this many bytes.
+inline constexpr std::int64_t kBlockBytes = 4096;
 
 struct ReduceLoops {
   // Set accumulators to the value of a reduction of no elements, such as 0 for a sum.

@@ -24,11 +24,12 @@ struct Reducer {
   // Return the reason why there is no reduction `op` for `dtype`, or an empty text if there is one.
   static std::string refusal(const std::string& op, DType dtype);
 
-  // Combine the accumulators of all chunks of a result, in place, by a balanced tree. Return the
-  // cells of the first chunk, which then have the accumulators of the whole result. `cells` has the
-  // cells of all tasks in the order of their numbers; a cell is the memory of one accumulator.
+  // Combine the accumulators of the tasks that compute a result, in place, by a balanced tree.
+  // `cells` is the memory of the accumulators of all tasks, in the order of the task numbers.
+  // Return the memory of the result's first task, which then has the accumulators of the result.
   std::byte* combine(const Geometry& geometry, std::int64_t result, std::byte* cells) const;
-  // Combine the chunks of a result, and store the result in the output.
+  // Combine the accumulators of the tasks that compute a result, as combine() does. Then store the
+  // result in the output.
   void finish(const Geometry& geometry, std::int64_t result, std::byte* cells, void* output) const;
   // Round the accumulators of a result, one per column, and store them in the output. `cells` has
   // the accumulators.
@@ -55,7 +56,8 @@ struct TileRows {
   std::int64_t begin, count, all;
 };
 
-// Combine a dense tile with the accumulators. After all tiles of a segment, in order, the
+// Combine the rows of a dense tile with the accumulators, one per column. A tile is some rows of a
+// segment, a block of rows that one task reduces. After all tiles of a segment, in order, the
 // accumulators have the same bits as after one call of ReduceLoops::columns for the segment.
 inline void add_tile(const ReduceLoops& loops, const TileRows& rows, const void* tile,
                      std::int64_t columns, void* partials, void* accumulators) {

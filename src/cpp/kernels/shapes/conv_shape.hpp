@@ -30,7 +30,8 @@ struct ConvShape : Windows {
   bool bias = false;           // forward has a third operand: one value per channel of the result
   std::vector<std::string> post;  // functions that are applied to the result, in this order
 
-  DType factors = DType::F32, bias_dtype = DType::F32;  // factors: of the multiplied operands
+  // `factors` is the dtype of the two multiplied operands.
+  DType factors = DType::F32, bias_dtype = DType::F32;
   bool mixed = false;  // the operands are 16-bit floats, and the output or the bias is f32
 
   std::string refusal;  // the reason why the query is not a convolution; empty if it is one

@@ -24,8 +24,9 @@
 
 namespace ngd::kernels::tiles::NGD_SIMD_LEVEL {
 
-// The functions of a lane tree over elements of T. Op::combine(a, b) combines two elements, or two
-// vectors lane by lane.
+// The functions of the lane tree, the reduction of dense elements that the head of this file
+// describes. T is the type of the elements. Op::combine(a, b) combines two elements, or two vectors
+// lane by lane.
 template <class Op, class T>
 struct LaneTree {
   static constexpr std::int64_t kLanes = 64 / sizeof(T), kStep = 4 * kLanes;
@@ -68,7 +69,7 @@ struct LaneTree {
     return i;
   }
 
-  // Combine the kLanes elements of `lanes` to one, and return it.
+  // Reduce the kLanes elements of `lanes` to one by Op::combine, and return it. Overwrite `lanes`.
   NGD_INLINE T combine_lanes(T* lanes) {
     for (std::int64_t width = kLanes / 2; width > 0; width /= 2)
       for (std::int64_t l = 0; l < width; ++l) lanes[l] = Op::combine(lanes[l], lanes[l + width]);

@@ -45,8 +45,9 @@ struct TileTable {
 
 const TileTable& tile_table();  // the functions of simd_level(), the level of this process
 
-// widening() returns the conversion from storage to tiles, and narrowing() the conversion from
-// tiles to storage. Both return null if the dtype is not a 16-bit float.
+// Tiles hold 16-bit floats as float32. widening() returns the function that converts 16-bit floats
+// of a dtype to float32, and narrowing() the function that converts them back. Both return null if
+// the dtype is not a 16-bit float.
 TileFunction widening(DType dtype);
 TileFunction narrowing(DType dtype);
 

@@ -28,8 +28,8 @@ using LoopType = typename std::conditional_t<
     std::make_unsigned<std::conditional_t<std::is_integral_v<T>, T, int>>,
     std::type_identity<T>>::type;
 
-// Return true if the domain contains the dtype as a dtype of tiles: 16-bit floats are float32
-// there.
+// Return true if tiles can have the dtype, and the domain (a set of dtypes) contains it. Return
+// false for 16-bit floats, because tiles hold them as float32.
 constexpr bool contains_dtype(Domain domain, int dtype) {
   const auto d = static_cast<DType>(dtype);
   if (d == DType::F16 || d == DType::BF16) return false;
