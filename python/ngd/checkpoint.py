@@ -64,7 +64,10 @@ DTYPES: Final[dict[str, Any]] = {
     "U8": np.dtype(np.uint8),
     "BOOL": np.dtype(np.bool_),
 }
-"""The names of dtypes in safetensors (https://github.com/huggingface/safetensors)."""
+"""A dict from the name of a dtype in safetensors files to the NumPy dtype.
+
+The file format is described at https://github.com/huggingface/safetensors.
+"""
 
 FLOATS: Final = tuple(DTYPES[name] for name in ("F64", "F32", "F16", "BF16"))
 
@@ -323,10 +326,11 @@ def is_state(tree: Any) -> bool:
 def with_pending_values(
     where: str, by_name: Mapping[str, Variable], states: Iterable[LiveState]
 ) -> dict[str, Any]:
-    """Return a dict of all values to save: the variables in `by_name`, and pending values.
+    """Return all values to save, by name: the variables in `by_name`, and the pending values.
 
-    The pending values are the loaded values of states such as `optimizer.state` whose variables do
-    not exist yet. The keys are the names of the variables.
+    A state, such as `optimizer.state`, may have values that were loaded from a checkpoint before
+    their variables exist. These are the pending values. `where` is the name of the public function
+    for error messages, such as "save".
     """
     values: dict[str, Any] = dict(by_name)
     for state in states:

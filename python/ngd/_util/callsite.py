@@ -55,9 +55,10 @@ class Owner(Enum):
 
 @functools.cache
 def owner(file: str) -> Owner:
-    """Return the owner of the code in a file, by the file name in a code object.
+    """Return the owner of the code in a file: ngd, a library, or the user.
 
-    Code without a file, such as that of the interactive interpreter, belongs to the user.
+    `file` is the `co_filename` of a code object. Code without a file, such as that of the
+    interactive interpreter, belongs to the user.
     """
     if file.startswith(NGD):
         return Owner.NGD
@@ -85,7 +86,7 @@ class ExpansionSite(str):
 
     op: str
     origin: str
-    """The call site of the op."""
+    """The call site of the op that the pass expanded."""
 
 
 class NodeSite(str):
@@ -107,9 +108,9 @@ class NodeSite(str):
 
 
 REWRITES: Final[ContextVar[list[dict[Any, Any]] | None]] = ContextVar("rewrites", default=None)
-"""The record of rewrites, to which Graph.rewrite appends a dict from old nodes to new nodes.
+"""A list of the nodes that passes have replaced, or None if replacements are not recorded.
 
-It shows which nodes a pass replaced. None means that rewrites are not recorded.
+Each call of `Graph.rewrite` that replaces nodes appends one dict, from old nodes to new nodes.
 """
 
 

@@ -286,7 +286,8 @@ def name_call(call: str, signature: inspect.Signature, args: Any, kwargs: Any, e
 
     Return without an error in the cases below. The caller, a wrapper, then raises `error` again.
 
-    - The public call was made by ngd, inside another public call, whose wrapper gets `error` next.
+    - The user called another public function of ngd, and that function made this call. Then the
+      wrapper of that function gets `error` next.
     - A function that the user passed as an argument raised `error`.
     - The message of `error` names the public call already, and the arguments fit its signature.
     - `error` is an OSError, or an error of ngd except ShapeError and DTypeError.
@@ -382,9 +383,9 @@ def with_signature(function: Callable[Params, Result]) -> Callable[Params, Resul
     """Set the signature of a collective that users see: without `*surplus`, with `op` required.
 
     `function` is a collective with a reduction `op`, such as ngd.all_reduce. In its code, `op` has
-    a default, and `*surplus` accepts too many positional arguments. So a wrong call gets into the
-    function, which raises an error with `expect_op`. A wrapper could raise the same error, but
-    would make each call slower.
+    the default REQUIRED, and `*surplus` takes all further positional arguments. So Python accepts a
+    call without `op` or with too many arguments, and `function` raises the error with `expect_op`.
+    A wrapper could raise the same error, but would make each call slower.
     """
     signature = inspect.signature(function)
     empty = inspect.Parameter.empty

@@ -58,7 +58,7 @@ class Arena {
   // one.
   std::shared_ptr<Lent> lend(comm::Communicator& owner, std::size_t bytes);
 
-  // True while one of the programs of this arena runs.
+  // Return a flag that is true while one of the programs that use this arena runs.
   std::atomic<bool>& running() noexcept { return running_; }
 
  private:

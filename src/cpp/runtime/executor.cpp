@@ -18,8 +18,9 @@ namespace ngd::runtime {
 
 namespace {
 // A kernel whose operands and results have at most this many bytes takes at most about ten
-// microseconds, so no check for signals precedes it. A check reads the clock, which takes 9 ns. In
-// a scan over few elements, this would be a seventh of the time of an iteration.
+// microseconds, so no check for signals precedes it. A check reads the clock, which takes 9 ns. If
+// the kernels of a scan's body use few elements, these checks would take a seventh of the time of
+// an iteration.
 constexpr std::size_t kShortBytes = 16 << 10;
 
 // Locks an executor during a call. A second call at the same time throws Busy.
@@ -69,14 +70,15 @@ struct Executor::BoundInstruction {
   std::vector<Patch> patches;
   bool writes_variable = false;
   bool is_short = false;      // takes microseconds: no check for signals before it
-  std::int64_t begin_ns = 0;  // when it began in the last recorded run
-  Faults before;              // NaN or infinities in its operands, under NGD_CHECK_FINITE
+  std::int64_t begin_ns = 0;  // the time at which the instruction began in the last recorded run
+  Faults before;              // with NGD_CHECK_FINITE: the faults (NaN, infinity) of the operands
   struct SavedOperand {
     std::size_t input;
     device::Buffer bytes;
   };
-  std::vector<SavedOperand>
-      saved;  // copies for first_fault() of operands that a fused kernel overwrites
+  // With NGD_CHECK_FINITE: copies of the operands that a fused kernel overwrites. If the result has
+  // a NaN or an infinity, first_fault() runs the ops of the kernel again with these copies.
+  std::vector<SavedOperand> saved;
 };
 
 Executor::Executor(Program program, device::Device& device, kernels::KernelTable table,
@@ -374,7 +376,7 @@ class Executor::RunTimer {
   std::scoped_lock<std::mutex> lock_;
   Executor& executor_;
   Record& record_;
-  std::vector<Event> events_;  // its memory is reserved before the first instruction
+  std::vector<Event> events_;  // the constructor reserves memory for all events of the run
   std::uint64_t thread_ = 0;
   std::size_t next_ = 0;
   std::int64_t begin_ns_ = 0, last_ns_ = 0;
@@ -419,7 +421,8 @@ void Executor::execute(BoundInstruction& bound) {
   }
   try {
     bound.kernel->run({bound.inputs.data(), bound.outputs.data(), scratch_.data(), queue_});
-  } catch (const std::out_of_range& error) {  // its text already names the public call
+  } catch (const std::out_of_range& error) {
+    // The error's text already names the public call, so only the call site is added.
     throw std::out_of_range(concat(error.what(), " (made at ", bound.instruction->site, ")"));
   } catch (const Error& error) {
     throw with_site(error, *bound.instruction);
@@ -454,8 +457,8 @@ void Executor::execute_checked(BoundInstruction& bound) {
   }
 }
 
-// Throw NotFinite if operand number `input`, which has a NaN, is an argument or a variable of the
-// step.
+// Throw NotFinite if operand number `input` of the instruction is an argument or a variable of the
+// compiled step. The caller has found a NaN in this operand.
 void Executor::throw_if_nan_enters(const BoundInstruction& bound, std::size_t input) const {
   const Instruction& instruction = *bound.instruction;
   const Value& value = program_.values[instruction.inputs[input]];

@@ -40,7 +40,8 @@ class Executor {
  public:
   // `variables` are device pointers, numbered as in the program. Their memory must be valid during
   // each run; move_variables() changes the pointers. communicators[i] is the communicator of group
-  // i of the program. The communicators belong to one family and must outlive the executor.
+  // i of the program. The communicators belong to one family (a communicator and all that were
+  // split from it) and must outlive the executor.
   // `interrupt` is called between two instructions, but not more often than every 100 ms. If it
   // returns true, the run throws Interrupted. `arena`: memory that this program and other programs
   // use in turn (arena.hpp), so only one of them runs at a time; null = the executor has memory of
@@ -116,12 +117,14 @@ class Executor {
   std::shared_ptr<Lent> lent_shared_;
   void* arena_;
   void* shared_ = nullptr;
-  std::unordered_map<std::string, std::unique_ptr<kernels::Kernel>> kernels_;  // by query text
+  // by KernelQuery::key(), so equal instructions use the same kernel
+  std::unordered_map<std::string, std::unique_ptr<kernels::Kernel>> kernels_;
   std::vector<BoundInstruction> bound_;
   const std::uint64_t number_ = recording().next_program();
-  mutable std::mutex recorded_mutex_;  // protects record_ and recorded_in_; held by a recorded run
+  mutable std::mutex recorded_mutex_;  // protects the next two members; held by a recorded run
   Record record_;
-  std::uint64_t recorded_in_ = 0;  // the number of the recording whose times record_ has
+  // the number of the recording (recording.hpp) in which the times in record_ were measured
+  std::uint64_t recorded_in_ = 0;
   std::atomic<bool> own_running_{false};
   std::atomic<bool>& running_;
   bool variables_touched_ = false;

@@ -51,8 +51,8 @@ bool are_of_one_op(const Member& a, const Member& b) {
 
 // Return the faults (NaN, infinity) that any operand of an op has. An op may consist of several
 // statements; `last` is the number of its last statement. Values that its own statements compute
-// are not operands. The last two arguments have the faults of the kernel's inputs and of the result
-// of each statement.
+// are not operands. `input_faults` has the faults of each input of the kernel, and `result_faults`
+// has the faults of the result of each statement.
 Faults operand_faults(std::size_t last, const std::vector<Member>& members,
                       const std::vector<Statement>& program,
                       const std::vector<Faults>& input_faults,
@@ -143,7 +143,7 @@ const Member* maker_of(const Instruction& instruction, std::size_t output) {
   std::size_t number = members.size();
   if (output < results.size())
     number = static_cast<std::size_t>(results[output]);
-  else if (instruction.attrs.has("reduced"))  // the last members are the reductions
+  else if (instruction.attrs.has("reduced"))  // the last ops are the reductions, one per output
     number -= instruction.attrs.integers("reduced").size() - (output - results.size());
   return number < members.size() ? &members[number] : &members.back();
 }

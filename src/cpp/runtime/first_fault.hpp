@@ -23,8 +23,8 @@ struct FirstFault {
   bool nan;  // true: a NaN, false: an infinity
 };
 
-// Return true if the instruction runs a kernel body of several ops, which can also run one op at a
-// time.
+// Return true if the instruction runs a fused kernel. Its computation is a list of statements, so
+// first_fault() can run them again one at a time.
 bool is_fused(const Instruction& instruction);
 
 // Return the first elementwise op of the kernel whose result has a NaN or an infinity that its

@@ -9,11 +9,11 @@
 //                are in use during all instructions of the node's span
 //   during       the bytes of each block that is alive at one or more instructions of the node's
 //                span
-// A block with a new life must not use bytes that another block uses at an instruction of the new
-// life. These bytes are in `during` of a node of the new life, or in `throughout` of a node on the
-// path from there to the root. The number of sets to read therefore grows with the logarithm of the
-// number of instructions. A set is a list of runs of bytes. Runs that touch are merged: if blocks
-// are packed without gaps, thousands of them are one run.
+// A new block must not use bytes that another block uses at an instruction of the new block's life.
+// Each of these bytes is in one of these sets: `during` of a node of the new block's life, or
+// `throughout` of an ancestor of such a node. The number of sets to read therefore grows with the
+// logarithm of the number of instructions. A set is a list of runs of bytes. Runs that touch are
+// merged: if blocks are packed without gaps, thousands of them are one run.
 #include "runtime/first_fit.hpp"
 
 #include <algorithm>
@@ -47,7 +47,8 @@ class ByteSet {
     }
   }
 
-  // Return the lowest offset >= `offset` at which `bytes` consecutive bytes are not in the set.
+  // Return the lowest offset >= `offset` at which `bytes` consecutive bytes are free. A byte is
+  // free if it is not in this set.
   std::size_t lowest_free(std::size_t offset, std::size_t bytes) const {
     auto run = std::upper_bound(runs_.begin(), runs_.end(), offset,
                                 [](std::size_t at, const Run& run) { return at < run.end; });
@@ -77,8 +78,8 @@ class LifeTree {
   }
 
  private:
-  // Set spans_ to the nodes that together cover exactly the instructions of a life, at most two
-  // nodes per level. Set above_ to all nodes on the paths from these nodes to the root.
+  // Set spans_ to the nodes of a life: their spans together are exactly the instructions of the
+  // life. Set above_ to all ancestors of these nodes.
   void find_nodes(const Life& life) {
     spans_.clear();
     above_.clear();
@@ -93,7 +94,8 @@ class LifeTree {
     above_.erase(std::unique(above_.begin(), above_.end()), above_.end());
   }
 
-  // Return the lowest offset at which `bytes` bytes are free during the whole life.
+  // Return the lowest offset at which `bytes` bytes are free at all instructions of the life that
+  // was last passed to find_nodes().
   std::size_t lowest_free(std::size_t bytes) const {
     std::size_t offset = 0, before = 0;
     do {
@@ -105,7 +107,8 @@ class LifeTree {
   }
 
   std::size_t leaves_;
-  // by node of the tree; node n has the children 2n and 2n + 1
+  // throughout_[n] and during_[n] are the two sets of bytes of node n of the tree (see above). Node
+  // 1 is the root, and node n has the children 2n and 2n + 1.
   std::vector<ByteSet> throughout_, during_;
   std::vector<std::size_t> spans_, above_;
 };

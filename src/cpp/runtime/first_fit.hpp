@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gives each block of an arena its offset, at compile time.
+// Chooses the byte offset of each block in an arena, the planned memory of a step. The compiler
+// calls this once per arena.
 #pragma once
 
 #include <cstddef>

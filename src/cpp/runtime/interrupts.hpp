@@ -23,8 +23,8 @@ class Interrupts {
   // Call this when a run begins: the first check of signals comes one period later.
   void begin() noexcept { next_ms_ = now_ms() + kPeriodMs; }
 
-  // Throw Interrupted if a Python signal handler has raised an exception. Most calls only read the
-  // clock.
+  // Throw Interrupted if a Python signal handler has raised an exception. Python is asked at most
+  // every 100 ms. All other calls only read the clock.
   void check() {
     if (now_ms() >= next_ms_) [[unlikely]]
       ask();

@@ -71,8 +71,8 @@ class Scan : public Nested {
     std::copy(inputs + fixed, inputs + inputs_.size(), inputs_.begin() + fixed);
     for (std::size_t i = 0; i < carries; ++i) begin(i, inputs[i], outputs[i], histories[i]);
     for (std::size_t iteration = 0; iteration < length_; ++iteration) {
-      if (iteration % kIterationsPerCheck == 0)
-        interrupts_.check();  // a body of short instructions makes no checks
+      // If all instructions of the body are short, its executor makes no checks for signals.
+      if (iteration % kIterationsPerCheck == 0) interrupts_.check();
       const std::size_t slice = slice_of(iteration);
       for (std::size_t i = 0; i < slices_.size(); ++i)
         inputs_[carries + i] = at(inputs[carries + i], slice * slices_[i]);
@@ -92,7 +92,9 @@ class Scan : public Nested {
  private:
   struct Carry {
     std::size_t bytes;
-    void* buffers[2];  // for the values of two iterations, if no instruction reads the history
+    // Iteration t writes the value to buffers[t % 2], unless it can write it directly to an output
+    // of the Scan: the value after the last iteration, or the history (one slice per iteration).
+    void* buffers[2];
   };
   struct Result {
     std::size_t bytes;  // the bytes of one slice
@@ -115,9 +117,10 @@ class Scan : public Nested {
       queue_.copy(at(history, slice_of(0) * bytes), initial, bytes);
   }
 
-  // Return the address to which an iteration writes carried value number `i`. The iteration reads
-  // the old value at another address, because it may read the old value after it has written the
-  // new one.
+  // Return the address to which an iteration writes carried value number `i`, which the next
+  // iteration reads. `last` and `history` are the Scan's outputs for this value, and are null if no
+  // instruction reads them. The iteration reads the old value at another address, because it may
+  // read the old value after it has written the new one.
   void* output_of(std::size_t i, std::size_t iteration, void* last, void* history) const {
     const Carry& carry = carries_[i];
     if (iteration + 1 == length_) return last != nullptr ? last : carry.buffers[iteration % 2];

@@ -21,16 +21,18 @@ class Nested {
  public:
   virtual ~Nested() = default;
   virtual void run(const void* const* inputs, void* const* outputs) = 0;
-  virtual std::vector<const Executor*> programs() const = 0;  // the executor of each body
+  // Return the executor of a Scan's body, or the executors of a Cond's branches.
+  virtual std::vector<const Executor*> programs() const = 0;
 };
 
-// Build the nested programs of an instruction. `query` has the types of its operands and results.
-// The last two results are not values of the program: they are the private and the shared block of
-// memory for the nested programs. `arenas` has the addresses of the two blocks.
+// Build the nested programs of an instruction. `query` has the types of the instruction's operands
+// and results. The last two results are not tensors: they are two blocks of memory for the nested
+// programs, first the private block and then the shared block. `arenas` has the addresses of the
+// two blocks.
 //
 // Scan runs its body `length` times, from the last slice to the first if `reverse` is set.
-//   inputs:  `carries` carried values; `slices` tensors (iteration t reads slice t of each); values
-//            that all iterations read
+//   inputs:  `carries` carried values (each iteration passes them to the next one); `slices`
+//            tensors (iteration t reads slice t of each); values that all iterations read
 //   outputs: the carried values after the last iteration; tensors of which iteration t writes slice
 //            t; for each carried value its history, a tensor whose slice t is the value before
 //            iteration t

@@ -15,8 +15,8 @@ namespace ngd::runtime {
 
 namespace {
 
-// Store the numbers of an attribute, one per rank, in `counts`, and return the address of the first
-// one in `counts`. Return null if the attribute is missing.
+// Copy the attribute `name`, a list with one number per rank, to `counts`. Return counts.data(), or
+// null if the attribute is missing.
 const std::uint64_t* counts_in(const Attrs& attrs, const char* name, int size,
                                std::vector<std::uint64_t>& counts) {
   if (!attrs.has(name)) return nullptr;

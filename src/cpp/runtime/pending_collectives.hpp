@@ -3,8 +3,9 @@
 // program and in its nested programs.
 //
 // Communicators do not know queues, so a collective is submitted when its operand is computed. If
-// the operand is not ready yet, the host enqueues the next instructions, and submits at the next
-// collective that is started or waited for.
+// the operand is not ready yet, the host enqueues the next instructions first. When the program
+// starts another collective, the host submits the collectives whose operands are ready, in the
+// order of the program. Before the host waits for a collective, it submits all started ones.
 //
 // The first collective of a run is an exception: the host waits for its operand and submits it at
 // once. The communicator may refuse it because another thread uses the group, and a refused run
@@ -27,12 +28,15 @@
 
 namespace ngd::runtime {
 
-// A collective of the program. It is prepared once, and may be started again after each wait.
+// A collective of the program. It is prepared once. It may be started many times, for example in
+// each iteration of a Scan, but each wait() must come before the next start().
 struct PendingCollective {
   const Instruction* instruction = nullptr;  // the Start instruction
   comm::Communicator* communicator = nullptr;
   comm::Collective collective;
-  comm::ProgramIdentity program;  // not used for sends and receives
+  // The identity of the program, with a hash of its collectives. The ranks compare it, to find a
+  // rank that runs another program. Not used for sends and receives.
+  comm::ProgramIdentity program;
   std::vector<std::uint64_t> counts, receive_counts;
   comm::Work work;
   void* result = nullptr;  // the address on the device
@@ -48,8 +52,9 @@ struct PendingCollective {
 
 class PendingCollectives {
  public:
-  // communicators[i] is the communicator of groups[i]. The communicators belong to one family. The
-  // communicators, `groups` and the queue must outlive this object.
+  // communicators[i] is the communicator of groups[i]. The communicators belong to one family (a
+  // communicator and all that were split from it). The communicators, `groups` and the queue must
+  // outlive this object.
   PendingCollectives(device::Device& device, device::Queue& queue,
                      std::vector<comm::Communicator*> communicators,
                      const std::vector<GroupSequence>& groups);
@@ -60,8 +65,8 @@ class PendingCollectives {
                          const TensorType& result);
 
   // A guard for one run of the program. While the guard exists, a wait in one of the program's
-  // groups also checks the other groups for failures (Communicator::watch). No collective of an
-  // earlier run may be pending when the guard is constructed.
+  // groups also checks the other groups of the program for failures (Communicator::watch). When the
+  // guard is constructed, each collective that an earlier run has started must have ended.
   class Run {
    public:
     explicit Run(PendingCollectives& collectives) noexcept : collectives_(collectives) {
@@ -74,9 +79,9 @@ class PendingCollectives {
    private:
     PendingCollectives& collectives_;
   };
-  // Return true if the first collective of this run was refused, because another thread uses its
-  // group. Then this run has submitted nothing, so it has had no effect on other ranks, and its
-  // groups stay open.
+  // Return true if the communicator has refused the first collective of this run, because another
+  // thread uses its group. Then this run has submitted nothing, so it has had no effect on other
+  // ranks. The caller must not call abort(), because the groups are still usable.
   bool was_refused() const noexcept { return was_refused_; }
   // start() starts a collective, and wait() waits for the result of a started one. `operand` and
   // `result` are device pointers. Both functions throw the errors of the communicator.
@@ -86,7 +91,8 @@ class PendingCollectives {
   // Close the groups of the collectives, because this rank has failed and will not submit the
   // collectives that its peers wait for. The peers are notified of `why`.
   void abort(std::string_view why) noexcept;
-  // Wait until the copies that were enqueued here do not read the operands any more.
+  // Wait until the staging queue has copied all operands to the host. Then the caller may free the
+  // operands. Errors of the copies are ignored.
   void drain() noexcept;
 
  private:
@@ -101,7 +107,7 @@ class PendingCollectives {
   const bool is_asynchronous_;
   double timeout_seconds_;
   std::vector<comm::Communicator*> communicators_;
-  std::vector<comm::ProgramIdentity> identities_;  // one per group
+  std::vector<comm::ProgramIdentity> identities_;  // one per group, which its ranks compare
   std::vector<comm::HeldComputation> held_computations_;
   std::deque<PendingCollective> collectives_;
   // If the queue is asynchronous: the started collectives, in the order of the program. The first

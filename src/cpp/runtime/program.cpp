@@ -26,7 +26,7 @@ std::string position_of(const Value& value) {
 
 void print_one(std::ostream& out, std::int64_t integer) { out << integer; }
 void print_one(std::ostream& out, double number) {
-  std::array<char, 32> text;  // the shortest text that reads back as this number
+  std::array<char, 32> text;  // the shortest text that converts back to the same double
   out.write(text.data(), std::to_chars(text.begin(), text.end(), number).ptr - text.data());
 }
 void print_one(std::ostream& out, const std::string& text) { out << '"' << text << '"'; }
@@ -133,8 +133,9 @@ void verify_operands(const Program& program, std::size_t i) {
     }
 }
 
-// Throw Internal if the program is not valid. A nested program uses the `num_groups` groups of the
-// outer program.
+// Throw Internal if the program or one of its nested programs is not valid. `num_groups` is the
+// number of groups of the outermost program. Nested programs use these groups, and have none of
+// their own.
 void verify(const Program& program, std::size_t num_groups) {
   verify_values(program);
   for (std::size_t i = 0; i < program.instructions.size(); ++i) {

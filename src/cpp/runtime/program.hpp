@@ -12,9 +12,9 @@
 namespace ngd::runtime {
 
 // The memory of a value. Inputs, outputs, variables and constants are numbered arrays. Private and
-// Shared are arenas: values that are not alive at the same time share bytes. The ranks of a host
-// reduce from the shared arena without staging. Nowhere: no instruction reads the value, so it has
-// no memory, and its kernel gets a null pointer.
+// Shared are arenas: values that are not alive at the same time share bytes. All ranks of a host
+// can read the shared arena, so they reduce operands there without copying them first. Nowhere: no
+// instruction reads the value, so it has no memory, and its kernel gets a null pointer.
 enum class MemoryKind : std::uint8_t {
   Input,
   Output,
@@ -29,7 +29,7 @@ struct Value {
   TensorType type;
   MemoryKind memory = MemoryKind::Private;
   std::size_t position = 0;  // the number of the array, or the byte offset in the arena
-  std::size_t offset = 0;    // the byte offset in the array; 0 in an arena
+  std::size_t offset = 0;    // the byte offset of the value in its array; 0 if it is in an arena
 };
 
 // The kinds of instructions. Run computes a kernel. Start submits a collective, and Wait waits for
@@ -41,8 +41,8 @@ struct Program;
 // An op of the user's graph that an instruction computes. The errors of NGD_CHECK_FINITE name it.
 struct Member {
   std::string op, site;
-  // If the compiler has expanded one op of the user into several ops, a number that only these ops
-  // have in common. Otherwise -1.
+  // If the compiler has expanded one op of the user into several ops, these ops have the same
+  // number, and no other op has it. All other ops have -1.
   int application = -1;
 };
 
@@ -56,8 +56,8 @@ struct Instruction {
   int group = 0;     // of a Start: the number of its group in the program
   std::string site;  // the user's "file:line"
   std::vector<Program> bodies;
-  // The ops that the instruction computes; not part of the text form (to_string). A fused kernel
-  // has one op per statement of its body, then one per reduction.
+  // The ops that the instruction computes; not part of the text form (to_string). For a fused
+  // kernel: first one op for each elementwise statement, and then one op for each reduction.
   std::vector<Member> members = {};
 };
 
@@ -76,7 +76,8 @@ struct Program {
   std::vector<std::vector<char>> constants;
   std::size_t inputs = 0, outputs = 0, variables = 0;
   std::size_t private_bytes = 0, shared_bytes = 0;
-  std::vector<GroupSequence> groups;  // the shared arena is memory of the first group
+  // one per group of ranks; the shared arena is allocated by the communicator of the first group
+  std::vector<GroupSequence> groups;
 };
 
 // Return the text form of a program, which is stable, because golden tests compare it.

@@ -49,7 +49,7 @@ struct Record {
 struct Event {
   static constexpr std::uint32_t kWhole = UINT32_MAX;
   std::uint64_t program;      // the number of its executor
-  std::uint32_t instruction;  // the number of the instruction; kWhole: the run
+  std::uint32_t instruction;  // the number of the instruction, or kWhole for a whole run
   std::uint64_t thread;       // the thread number of the operating system
   std::int64_t begin_ns, end_ns;
 };
@@ -68,7 +68,8 @@ class Recording {
   // Begin a recording, and drop the previous one. Throws Busy if a recording is on. Events after
   // the first `max_events` are only counted. If `max_events` is 0, no events are kept.
   void begin(std::size_t max_events);
-  void end() noexcept;  // the events are kept until the next recording begins
+  // End the recording. Its events are kept until the next recording begins.
+  void end() noexcept;
 
   // Return the number of the current recording, or 0 if none is on. Each recording has a new
   // number.
@@ -81,8 +82,9 @@ class Recording {
   // Add events of the executor with this number. They are dropped if memory is short.
   void add(std::uint64_t number, const Program& program, const std::vector<Event>& events) noexcept;
 
-  // Return copies of the events, and of the labels of each program by its number (Event::program).
-  // dropped() returns the number of events that were not kept.
+  // events() returns a copy of the events. labels() returns a copy of the labels: a map from the
+  // number of a program (Event::program) to the labels of its instructions. dropped() returns the
+  // number of events that were not kept.
   std::vector<Event> events() const;
   std::unordered_map<std::uint64_t, std::vector<Label>> labels() const;
   std::uint64_t dropped() const noexcept;

@@ -43,9 +43,12 @@ using Which = ConvShape::Which;
 // cache.
 constexpr std::int64_t kLine = 16;
 
-constexpr std::int64_t kBlock = 48;           // tiles per block, if the work is done in phases
-constexpr std::int64_t kMinPhaseTiles = 256;  // the minimum of tiles per phase
-constexpr std::int64_t kMinSumTiles = 64;     // the minimum of tiles per block of a weight gradient
+// If a convolution is computed in phases (see above), a thread processes the tiles of a phase in
+// blocks of this number of tiles.
+constexpr std::int64_t kBlock = 48;
+// The minimum number of tiles in a phase, unless there are fewer tiles in total.
+constexpr std::int64_t kMinPhaseTiles = 256;
+constexpr std::int64_t kMinSumTiles = 64;  // the minimum of tiles per block of a weight gradient
 
 // Images with channels last, divided into tiles. A tile begins kTile positions after the previous
 // one.
@@ -84,7 +87,7 @@ std::int64_t plane_stride(std::int64_t tiles, std::int64_t channels, const GemmT
 }
 
 // The division of the images into tiles, for a convolution, its data gradient or its weight
-// gradient. `pieces` is the number of threads, which is also the number of pieces of the work.
+// gradient. `pieces` is the number of threads. The work is divided into one piece per thread.
 struct Tiling {
   Images data, result;  // tiles of `data` have 6 x 6 positions, and those of `result` 4 x 4
   std::int64_t images, tiles, pieces;
@@ -107,7 +110,7 @@ struct Tiling {
   }
 };
 
-// A convolution or a data gradient.
+// A convolution or a data gradient, computed by one of the two ways at the head of this file.
 class TileConv {
  public:
   TileConv(const ConvShape& s, const Machine& machine)
@@ -118,12 +121,12 @@ class TileConv {
         depth_(tiling_.data.channels),
         columns_(tiling_.result.channels),
         tiles_per_thread_(tiling_.tiles / tiling_.pieces),
-        // The threads divide the tiles if the transformed kernels fit three quarters of the shared
-        // cache, and there are many tiles or few columns. There are many tiles if each thread has
-        // at least 2 * tile_.rows of them, where tile_.rows is the number of rows of a GEMM tile.
-        // Columns are the channels of the result. There are few columns if they fill fewer vectors
-        // than there are threads, so that some threads would get none. In all other cases, the
-        // threads divide the columns.
+        // The threads divide either the tiles or the columns (the channels of the result). They
+        // divide the tiles if both conditions are true:
+        // - The transformed kernels fit three quarters of the shared cache.
+        // - Each thread gets at least 2 * tile_.rows tiles, which are the rows of two GEMM tiles.
+        //   Or the columns fill fewer vectors than there are threads, so that some threads would
+        //   get no columns.
         divides_tiles_(
             kPlanes * depth_ * columns_ * 4 <= machine.shared_cache_bytes / 4 * 3 &&
             (tiles_per_thread_ >= 2 * tile_.rows || columns_ / tile_.lanes < tiling_.pieces)),
@@ -165,8 +168,8 @@ class TileConv {
   std::int64_t sums_width() const { return divides_tiles_ ? columns_ : max_width_; }
   std::int64_t sums_elements() const { return kPlanes * plane_stride(block_, sums_width(), tile_); }
 
-  // Transform all kernels. Then each thread computes all channels of the result for its share of
-  // the tiles, block by block.
+  // Transform all kernels. Then each thread takes a contiguous range of the tiles. It computes all
+  // channels of the result for `block_` of these tiles at a time.
   void run_by_tiles(const float* data, const float* kernels, const float* bias, float* out,
                     float* scratch) const {
     device::for_pieces(groups_.count, [&](std::int64_t g) {
@@ -189,8 +192,9 @@ class TileConv {
     });
   }
 
-  // In each phase, all threads transform the data of many tiles. Then each thread computes some
-  // groups of the result's channels for these tiles.
+  // Process the tiles in phases of phase_tiles_ tiles. In a phase, the threads first transform the
+  // data of these tiles together. Then each thread computes some groups of the result's channels
+  // for all tiles of the phase.
   void run_by_columns(const float* data, const float* kernels, const float* bias, float* out,
                       float* scratch) const {
     float* workspaces = scratch + data_elements(phase_tiles_);
@@ -209,8 +213,8 @@ class TileConv {
     }
   }
 
-  // Compute one group of the result's channels for the phase_count tiles from number `first` on,
-  // whose transformed data are in `values`.
+  // Compute one group of the result's channels for `phase_count` tiles, from tile number `first`
+  // on. `values` has the transformed data of these tiles.
   void add_columns(std::int64_t group, std::int64_t first, std::int64_t phase_count,
                    const float* values, const float* kernels, float* workspace, const float* bias,
                    float* out) const {
@@ -243,9 +247,9 @@ class TileConv {
                             values + k * width + j, kernels_stride(group));
   }
 
-  // Compute plane v of the sums, for `count` tiles and one group of the result's channels: multiply
-  // plane v of the transformed data by plane v of the transformed kernels. A plane has one of the
-  // 36 transformed values of each tile or kernel.
+  // Multiply two matrices: value number v of the transformed data of `count` tiles, and value
+  // number v of the transformed kernels of one group of the result's channels. Store the product in
+  // `sums`, as plane v.
   void multiply(std::int64_t v, std::int64_t group, const float* values, std::int64_t values_stride,
                 std::int64_t count, const float* kernels, float* sums) const {
     TileWork<float> work{};
@@ -278,8 +282,10 @@ class TileConv {
   std::int64_t depth_, columns_;  // channels of the data, and of the result
   std::int64_t tiles_per_thread_;
   bool divides_tiles_;
-  ChannelGroups groups_;              // of the result's channels
-  std::int64_t block_, phase_tiles_;  // tiles per block, and per phase
+  ChannelGroups groups_;  // the groups of the result's channels
+  // block_: the number of tiles that a thread processes at a time. phase_tiles_: the number of
+  // tiles in a phase of run_by_columns().
+  std::int64_t block_, phase_tiles_;
   std::vector<std::int64_t> kernel_offsets_;
   std::int64_t kernel_elements_ = 0, max_width_ = 0;
 };
@@ -323,8 +329,8 @@ class WeightGradient {
   }
 
  private:
-  // Each thread transforms some tiles, and adds their products to sums of its own. Then the sums of
-  // the threads are added.
+  // Each thread transforms some tiles of the data and of dy, multiplies them, and adds the products
+  // to sums of its own. Then the sums of all threads are added, and transformed to the gradient.
   void run_by_tiles(const float* data, const float* dy, float* weights, float* scratch) const {
     float* values = scratch + tiling_.pieces * pairs_ * sums_elements();
     device::for_pieces(tiling_.pieces, [&](std::int64_t piece) {
@@ -341,10 +347,11 @@ class WeightGradient {
     finish(0, pairs_, tiling_.pieces, scratch, weights);
   }
 
-  // All threads transform the same block of tiles. A pair is a group of the data's channels and a
-  // group of dy's channels. For each block, the pairs are processed phase_pairs_ at a time, which
-  // is one phase. In a phase, each plane of each pair is computed by one thread, which adds the
-  // products of the block to the sums of the pair.
+  // Process the tiles in blocks of block_ tiles. For each block, the threads first transform the
+  // data and dy of its tiles together. Then they add the products of the block to the sums, in
+  // phases. A phase computes the sums of phase_pairs_ pairs. A pair is a group of the data's
+  // channels with a group of dy's channels. Each pair has 36 planes of sums, and one thread
+  // computes a whole plane.
   void run_by_pairs(const float* data, const float* dy, float* weights, float* scratch) const {
     float* values = scratch + phase_pairs_ * sums_elements();
     for (std::int64_t t = 0; t < tiling_.tiles; t += block_) {
@@ -362,10 +369,10 @@ class WeightGradient {
     }
   }
 
-  // The transformed values of a block of tiles are stored group by group: the groups of the data's
-  // channels, and then the groups of dy's channels. Each group has 36 planes, one per transformed
-  // value of a tile. values_stride() is the number of elements from one plane of a group to the
-  // next.
+  // The channels of the data and of dy are divided into groups. The transformed values of a block
+  // of tiles are stored first for the groups of the data, and then for the groups of dy. Each group
+  // has 36 planes: plane v has value number v of all tiles of the block. values_stride() returns
+  // the number of elements from one plane of a group to the next.
   std::int64_t values_stride(const ChannelGroups& groups, std::int64_t group) const {
     return plane_stride(block_, groups.width(group), tile_);
   }
@@ -377,13 +384,15 @@ class WeightGradient {
     return kPlanes * (plane_stride(block_, groups.begin(group), tile_) + (group - 1) * kLine);
   }
   std::int64_t values_elements() const { return out_offset(out_.count); }
-  // sums_stride() is the number of elements from one plane of a pair's sums to the next, and
-  // sums_elements() is the number of elements of all planes.
+  // A pair is a group of the data's channels with a group of dy's channels. Its sums are stored in
+  // 36 planes. sums_stride() returns the number of elements from one plane to the next.
+  // sums_elements() returns the number of elements of all 36 planes.
   std::int64_t sums_stride() const { return tile_.columns * tile_.columns + kLine; }
   std::int64_t sums_elements() const { return kPlanes * sums_stride(); }
 
-  // Transform tile number `number` of the data and of dy. Store the results in `values`, the
-  // transformed values of a block, at the index of the block's tile `i`.
+  // Transform one tile of the data and of dy: tile number `number` of all images. `values` has the
+  // transformed values of the current block of tiles. Store the tile as tile number `i` of the
+  // block.
   void transform_tile(const float* data, const float* dy, std::int64_t number, std::int64_t i,
                       float* values) const {
     for (std::int64_t g = 0; g < in_.count; ++g)
@@ -394,9 +403,10 @@ class WeightGradient {
                           values + out_offset(g) + i * out_.width(g), values_stride(out_, g));
   }
 
-  // Multiply plane v of the transformed data by plane v of the transformed dy, for `count` tiles. A
-  // pair is a group of the data's channels with a group of dy's channels. If `add`, add the
-  // products to plane v of the pair's sums, and otherwise store them there.
+  // Multiply value number v of the transformed data by value number v of the transformed dy, and
+  // sum the products over `count` tiles. Do this for one pair: a group of the data's channels with
+  // a group of dy's channels. If `add` is true, add the result to plane v of `sums`, the pair's
+  // sums. Otherwise store it there.
   void multiply(std::int64_t pair, std::int64_t v, std::int64_t count, bool add,
                 const float* values, float* sums) const {
     const std::int64_t in = pair / out_.count, out = pair % out_.count;
@@ -438,9 +448,13 @@ class WeightGradient {
   const Transforms& transforms_;
   Tiling tiling_;
   ChannelGroups in_, out_;
-  std::int64_t step_, pairs_;  // elements from one kernel to the next; the number of pairs
+  // step_: the number of weights per channel of dy. pairs_: the number of pairs of a group of the
+  // data's channels with a group of dy's channels.
+  std::int64_t step_, pairs_;
   bool divides_tiles_;
-  std::int64_t block_, phase_pairs_;  // tiles per block; pairs per phase
+  // block_: the number of tiles that are transformed at a time. phase_pairs_: the number of pairs
+  // whose sums run_by_pairs() computes at a time.
+  std::int64_t block_, phase_pairs_;
 };
 
 class Conv final : public Kernel {
@@ -477,9 +491,10 @@ class WeightGrad final : public Kernel {
   WeightGradient gradient_;
 };
 
-// Return true if this is the fastest kernel for the shape: there are at least kMinTiles tiles,
-// enough to be worth the transform of the kernels, and at least half of the tiles' positions are in
-// the images. docs/adr/0042-winograd.md has the measurements.
+// Return true if Winograd's convolution is faster than the other kernels for this shape. It is
+// faster if there are at least kMinTiles tiles, and at least half of the tiles' positions are in
+// the images. With fewer tiles, the transform of the kernels takes too much of the time.
+// docs/adr/0042-winograd.md has the measurements.
 bool is_fastest(const Tiling& tiling) {
   constexpr std::int64_t kMinTiles = 16;
   return tiling.tiles >= kMinTiles && 2 * tiling.num_positions() >= tiling.tiles * kTile * kTile;

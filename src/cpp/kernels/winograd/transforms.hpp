@@ -40,22 +40,25 @@ struct Tile {
 struct Transforms {
   std::int64_t lanes;  // channels per vector
   // data() transforms a tile of the data, and adjoint() transforms a tile of the gradient of the
-  // result. Both give 36 values per channel. Value v is stored in plane v of `to`.
+  // result. Both give 36 values per channel. Value v of channel c is stored in
+  // to[v * plane_stride + c].
   void (*data)(const Tile<const float>& from, std::int64_t channels, float* to,
                std::int64_t plane_stride);
   void (*adjoint)(const Tile<const float>& from, std::int64_t channels, float* to,
                   std::int64_t plane_stride);
-  // Transform sums of products to a tile of the result. bias: one element per channel, or null.
+  // Transform 36 sums of products per channel to a tile of the result. Sum v of channel c is
+  // from[v * plane_stride + c]. bias: one element per channel, or null.
   void (*result)(const float* from, std::int64_t plane_stride, std::int64_t channels,
                  const float* bias, const Tile<float>& to);
-  // Transform `lanes` kernels at once, one per lane of a vector, to 36 values each. Value v is
-  // stored in plane v of `to`. `step` is the number of elements from one kernel to the next. If
-  // `rotated` is true, the kernels are first rotated by 180 degrees.
+  // Transform `lanes` kernels at once, one per lane of a vector, to 36 values each. Value v of
+  // kernel k is stored in to[v * plane_stride + k]. `step` is the number of elements from one
+  // kernel to the next. If `rotated` is true, the kernels are first rotated by 180 degrees.
   void (*weights)(const float* kernels, std::int64_t step, bool rotated, float* to,
                   std::int64_t plane_stride);
-  // Transform sums to the gradients of `lanes` kernels at once. The sums are stored as `parts`
-  // arrays, such as one per thread, which are added first. part_stride: elements from one array to
-  // the next. step: elements from one kernel to the next.
+  // Transform 36 sums per kernel to the gradients of `lanes` kernels at once. `from` has `parts`
+  // arrays of sums, for example one per thread. First, these arrays are added. Sum v of kernel k in
+  // array p is from[p * part_stride + v * plane_stride + k]. step: elements from one kernel to the
+  // next.
   void (*weight_adjoints)(const float* from, std::int64_t plane_stride, std::int64_t parts,
                           std::int64_t part_stride, float* kernels, std::int64_t step);
 };

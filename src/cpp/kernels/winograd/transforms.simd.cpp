@@ -60,7 +60,9 @@ struct ResultTransform {
   }
 };
 
-struct AdjointTransform {  // the transpose of ResultTransform
+// The transform of a tile of dy, the gradient of the result. Its matrix is the transpose of the
+// matrix of ResultTransform.
+struct AdjointTransform {
   static constexpr int from = kTile, to = kInputTile;
   NGD_INLINE void line(const Vector* y, Vector* z) {
     const Vector even = y[0] + 0.5F * y[2], odd = kRoot / 2 * (y[1] + 0.5F * y[3]);
@@ -88,7 +90,9 @@ struct WeightTransform {
   }
 };
 
-struct WeightAdjointTransform {  // the transpose of WeightTransform
+// The transform of sums of products to the gradient of a 3 x 3 kernel. Its matrix is the transpose
+// of the matrix of WeightTransform.
+struct WeightAdjointTransform {
   static constexpr int from = kInputTile, to = kKernel;
   NGD_INLINE void line(const Vector* u, Vector* g) {
     const Vector sum = -2.0F / 3 * (u[1] + u[2]), difference = -2.0F / 3 * (u[1] - u[2]);
@@ -117,7 +121,7 @@ NGD_INLINE void transform(const Vector (&in)[Transform::from][Transform::from],
   }
 }
 
-// Load a grid of side x side vectors. Vector (i, j) is from plane i * side + j.
+// Load side * side vectors. The vector to[i][j] is at from + (i * side + j) * plane_stride.
 template <int side>
 NGD_INLINE void load_grid(const float* from, std::int64_t plane_stride, Vector (&to)[side][side]) {
   NGD_UNROLL
