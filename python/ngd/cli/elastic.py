@@ -34,10 +34,10 @@ class ElasticJob(Job):
         self.board = board
         self.min_ranks = min_ranks
         self.num_done = 0
-        """The number of members that have ended with exit status 0."""
+        """The number of members (processes of the job) that have ended with exit status 0."""
 
     def environment_of(self, rank: int) -> dict[str, str]:
-        """Return the environment of a member."""
+        """Return the environment of a member, a process of this job; `rank` is its number."""
         return member_environment(rank, self.board.folder, super().environment_of(rank))
 
     def deadlines(self) -> list[float]:
@@ -114,7 +114,7 @@ class ElasticJob(Job):
             self._announce(self.board.settle())
 
     def _is_enough(self) -> bool:
-        """Return True if at least `min_ranks` members run or have ended with exit status 0."""
+        """Return True if at least `min_ranks` processes run or have ended with exit status 0."""
         return len(self.ranks) + self.num_done >= self.min_ranks
 
     def _replace(self, member: int, code: int) -> None:
