@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The job of `ngd run --min-ranks`, which continues when ranks leave or join.
 
-Each process is a member: it keeps its member number while its rank changes. Members that call
-ngd.init() wait until the launcher forms a new world of them, and are then its ranks
-(ngd.comm.membership). When a member is lost, the other members continue. A new member replaces the
-lost one if --max-restarts allows that.
+Each process of the job is a member. It keeps its member number while its rank changes. A member
+that calls ngd.init() waits until the launcher forms a new world, a new group of all ranks
+(ngd.comm.membership). The members that wait are the ranks of this world. When a member is lost, the
+other members continue. A new member replaces the lost one if --max-restarts allows that.
 """
 
 from __future__ import annotations
@@ -24,21 +24,24 @@ MAX_WAIT_SECONDS: Final = 3600.0
 
 
 class ElasticJob(Job):
-    """A job that continues while at least `min_ranks` members are left."""
+    """A job that continues after the failure of a member (a process of the job).
+
+    It continues while at least `min_ranks` members run or have ended with exit status 0.
+    """
 
     def __init__(self, options: Options, restarts: Restarts, board: Board, min_ranks: int) -> None:
         super().__init__(options, restarts)
         self.board = board
         self.min_ranks = min_ranks
         self.num_done = 0
-        """The number of members that have ended with exit status 0."""
+        """The number of members (processes of the job) that have ended with exit status 0."""
 
     def environment_of(self, rank: int) -> dict[str, str]:
-        """Return the environment of a member."""
+        """Return the environment of a member, a process of this job; `rank` is its number."""
         return member_environment(rank, self.board.folder, super().environment_of(rank))
 
     def deadlines(self) -> list[float]:
-        """Return the times at which the job must act even if no event occurs.
+        """Return the times at which `wait_for_events` stops waiting even if no event occurs.
 
         These are the times of `Job.deadlines`, and the time by which every veteran must have begun
         to wait for the next world. A veteran is a member that has been in a world, or started with
@@ -52,13 +55,14 @@ class ElasticJob(Job):
     def wait_for_events(self) -> None:
         """Handle the next events. Then kill late members.
 
-        These are members that did not begin to wait for the next world before its deadline.
+        A member is late if it has been in a world (group of all ranks) or started with the job, and
+        did not call ngd.init() before the deadline of the next world.
         """
         super().wait_for_events()
         self._kill_late_members()
 
     def handle_waiting(self, members: Sequence[int]) -> None:
-        """Record that members wait for the next world.
+        """Record that members wait in ngd.init() for the next world, the next group of all ranks.
 
         Handle the members one by one. If all veterans wait now, form the new world and print its
         members. Otherwise, if this member is a newcomer, print that it waits for the others. A
@@ -96,10 +100,10 @@ class ElasticJob(Job):
     def _settle(self, rank: int, code: int) -> None:
         """End the job or continue it, after the end of a member.
 
-        A veteran is a member that has been in a world or started with the job, and so has the state
-        of the training. End the job if too few members are left, or if no veteran is left.
-        Otherwise the job continues: form the next world if all veterans wait already, else wait for
-        the remaining veterans.
+        A veteran is a member that has been in a world (group of all ranks) or started with the job,
+        and so has the state of the training. End the job if too few members are left, or if no
+        veteran is left. Otherwise the job continues. If all veterans wait in ngd.init() already,
+        form the next world now. If not, it is formed when the remaining veterans wait too.
         """
         veterans = self.board.veterans
         if code != 0 and not (self._is_enough() and (veterans or self.num_done)):
@@ -113,11 +117,11 @@ class ElasticJob(Job):
             self._announce(self.board.settle())
 
     def _is_enough(self) -> bool:
-        """Return True if at least `min_ranks` members run or have ended with exit status 0."""
+        """Return True if at least `min_ranks` processes run or have ended with exit status 0."""
         return len(self.ranks) + self.num_done >= self.min_ranks
 
     def _replace(self, member: int, code: int) -> None:
-        """Start a new member, on the cores of the lost one."""
+        """Start a process with a new member number, on the cores of `member`, which has failed."""
         replacement = len(self.cores)
         self.cores.append(self.cores[member])
         self.restarts.use()
@@ -125,12 +129,15 @@ class ElasticJob(Job):
         self.start_rank(replacement)
 
     def _announce(self, world: World | None) -> None:
-        """Print the members of a new world; do nothing if `world` is None."""
+        """Print the number of a new group of all ranks (a world), and its member numbers.
+
+        Do nothing if `world` is None.
+        """
         if world is not None:
             self.say(f"world {world.number} has the members {', '.join(map(str, world.members))}")
 
     def _kill_late_members(self) -> None:
-        """Kill members that did not wait for the next world before its deadline."""
+        """Kill members that did not call ngd.init() in time to join the next group of all ranks."""
         for member in self.board.late_members():
             if self.attempt.ending is None and member in self.ranks:
                 timeout = self.board.timeout

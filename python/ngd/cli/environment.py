@@ -51,7 +51,8 @@ def rank_environment(
     environ : mapping
         The environment of the launcher.
     launcher : str
-        The value of NGD_LAUNCHER; see comm/launchers/launcher_pipe.py.
+        The value of NGD_LAUNCHER: the address of the pipe by which ranks notify the launcher. See
+        comm/launchers/launcher_pipe.py.
     folder : str, optional
         The value of NGD_ELASTIC_DIR, a folder that exists until the job ends.
     """

@@ -68,7 +68,7 @@ class Options:
     grace_seconds: float
     has_prefix: bool
     folder: str | None
-    """The folder for files of the job, such as the members of an elastic job.
+    """The folder for files of the job. An elastic job, for example, lists its members in a file.
 
     It is removed when the job ends. None for a job that is not elastic and cannot be restarted,
     which needs no such files.
@@ -111,11 +111,14 @@ class Ending:
 
     exit_code: int
     number: int
-    """The number of the signal that ranks get at the end of the phase LAST_WORDS."""
+    """The number of the signal, such as SIGTERM, that ranks get before SIGKILL.
+
+    It is sent at the end of the phase LAST_WORDS, in which ranks may end by themselves.
+    """
     grace_seconds: float
     """The time between the signal `number` and SIGKILL."""
     deadline: float | None
-    """The time at which the next phase begins; None in the last phase."""
+    """The time at which the next `Phase` begins and its signal is sent; None in the last phase."""
     phase: Phase = Phase.LAST_WORDS
     first: int | None = None
     """The rank whose failure ends the job; None if the job ends for another reason."""
@@ -125,8 +128,9 @@ class Ending:
     def next_signal(self) -> int | None:
         """Return the signal to send to the ranks now, or None.
 
-        At or after the deadline, enter the next phase and return its signal. Before the deadline,
-        or in the last phase, return None.
+        `deadline` is the time at which the next phase of the end begins, for example the phase
+        KILLED. At this time or later, enter that phase and return its signal, for example SIGKILL.
+        Before this time, or in the last phase, return None.
         """
         if self.deadline is None or time.monotonic() < self.deadline:
             return None
@@ -156,16 +160,17 @@ class Attempt:
         self.leaving: list[int] = []
         """The ranks that are ending or have ended, in the order in which they began to end.
 
-        A rank begins to end when it sends its message, or when it ends without a message.
+        A rank begins to end when it notifies the launcher through the pipe (`Messages`), or when
+        it ends without this message.
         """
         self.codes: set[int] = set()
         """The exit codes of the ranks that have ended; -N for a rank that signal N killed."""
         self.ending: Ending | None = None
-        """The exit status and signals of a job that is ending; None while the job runs."""
+        """The exit status, and the signals to send, if the job is ending; None while it runs."""
 
 
 class Messages:
-    """The pipe NGD_LAUNCHER, by which ranks notify the launcher."""
+    """The pipe by which ranks notify the launcher. The variable NGD_LAUNCHER has its address."""
 
     def __init__(self) -> None:
         self.reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -178,8 +183,9 @@ class Messages:
     def read(self) -> list[str]:
         """Return the messages in the pipe.
 
-        "3" means that rank 3 begins to end. In an elastic job, the number is a member number, and
-        "+3" means that member 3 waits for the next world.
+        "3" means that rank 3 begins to end. In an elastic job, the number is a member number, which
+        a process keeps while its rank changes. "+3" means that member 3 waits in ngd.init() for the
+        next world, the next group of all ranks.
         """
         try:
             return os.read(self.reader, 1 << 20).decode(errors="replace").split()
@@ -361,12 +367,19 @@ class Job:
             self._signal_ranks(number)
 
     def deadlines(self) -> list[float]:
-        """Return the times at which the job must act even if no event occurs."""
+        """Return the times at which `wait_for_events` stops waiting even if no event occurs.
+
+        If the job is ending and will send the ranks another signal, this is the time of the signal.
+        Otherwise the list is empty.
+        """
         ending = self.attempt.ending
         return [] if ending is None or ending.deadline is None else [ending.deadline]
 
     def _read_signals(self) -> None:
-        """End the job after a signal. If the job is ending already, kill the ranks."""
+        """End the job if the launcher got SIGINT, SIGTERM or SIGHUP.
+
+        The ranks get the same signal. If the job is ending already, they get SIGKILL instead.
+        """
         for number in self.signals.read():
             self.restarts.forbid()
             ending = self.attempt.ending
@@ -379,7 +392,8 @@ class Job:
     def _read_messages(self) -> None:
         """Handle the messages of ranks.
 
-        A rank sends a message when it waits for a world, and when it is about to end.
+        A rank sends a message when it is about to end. A rank of an elastic job also sends one when
+        it waits in ngd.init() for the next group of all ranks (the next world).
         """
         messages = self.messages.read()
         waiting = [message[len(WAITS) :] for message in messages if message.startswith(WAITS)]
@@ -427,7 +441,7 @@ class Job:
         self.handle_end(number, code)
 
     def handle_waiting(self, members: Sequence[int]) -> None:
-        """Do nothing: no rank of this job waits for a world. `ElasticJob` overrides this method."""
+        """Do nothing. Only an `ElasticJob`, which overrides this method, regroups running ranks."""
 
     def handle_end(self, rank: int, code: int) -> None:
         """End the job unless `code` is 0. A rank has returned `code`, or signal -code killed it."""

@@ -3,7 +3,8 @@
 
 Each rank leads a process group. When a rank ends, `ngd run` kills its group. If `ngd run` itself is
 killed, the kernel kills the ranks (PR_SET_PDEATHSIG), but not the processes that the ranks started.
-For these there is the *guard*, a process that only kills the groups of the ranks.
+So `ngd run` starts one more process, the *guard*. It waits until `ngd run` ends, and then kills the
+process groups of the ranks.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class RankProcess:
     """The standard output and the standard error of the rank."""
 
     def send_signal(self, number: int) -> None:
-        """Send a signal to the group of the rank."""
+        """Send a signal to the process group of the rank: the rank and the processes it started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ngd profile train.py`: run a Python script and report the time of its steps."""
+"""`ngd profile train.py`: run a Python script and report the time of its compiled steps."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the script, report the time of its steps, and return the exit status of the script.
+    """Run the script, report the time per compiled step, and return the script's exit status.
 
     In a job, each rank calls this function. Rank 0 prints and writes the reports.
     """
@@ -95,7 +95,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def write_reports(args: argparse.Namespace, recording: Recording) -> None:
-    """Print the reports, the longest step first, and write the files of --json and --html."""
+    """Print one time report per compiled step, and write the files of --json and --html.
+
+    The step that took the longest time comes first. Only rank 0 prints and writes.
+    """
     if rank() != 0:
         return
     reports = sorted(reports_of(recording.steps), key=lambda report: -report.seconds)

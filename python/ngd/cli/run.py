@@ -180,8 +180,9 @@ def run_job(args: argparse.Namespace, command: Sequence[str]) -> int:
 def make_folder(args: argparse.Namespace) -> contextlib.AbstractContextManager[str | None]:
     """Return a context manager that yields a folder, and removes it after the job.
 
-    The folder is for the job's files, such as the members of an elastic job. The context manager
-    yields None if the job is not elastic and cannot be restarted, because it needs no such files.
+    The folder is for the job's files. An elastic job, for example, lists its members in a file. The
+    context manager yields None if the job is not elastic and cannot be restarted, because it needs
+    no such files.
     """
     if not args.max_restarts and not args.min_ranks:
         return contextlib.nullcontext()

@@ -32,14 +32,14 @@ PIPE_BYTES: Final = 1 << 20
 
 
 class OutputStream:
-    """One output of a rank, which is printed on an output of the launcher.
+    """The standard output or standard error of a rank, which the launcher prints.
 
     Parameters
     ----------
     source : file
         The reading end of the rank's pipe.
     target : file
-        The launcher's output.
+        The stream on which the launcher prints: its standard output or standard error.
     prefix : str
         The text before each line.
     rewrite : function, optional

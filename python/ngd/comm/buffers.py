@@ -107,15 +107,15 @@ def check_disjoint(source: Array, buffer: Array, where: str) -> None:
 def destination_along(
     out: Any, dtype: DType, shape: Shape, axis: int, where: str
 ) -> tuple[Array, Callable[[], Any]]:
-    """Return the buffer that the collective writes, and a function to call after the collective.
+    """Return (buffer, finish): the buffer that the collective writes, and a function.
 
-    `shape` is the shape of the buffer. The function returns the result of the public call: `out`,
-    or a new array if `out` is None.
+    `shape` is the shape of the buffer. Call `finish()` after the collective. It returns the result
+    of the public call: `out`, or a new array if `out` is None.
 
-    If `axis` is 0, the buffer is the memory of the result. Otherwise the user splits or
-    concatenates along `axis`, but the collective does so along the first axis. So the first axis of
-    the buffer is `axis` of the result. The function moves this axis back to `axis`, and copies the
-    buffer into the result.
+    The user splits or concatenates along `axis`, but the collective always does so along axis 0.
+    If `axis` is 0, the buffer is the memory of the result. Otherwise axis 0 of the buffer is `axis`
+    of the result. Then `finish()` moves this axis to position `axis`, and copies the data to the
+    result.
     """
     if axis == 0:
         buffer = check_out(out, dtype, shape, where)

@@ -48,10 +48,10 @@ def all_reduce(
         sums are over the ranks. A rank with weight 0 contributes nothing, even if its values are
         NaN. If all weights are 0, the result is 0. Without weights, the result is the plain mean.
     algorithm : {"auto", "flat", "ring"}
-        The algorithm. "flat": each rank reduces one part of the arrays of all ranks, and the result
-        is then sent to all ranks; for a small array, each rank reduces the whole array. "ring":
-        partial sums travel from rank to rank. "auto", the default, is the value of NGD_ALLREDUCE,
-        or "flat" if NGD_ALLREDUCE is "auto" or not set.
+        The algorithm. "flat": the array has one block per rank. Each rank reduces its block over
+        all ranks, and sends the result to all ranks. For a small array, each rank reduces the whole
+        array. "ring": partial sums travel from rank to rank. "auto", the default, is the value of
+        NGD_ALLREDUCE, or "flat" if NGD_ALLREDUCE is "auto" or not set.
     compression : str or TopK, optional
         The compression of the data that ranks send. "bf16" sends float32 arrays as bfloat16, adds
         them in float32, and rounds the result to the precision of bfloat16. A TopK sends only the

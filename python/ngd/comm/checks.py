@@ -46,10 +46,10 @@ def check_root(root: int, size: int, where: str) -> int:
 
 
 def position_of_world_rank(rank: int, ranks: Sequence[int], where: str, name: str) -> int:
-    """Return the index of the world's rank `rank` in the list `ranks`.
+    """Convert a rank of the world to a rank of a group: return the index of `rank` in `ranks`.
 
-    A group lists its ranks as ranks of the world in `ranks`, so the index is the number of the rank
-    in the group. Raise ValueError if `rank` is not in the list.
+    `ranks` lists the ranks of the group by their numbers in the world. For example, with ranks =
+    [2, 5], rank 5 of the world has the index 1. Raise ValueError if `rank` is not in the list.
     """
     rank = as_int(rank, where, name)
     if rank not in ranks:

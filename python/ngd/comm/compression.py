@@ -61,7 +61,10 @@ class TopK:
         self._parts: dict[Hashable, TopK] = {}
 
     def __getitem__(self, key: Hashable) -> TopK:
-        """Return the TopK of the array with this key; create it at the first use."""
+        """Return the TopK of one array, which the caller identifies by `key`.
+
+        It is created at the first use of `key`, and has the same ratio and its own residual.
+        """
         return self._parts.setdefault(key, TopK(self.ratio))
 
     def __repr__(self) -> str:
@@ -69,12 +72,18 @@ class TopK:
 
     @property
     def residual(self) -> Array | None:
-        """A copy of the residual, with the shape of the array; None before the first call."""
+        """A copy of the residual: the sum of the elements that were not sent.
+
+        It has the shape of the array in the calls of all_reduce. None before the first call.
+        """
         memory = self._memory()
         return None if memory is None else memory.copy()
 
     def reset(self) -> None:
-        """Delete the residual, and the TopK of each key together with its residual."""
+        """Delete the residual, the sum of the elements that were not sent.
+
+        For this TopK `top`, also delete each TopK that `top[key]` has created, and its residual.
+        """
         self._residual = self._next = None
         self._parts.clear()
 
@@ -98,11 +107,11 @@ class TopK:
             )
 
     def choose(self, source: Array) -> tuple[tuple[Array, Array], Array]:
-        """Add the residual to `source`, and choose the elements to send.
+        """Choose the elements to send from the sum of `source` and the residual.
 
-        Return ((indices, values), residual). The indices are those of the elements to send, in
-        ascending order. The new residual is `source` plus the old residual, with zeros at these
-        indices.
+        Return ((indices, values), residual), and do not change `source`. The indices are those of
+        the elements to send, in the flattened array and in ascending order. The new residual is
+        `source` plus the old residual, with zeros at these indices.
         """
         total, memory = source.flatten(), self._memory()
         if memory is not None:

@@ -58,5 +58,8 @@ def available_cores() -> int:
 
 
 def thread_count() -> int:
-    """Return the number of threads of a kernel; raise InitError if NGD_THREADS is invalid."""
+    """Return the number of threads that compute a kernel, for example a matmul, in this rank.
+
+    Raise InitError if NGD_THREADS is invalid.
+    """
     return _core.thread_count()

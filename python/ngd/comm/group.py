@@ -149,7 +149,7 @@ class Group(BoundToProcess):
         return self._adopt(Group(communicator, name or f"{self.name}/{color}"))
 
     def group_of(self, members: Sequence[int], number: int, key: str, name: str) -> Group:
-        """Make a new group of some ranks of this group, which is a world over MPI.
+        """Make a new group of some ranks of this group, which must be the world and use MPI.
 
         Only the ranks of the new group call this method.
 
@@ -160,9 +160,9 @@ class Group(BoundToProcess):
             list.
         number : int
             The number of the new group, equal on all its ranks. It must be larger than the numbers
-            of all other groups of these ranks. To find it, each of these ranks calls
-            `communicator.next_group_number()` of this group before. The ranks exchange the results,
-            and `number` is the largest result.
+            of all other groups of these ranks. To find it, each of these ranks first calls
+            `communicator.next_group_number()` of this group. Then the callers exchange the results,
+            for example by an all-reduce, and pass the largest result as `number`.
         key : str
             A text that is equal on these ranks, and that no other group has. The ranks of one host
             find each other by it.
