@@ -37,9 +37,9 @@ class Kind(NamedTuple):
 
     name: str
     operand: Part
-    """The type of a rank's operand: whole, block, blocks or nothing (see `Part`)."""
+    """The operand of a rank: a whole array, one block, a block per rank, or nothing (`Part`)."""
     result: Part
-    """The type of a rank's result: whole, block, blocks or nothing (see `Part`)."""
+    """The result of a rank: a whole array, one block, a block per rank, or nothing (`Part`)."""
     root_only: Literal["", "operand", "result"] = ""
     """The array that is used only on the root: "operand" or "result"; empty if there is no root.
 
@@ -77,11 +77,11 @@ class Kind(NamedTuple):
         return everybody and self.operand != "blocks" and self.result != "block"
 
     def rows(self, rows: int, ranks: int) -> int:
-        """Return the number of rows of the result on one rank.
+        """Return the number of rows of a rank's result, if all blocks have the same length.
 
-        `rows` is the number of rows of the whole operand of one rank, even if that operand has one
-        block per rank. `ranks` is the number of ranks of the group. All blocks must have the same
-        length.
+        `rows` is the number of rows of the rank's operand, and `ranks` the number of ranks. For
+        example, with 4 ranks, a reduce_scatter of 8 rows returns 2, and an all_gather of 2 rows
+        returns 8.
         """
         if self.operand == self.result:
             return rows

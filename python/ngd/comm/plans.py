@@ -57,9 +57,10 @@ def plan_one(
     """Prepare one collective that reads `source` and writes `buffer`.
 
     `count` is the number of elements of a block, or of the whole array if the collective has no
-    blocks. The ranks compare `shape` and `more`, which is another number, such as an axis. `finish`
-    is a function without arguments. It is called after the collective, and returns the result that
-    the public call returns to the user.
+    blocks. The collective fails if `shape`, without axes of length 1, or `more` differs between the
+    ranks. `more` is a number, such as the axis of the public call. `finish` is a function without
+    arguments. It is called after the collective, and returns the result that the public call
+    returns to the user.
     """
     group.check_open(kind)
     call = _core.Call.on_array(
@@ -91,10 +92,11 @@ def plan_blocks(
     root: int = 0,
     axis: int | None = None,
 ) -> Plan:
-    """Prepare a collective in which all blocks have the same length.
+    """Prepare a collective on one array, with blocks of equal length.
 
-    `where` is the name of the collective, such as "all_gather". `KINDS[where]`
-    says if the operand and the result are a block, all blocks, or a whole array.
+    A block is the part of an array that one rank sends or receives. `where` is the name of the
+    collective, such as "all_gather". `KINDS[where]` has the types of the operand and of the result:
+    one block, a block per rank, or a whole array without blocks.
     """
     kind, gets_result = KINDS[where], True
     if kind.root_only:

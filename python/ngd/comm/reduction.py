@@ -34,7 +34,10 @@ from .summation import sum_in_order
 from .work import Plan, RankGroup
 
 CallsAndFill = tuple[list[_core.Call], Callable[[], None]]
-"""The collectives to start, and `fill`, which computes the results when they are complete."""
+"""The collectives to start, and `fill`: a function to call when these collectives are complete.
+
+`fill` computes the results of the all-reduce.
+"""
 
 
 class Options(NamedTuple):

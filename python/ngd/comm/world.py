@@ -197,11 +197,11 @@ class _Entrance:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Return a context manager that holds the lock in a `with` block, which joins the world.
+        """Return a context manager for the `with` block in which a thread joins the world.
 
-        The lock lets only one thread at a time into the block. The attempt of another thread may
-        fail while this thread waits for the lock. Then do not enter the block, and raise an
-        InitError with the error of that attempt.
+        The lock lets only one thread at a time into the block. If the attempt of another thread
+        fails while this thread waits for the lock, this thread does not enter the block. The
+        context manager then raises an InitError with the error of that attempt.
         """
         if self.inside == threading.get_ident():
             raise InitError(

@@ -2,9 +2,11 @@
 """The compilation of a graph to a step: `ngd.compile`.
 
 `compile` checks its arguments. It returns a step from the cache if the same nodes were compiled
-with the same options. Otherwise `build` makes the step in three stages: the device communicates to
-settle which variables the ranks share (`agree`), `lower` runs the passes and writes the program,
-and the device loads the program (`load`), which allocates memory and constructs the kernels.
+with the same options. Otherwise `build` makes the step in three stages:
+
+1. The ranks agree which variables they share (`Device.agree`).
+2. `lower` runs the passes and writes the program.
+3. The device loads the program (`Device.load`): it allocates memory and constructs the kernels.
 """
 
 from __future__ import annotations
@@ -150,8 +152,9 @@ def compile(
         The nodes whose values are returned. The values have the structure of `outputs`: one node
         gives one array, `[y]` gives a list of one array.
     updates : dict of Variable to Node, or a list of such dicts, optional
-        The next value of each variable. In a list, a pair (variables, nodes) of two structures may
-        stand for a dict. All reads in a step see the values before the step.
+        A node for the new value of each variable, such as `{w: w - 0.1 * gradient}`. An element of
+        a list may also be a pair (variables, nodes): two structures with the same nesting. All
+        reads in a step see the values before the step.
     device : str, optional
         The name of a device, in capitals. docs/environment.md lists them at NGD_DEVICE. The default
         is the value of this variable, or "CPU", which runs C++ kernels.
@@ -165,12 +168,12 @@ def compile(
         The largest number of bytes for the values of a call, without variables, arguments and
         results: `memory()["private"] + memory()["shared"]`. The step computes cheap values twice
         to keep the limit. `memory()["recomputed"]` is the number of bytes that the second
-        computations read and write. Only on CPU and NULL.
+        computations read and write. Only for CPU, and for NULL, which only compiles.
     shard : {"none", "host", "world"}, default "none"
         Sharded weight update. "host": the ranks of a host keep one copy of each variable that the
         step updates, and each rank updates its shard. "world": as "host", and each host keeps only
         its part of the optimizer state. All ranks must compile the step. A variable that is small,
-        or whose next value is not proved equal on all ranks, is not sharded. A variable that the
+        or whose new value is not proved equal on all ranks, is not sharded. A variable that the
         step only reads has one copy per host, too, if it is equal on all ranks. See
         docs/sharding.md.
 
@@ -378,9 +381,9 @@ def nodes_in(argument: str, tree: Any) -> tuple[list[Any], Structure]:
 
 
 def sorted_updates(updates: Any) -> tuple[tuple[Node, Node], ...]:
-    """Return (variable, next value) pairs, in the order of the variables' names.
+    """Return a pair (variable, node of its new value) per update, sorted by the variables' names.
 
-    The updates of the graph are then in the same order, whatever the order of the dicts is.
+    So the order of the graph's updates does not depend on the order of the keys in `updates`.
     """
     pairs: dict[Variable, Node] = {}
     parts = updates if isinstance(updates, list) else [updates or {}]
@@ -399,10 +402,10 @@ def sorted_updates(updates: Any) -> tuple[tuple[Node, Node], ...]:
 
 
 def pairs_of(part: Any) -> Iterable[tuple[Any, Any]]:
-    """Return the (variable, next value) pairs of one part of the updates.
+    """Return the pairs (variable, node of its new value) of one element of the list of updates.
 
-    The part is a dict {variable: next value}, or a tuple (variables, next values) of two trees
-    that are nested in the same way.
+    The element is a dict {variable: node}, or a tuple (variables, nodes) of two structures that
+    are nested in the same way.
     """
     if isinstance(part, Mapping):
         return part.items()

@@ -54,16 +54,15 @@ from .trace_keys import (
 )
 
 MANY_TRACES: Final = 8
-"""The number of traces at which a function issues a RetraceWarning. Training, evaluation and the
-last, shorter batch of each need four."""
+"""The number of traces at which a function issues a RetraceWarning. Four traces are normal:
+training and evaluation each need one for full batches and one for the shorter last batch."""
 MANY_FUNCTIONS: Final = 100
-"""The number of traced `Function` objects of one Python function that causes a RetraceWarning: a
-loop probably wraps the function in each iteration. Fewer may be intended, as in tests with cases.
-"""
+"""A RetraceWarning is issued if this many `Function` objects of one Python function are traced: a
+loop probably makes one per iteration. Fewer may be normal, as in tests with many cases."""
 
 
 class Tracing(threading.local):
-    """The `group` option (or None) of each function that a thread is tracing, innermost last."""
+    """A stack per thread: the option `group` of each function that the thread is tracing now."""
 
     def __init__(self) -> None:
         self.groups: list[Group | None] = []
@@ -71,15 +70,13 @@ class Tracing(threading.local):
 
 _tracing: Final = Tracing()
 
-
 _traced: Final[Counter[CodeType]] = Counter()
-"""For the code object of a Python function: the number of its `Function` objects that were traced.
-"""
+"""The number of `Function` objects that were traced, per code object of a Python function."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """A trace: a function compiled for one kind of arguments."""
+    """A function compiled for one `Key`: nesting, dtypes, shapes and constants of the arguments."""
 
     step: Executable
     world: Group | None
@@ -95,7 +92,7 @@ class Trace:
     """True if the function returned one node."""
 
     def results(self, values: Sequence[Any]) -> Any:
-        """Return the result of a call: `values`, the step's arrays, and `fixed` in `structure`."""
+        """Return `structure`, filled with `values` (the arrays of the step) and with `fixed`."""
         if self.fixed:
             made = iter(values)
             count = len(values) + len(self.fixed)
@@ -123,9 +120,10 @@ class Function:
     Nodes and arrays in the result of the Python function are returned as new arrays. Everything
     else is returned unchanged.
 
-    Within another trace, or with nodes among its arguments, a call is a call of the Python
-    function. Its nodes belong to that graph. With `updates`, the call returns the whole pair of
-    result and updates. The variables change only if the outer function returns these updates, too.
+    A call inside another ngd.function, or with a node (not a variable) among its arguments, only
+    calls the Python function. Its nodes are added to the graph that is being built. With `updates`,
+    such a call returns the pair (result, updates). The variables change only if the outer function
+    returns these updates, too.
 
     Collectives run as in any step. All ranks call the function in the same order; each rank traces
     and caches on its own. After `ngd.shutdown()` and `ngd.init()` the function is compiled for the
@@ -172,18 +170,18 @@ class Function:
         self._warned = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the step for these arguments; the first call of their kind traces and compiles it.
+        """Run the compiled step. The first call with new shapes or dtypes compiles it.
 
         Parameters
         ----------
         *args, **kwargs
-            The arguments of the Python function. The class documents how each leaf is treated.
+            The arguments of the Python function. The class documents which of them are constants.
 
         Returns
         -------
         structure of numpy.ndarray
             The result of the Python function, with a new array for each node and each array. With
-            `updates`, it is the first element of the returned pair.
+            `updates`, the Python function returns a pair (result, updates), and this is `result`.
         """
         if _tracing.groups:
             return self._inline(args, kwargs)
@@ -274,7 +272,7 @@ class Function:
         )
 
     def _key_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Key, list[Any]]:
-        """Return the key that selects the trace for these arguments, and their leaves."""
+        """Return (key, leaves) of the arguments. Calls with equal keys run one compiled step."""
         if kwargs or len(args) != self._arity:
             try:
                 bound = self._signature.bind(*args, **kwargs)
@@ -297,7 +295,7 @@ class Function:
         return tuple(bound.arguments.get(name, DEFAULT) for name in self._signature.parameters)
 
     def _trace_for(self, key: Key, leaves: Sequence[Any]) -> Trace:
-        """Return the trace for a key; make it if it is missing, or `is_replaced(trace.world)`."""
+        """Return the trace for a key. Make it if it is missing, or made for an earlier world."""
         trace = self._traces.get(key)
         if trace is not None and not is_replaced(trace.world):
             return trace
@@ -331,7 +329,11 @@ class Function:
         )
 
     def _run(self, key: Key, leaves: Sequence[Any]) -> tuple[list[Node | None], Any, Any]:
-        """Run the Python function on placeholders; return (placeholders, result, updates)."""
+        """Run the Python function on placeholders; return (placeholders, result, updates).
+
+        `placeholders` has None for each leaf that is a constant. `updates` has the new values of
+        variables, or is None without the option `updates`.
+        """
         inputs = [
             self._placeholder(spec, path, leaf)
             for spec, path, leaf in zip(key.specs, key.form.paths, leaves, strict=True)
@@ -352,7 +354,7 @@ class Function:
         return inputs, as_result(self.name, returned[0]), returned[1]
 
     def _placeholder(self, spec: LeafSpec, path: str, leaf: Any) -> Node | None:
-        """Return a placeholder for a leaf of the arguments; None if its value is fixed."""
+        """Return a placeholder for an array or a float; None for a leaf that stays a constant."""
         if spec is FLOAT:
             attrs = {"name": path, "uniform": False, "weak": True}
             return Node(PLACEHOLDER, (), attrs, Type(float64, ()))
@@ -378,7 +380,7 @@ class Function:
             del _tracing.groups[outer:]
 
     def _name_lists(self, key: Key, leaves: Sequence[Any], error: Exception) -> None:
-        """Raise a TypeError for the first list of numbers given, if `error` reports a list."""
+        """If `error` is about a list, raise a TypeError that names the first list of numbers."""
         if isinstance(error, Error) or not is_about_list(error):
             return
         pairs = zip(leaves, key.specs, strict=True)
@@ -392,7 +394,7 @@ class Function:
                 ) from error
 
     def _graph(self, inputs: Sequence[Node | None], returned: Any, updates: Any) -> Graph:
-        """Return the graph to compile; raise a CompileError if it reads inputs of another step."""
+        """Return the graph to compile. Raise CompileError if a placeholder is not in `inputs`."""
         given = tuple(x for x in inputs if x is not None)
         outputs = tuple(leaf for leaf in flatten(returned)[0] if isinstance(leaf, Node))
         graph = Graph(given, outputs, sorted_updates(updates))
@@ -443,7 +445,7 @@ def signature_of(python: Callable[..., Any]) -> inspect.Signature:
 
 
 def building(tree: Any) -> bool:
-    """Return whether a call with these arguments adds nodes to a graph and runs no step."""
+    """Return True if ngd.vjp or ngd.jvp, called on `tree`, adds nodes and runs no step."""
     nodes = (leaf for leaf in leaves_of(tree) if isinstance(leaf, Node))
     return bool(_tracing.groups) or not all(isinstance(node, Variable) for node in nodes)
 
@@ -536,19 +538,19 @@ def function(
 ) -> Function | Callable[[Callable[..., Any]], Function]:  # long because of its docstring
     """Compile a Python function to a step. Use it as a decorator, with or without arguments.
 
-    The function is called with nodes, once for each kind of arguments. `Function.num_traces` counts
-    these calls. The function must be pure. It prints only in such a call, and a step does not see
-    later changes of Python values that it reads, except of variables. A block such as `nn.training`
-    belongs inside the function.
+    The function is called with nodes, once per combination of structure, shapes, dtypes and
+    constants of its arguments. `Function.num_traces` counts these calls. The function must be pure.
+    It prints only in such a call, and a step does not see later changes of Python values that it
+    reads, except of variables. A block such as `nn.training` belongs inside the function.
 
     Parameters
     ----------
     python : function
-        A function of arrays of any shape, in any structure (ngd.trees). Function documents how
-        each leaf is treated.
+        A function of arrays, which may be nested, for example in dicts (ngd.trees). The class
+        Function documents which arguments are constants.
     updates : bool, default False
-        The function returns a pair: the result, which a call returns, and the next values of
-        variables, as ngd.compile takes them. Variables change only in this way.
+        If True, the function returns a pair (result, updates), and a call returns the result.
+        `updates` assigns new values to variables, such as {w: w - g}; see ngd.compile.
     device, group, precision, shard
         As for ngd.compile.
 

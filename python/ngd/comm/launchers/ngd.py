@@ -17,8 +17,8 @@ def is_present(environ: Environ) -> bool:
 
     A rank of `ngd run` may start a job with another launcher, such as mpirun. The processes of that
     job inherit NGD_JOB, but are not ranks of `ngd run`, so return False for them. They also inherit
-    NGD_SURROUNDINGS, a hash of the variables of other launchers that `ngd run` has set. The other
-    launcher has set such variables since then, so the hash of the present variables differs.
+    NGD_SURROUNDINGS, in which `ngd run` stored a hash of the variables of all other launchers
+    (`surroundings`). The second launcher has changed these variables, so their hash now differs.
     """
     recorded = environ.get("NGD_SURROUNDINGS")
     return "NGD_JOB" in environ and recorded in (None, surroundings(environ))
