@@ -158,7 +158,7 @@ def expect_private(whole: Mapping[Node, CpuStorage], equal: Equal, site: str) ->
     - The ranks keep private copies of it equal since an earlier step: the new value that this step
       computes must be in `equal.nodes`, or it is an error.
     - Otherwise any new value is allowed. If it is not in `equal.nodes`, the storage's `varies` is
-      set to the call site `site`, so that no later step shards the update of the variable.
+      set to the call site `site`. Steps compiled later then assume that its values may differ.
     """
     values = dict(equal.graph.updates)
     for variable, storage in whole.items():

@@ -27,8 +27,8 @@ class CpuStorage:
         self.buffer = _core.Buffer(DEVICE, self.type.bytes)
         self.varies = ""
         """The call site of the first step that updates this variable by a value that is not proved
-        equal on all ranks; "" if there is none. If there is one, no later step shards the update of
-        the variable (`shard="host"` or "world")."""
+        equal on all ranks; "" if there is none. If there is one, steps compiled later assume that
+        the value of the variable may differ between ranks."""
         self.part: tuple[int, int] | None = None
         """The bounds of the bytes that this rank keeps, if other ranks keep the rest; otherwise
         None."""
