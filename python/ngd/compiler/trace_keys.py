@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The key of a trace: which calls of a function run the same compiled step.
 
-A `Key` has two parts: a `Form`, which is the nesting of the arguments, and one spec per leaf of the
-arguments. An array is a placeholder of the trace, so its spec is its dtype and its shape. A
-variable, and any value that is not an array, is fixed in the trace, so the value itself is the
-spec.
+A trace is one compiled version of an `@ngd.function`. The *leaves* are the values that remain after
+nested arguments are unpacked: x and 2 for `f({"a": x, "b": 2})`. A `Key` has a `Form`, which is the
+nesting of the arguments, and one *spec* per leaf:
+
+- An array, or a Python float, is an input of the compiled step. The spec of an array is its dtype
+  and its shape. All Python floats have the same spec.
+- A variable, or any other value, is a constant of the trace. Its spec is its type and the value (of
+  a variable, its id), so a call with another value needs another trace.
 """
 
 from __future__ import annotations
@@ -37,7 +41,7 @@ DEFAULT: Final = Default.NOT_GIVEN
 """The mark of an argument that the call does not give. The Python function uses its default."""
 
 STATIC_TYPES: Final = frozenset({int, bool, str, bytes, type(None), Default})
-"""Types whose values are fixed in a trace, and are hashable."""
+"""The hashable types whose values are constants of a trace: another value needs another trace."""
 ARRAY_METHODS: Final = ("__dlpack__", "__array_interface__", "__array__")
 
 
@@ -46,27 +50,29 @@ class HasNodes(Exception):  # noqa: N818
 
 
 ArraySpec: TypeAlias = tuple[DType, tuple[int, ...]]
-"""The spec of an array: its dtype and its shape. The array is a placeholder of the trace."""
+"""The (dtype, shape) of an argument that is an array, and so an input of the compiled step."""
 FixedSpec: TypeAlias = tuple[type, Any]
-"""The type and the value of a leaf that is fixed in the trace. For a variable, the value is its id.
-1, 1.0 and True are equal, so the type is a part of the spec."""
+"""The (type, value) of an argument that is a constant of the trace, such as (int, 2). The value of
+a variable is its id. The type is included because in Python 1 == 1.0 == True."""
 FLOAT: Final = "a Python float"
-"""The spec of a Python float, which is a placeholder of the trace, whatever its value is."""
+"""The entry of a `Key` for any Python float. Floats are inputs of the compiled step, so calls with
+different floats run the same step."""
 LeafSpec: TypeAlias = ArraySpec | FixedSpec | str
-"""The spec of a leaf. It is a plain tuple, because each call of a traced function makes many."""
+"""The entry of a `Key` for one leaf, a value in the nested arguments of a call. It is a plain tuple
+or a text, not a class, because each call of an `@ngd.function` makes one per leaf."""
 
 _new: Final = tuple.__new__
-"""The constructor of a key without the checks of `Key`, which are slow in each call of a function.
-"""
+"""`_new(Key, (form, specs))` makes a `Key` in each call of an `@ngd.function`. It is faster than
+`Key(form, specs)`, which runs Python code."""
 
 
 def is_array_spec(spec: LeafSpec) -> TypeGuard[ArraySpec]:
-    """Return whether a spec is the spec of an array."""
+    """Return whether `spec`, the entry of a `Key` for one argument, stands for an array."""
     return not isinstance(spec, str) and isinstance(spec[0], np.dtype)
 
 
 def spec_text(spec: LeafSpec) -> str:
-    """Return the text of a spec for a warning."""
+    """Return the text for a spec in a warning, such as "float32[2, 3]" or "a Python float"."""
     if isinstance(spec, str):
         return spec
     if is_array_spec(spec):
@@ -77,11 +83,14 @@ def spec_text(spec: LeafSpec) -> str:
 
 
 def classify(leaf: Any, where: str, path: str) -> tuple[LeafSpec, Any] | None:
-    """Return the spec of an argument's leaf, and the value with which the step is run.
+    """Return (spec, value) for `leaf`, an argument or an entry of a nested argument.
 
-    The value is an array if NumPy can read the leaf. The result is None if `leaf` is a structure
-    with leaves of its own. `Form.key` itself makes the specs of NumPy arrays, Python floats and the
-    values of `STATIC_TYPES` (int, bool, str, bytes, None). It calls this function for other leaves.
+    `spec` is the entry of the `Key`, and `value` is passed to the compiled step. If NumPy can read
+    the leaf as an array, `value` is that array. If `leaf` is a container, such as a list, the
+    result is None.
+
+    `Form.key` itself handles the usual types: NumPy arrays, Python floats and `STATIC_TYPES` (int,
+    bool, str, bytes, None). It calls this function for other leaves.
     """
     if isinstance(leaf, Variable):
         return (Variable, leaf.id), leaf
@@ -96,7 +105,7 @@ def classify(leaf: Any, where: str, path: str) -> tuple[LeafSpec, Any] | None:
 
 
 def hashable(leaf: Any, where: str) -> Any:
-    """Return a leaf whose value is fixed in a trace, or raise a TypeError if it is not hashable."""
+    """Return `leaf`, an argument that is a constant of the trace; raise TypeError if unhashable."""
     try:
         hash(leaf)
     except TypeError:
@@ -117,7 +126,10 @@ def is_array(leaf: Any) -> bool:
 
 
 class Form:
-    """The nesting of the arguments of a call: one structure per parameter."""
+    """The nesting of the arguments of a call: one `trees.Structure` per parameter.
+
+    The leaves are the values in the nested containers. `f(x, {"a": y})` has the leaves x and y.
+    """
 
     def __init__(self, parts: Sequence[Structure], names: Sequence[str]) -> None:
         self.parts = tuple(parts)
@@ -126,7 +138,10 @@ class Form:
         self.paths = [path for part, name in pairs for path in part.paths(name)]
 
     def take(self, values: Sequence[Any]) -> list[Any] | None:
-        """Return the leaves of arguments; None if their nesting is not that of this form."""
+        """Return the leaves of the arguments `values`; None if they are nested differently.
+
+        The leaves are the values in the nested containers: [1, 2, 3] for the arguments 1, [2, 3].
+        """
         leaves: list[Any] = []
         for part, value in zip(self.parts, values, strict=True):
             if not part._take(value, leaves):
@@ -134,14 +149,15 @@ class Form:
         return leaves
 
     def rebuild(self, leaves: Iterable[Any]) -> list[Any]:
-        """Return arguments of this form with these leaves."""
+        """Return arguments with the nesting of this form, whose innermost values are `leaves`."""
         remaining = iter(leaves)
         return [part._rebuild(remaining) for part in self.parts]
 
     def key(self, values: Sequence[Any], where: str) -> tuple[Key, list[Any]] | None:
-        """Return the key and the leaves of arguments; None if they do not have this nesting.
+        """Return (key, leaves) for arguments; None if they do not have the nesting of this form.
 
-        In the leaves, arrays of other libraries and Python floats are converted to NumPy arrays.
+        `leaves` are the innermost values of the arguments. Python floats and arrays of other
+        libraries are converted to NumPy arrays.
         """
         leaves = [*values] if self.is_flat else self.take(values)
         if leaves is None:
@@ -170,7 +186,8 @@ class Key(NamedTuple):
 
     form: Form
     specs: tuple[LeafSpec, ...]
-    """The spec of each leaf of the arguments, in order."""
+    """One entry per innermost value of the nested arguments, in order, such as the dtype and shape
+    of an array."""
 
 
 def without_extents(key: Key) -> tuple[Any, ...]:
@@ -198,7 +215,10 @@ def reason(key: Key, earlier: Sequence[Key]) -> str:
 
 
 def differences(key: Key, other: Key) -> list[str]:
-    """Return the differences of two keys of one form, one text per leaf."""
+    """Return a text for each argument in which two keys differ; their arguments nest equally.
+
+    An example is ["x is float32[3], not float32[2]"].
+    """
     pairs = zip(key.form.paths, key.specs, other.specs, strict=True)
     return [
         f"{path} is {spec_text(new_spec)}, not {spec_text(old_spec)}"

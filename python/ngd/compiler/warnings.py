@@ -25,7 +25,11 @@ def warn_of_graph(graph: Graph) -> None:
 
 
 def _warn_of_updates(graph: Graph, graph_notes: list[object]) -> None:
-    """Warn if the step does not update the states of random draws or the running statistics."""
+    """Warn if the step lacks updates that its layers expect, such as those of running means.
+
+    `graph_notes` has the notes of the graph's nodes. A note of type `ExpectedUpdate` has a variable
+    that the step should update.
+    """
     updated = {variable for variable, _ in graph.updates}
     missing: dict[str, list[str]] = {}
     for note in graph_notes:
@@ -80,7 +84,11 @@ def have_equal_values(one: Any, other: Any) -> bool:
 
 
 def _warn_of_promotions(graph_notes: list[tuple[int, object]]) -> None:
-    """Warn about the first node that casts a narrower float to float64."""
+    """Warn about the first node that casts a narrower float to float64.
+
+    `graph_notes` has pairs (id of a node, a note of the node). A note of type `Promotion` marks
+    such a cast.
+    """
     promotions = [(id, note) for id, note in graph_notes if isinstance(note, notes.Promotion)]
     if not promotions:
         return

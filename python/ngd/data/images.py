@@ -135,7 +135,7 @@ class Resize(ImageTransform):
         self.size, _ = height_and_width("data.Resize", size)
 
     def image(self, image: Array, random: np.random.Generator) -> Array:
-        """Return one image, resized to `size`."""
+        """Return one image, resized so that its shorter side has `size` pixels."""
         height, width = image.shape[:2]
         factor = self.size / min(height, width)
         return resize("data.Resize", image, round(height * factor), round(width * factor))

@@ -277,9 +277,11 @@ class Loader:
             self._warn_of_uneven(list(totals), size)
 
     def _warn_of_uneven(self, totals: list[int], size: int) -> None:
-        """Warn once that a program should have read batch.weight, if batches are uneven.
+        """Warn, once per loader, if the batches of an epoch were uneven.
 
-        They are uneven if the ranks or the batches of an epoch have different numbers of samples.
+        The caller calls this after an epoch in which the program did not read `batch.weight`.
+        `totals` has the different numbers of samples per batch, over all ranks. Batches are uneven
+        if there are several such numbers, or if `size`, the number of ranks, does not divide one.
         """
         uneven = [total for total in totals if total % size]
         if self._has_warned or not (uneven or len(totals) > 1):
@@ -497,7 +499,10 @@ class RemoteError(Exception):
 
 
 def stop(workers: list[Worker], owner: int) -> None:
-    """End worker processes, but not in a fork of the process that started them (`owner`)."""
+    """Kill the worker processes, and wait until they have ended.
+
+    `owner` is the id of the process that started them. In a fork of it, do nothing.
+    """
     if os.getpid() != owner:
         return
     for worker in workers:

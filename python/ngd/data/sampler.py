@@ -277,8 +277,8 @@ class Sampler:
     def _identity(self) -> dict[str, int]:
         """Return the arguments that determine the batches, by name.
 
-        `state` adds them to the position. If a sampler has other arguments, `load_state` raises
-        ValueError.
+        `state` adds them to the position. `load_state` raises ValueError if those in the state
+        differ from those of this sampler.
         """
         names = ("num_samples", "batch_size", "seed", "shuffle", "replacement", "drop_last")
         return {name: getattr(self, name) for name in names}

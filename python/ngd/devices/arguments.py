@@ -89,8 +89,9 @@ def convert(value: Any, target: Type, where: str) -> Array:
 def is_python(value: Any) -> bool:
     """Return whether an argument is a Python number, or a list or tuple of Python numbers.
 
-    Such an argument takes the dtype of the step's input if the conversion loses no value. For an
-    array, NumPy must be able to cast every value of its dtype without loss ("safe").
+    `convert` casts Python numbers to the dtype of the step's input if their values allow it: 1.0
+    becomes a float16. An array is cast only if its dtype allows it (NumPy's "safe" casting): a
+    float64 array never becomes a float16 array.
     """
     if isinstance(value, (list, tuple)):
         return all(map(is_python, value))

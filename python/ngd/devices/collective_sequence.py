@@ -41,12 +41,13 @@ class CollectiveSequence:
         self.lines: list[list[tuple[str, str]]] = [[]]
         self.heads: list[tuple[str, str]] = []  # the first line of each body that is being added
         self.branches: list[dict[int, int]] = []
-        """One dict for each branch that contains the next collective, the innermost branch last.
-        The dict maps the index of a group to the number that this group gives to the branch (see
-        `add`). The group is absent until the branch has one of its collectives."""
+        """One dict for each branch of an `ops.cond` in which the next collective will be added,
+        with the innermost branch last. The dict maps the index of a group to the branch's number in
+        that group (see `add`). A group is absent until the branch has a collective of it."""
         self.counted: dict[int, int] = {}
-        """A dict from the index of a group to a count: the number of branches so far that have a
-        collective of this group. The next such branch gets this count plus 1 as its number."""
+        """A dict from the index of a group to the number of branches of `ops.cond` that have had a
+        collective of this group so far. The next such branch gets this count plus 1 as its number.
+        """
 
     def number(self, group: Ranks | None) -> int:
         """Return the index of a group. A group without an index gets the next one.
@@ -61,11 +62,12 @@ class CollectiveSequence:
         return self.groups.index(group)
 
     def add(self, kind: str, attrs: Mapping[str, Any], type: Type, number: int, site: str) -> int:
-        """Add a collective of a group, and return the number of its branch; 0 outside of branches.
+        """Add a collective to the sequence of the group with index `number`.
 
-        `number` is the index of the group. Each group numbers only the branches that have one of
-        its collectives, from 1, in the order of their first collective. So the numbers are equal on
-        all ranks of the group, even if some ranks have further branches without its collectives.
+        Return the number of the innermost branch of an `ops.cond` that has the collective; 0 if
+        none has it. Each group numbers only the branches that have its collectives, from 1. So the
+        numbers are equal on all ranks of the group, even if one rank has an additional `ops.cond`
+        without collectives of this group. A send or receive is not added, and the result is 0.
         """
         if kind in MESSAGES:
             return 0
@@ -80,10 +82,11 @@ class CollectiveSequence:
     def inside(
         self, op: str, attrs: Mapping[str, Any], site: str, bodies: Sequence[Item]
     ) -> Iterator[Item]:
-        """Yield the bodies of a loop or branch one by one, and mark the begin and end of each.
+        """Yield the graphs that `op` runs: the body of a loop, or the branches of an `ops.cond`.
 
-        The marks are lines in the sequences of the groups that have collectives in the body. The
-        caller adds the collectives of a body before it asks for the next body.
+        The caller adds the collectives of each graph before it takes the next one from this
+        iterator. If a group has collectives in the graph, this method adds a line before them and
+        an "end" line after them to the group's sequence.
         """
         for number, body in enumerate(bodies):
             head = (f"{op}, graph {number}, {attrs.get('length', 1)} times:", site)
@@ -141,8 +144,8 @@ def describe_step(graph: Graph) -> str:
 def digest(sequence: list[tuple[str, str]]) -> tuple[str, int]:
     """Return the text of a sequence, and a hash of the sequence, which is 0 if it is empty.
 
-    `sequence` has pairs of a line and its call site. The text contains the call sites. The hash
-    depends on the lines only.
+    `sequence` has pairs (line, call site). A line describes a collective, or marks the begin or end
+    of a loop or branch. The text contains the call sites. The hash depends on the lines only.
     """
     text = "\n".join(f"{what} at {site}" for what, site in sequence)
     hashed = hashlib.sha256("\n".join(what for what, _ in sequence).encode()).digest()

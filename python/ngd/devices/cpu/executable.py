@@ -41,8 +41,8 @@ class CpuAgreement:
     equal: Equal
     """The nodes of the graph whose values are proved equal on all ranks."""
     target: CpuTarget
-    """The object that the passes ask about the kernels of the CPU. Its attribute `sharing` has the
-    variables that the ranks share."""
+    """The object that the compiler's passes ask which CPU kernel runs an op. Its attribute
+    `sharing` has the variables that the ranks share."""
 
 
 class CpuDevice:
@@ -79,7 +79,11 @@ class CpuDevice:
         lowered: Lowered | None,
         plan_again: Callable[[], Plan],
     ) -> CpuExecutable:
-        """Construct and return the step, and move its shared variables to shared memory."""
+        """Return the compiled step, and move the variables that its ranks share to shared memory.
+
+        If all hosts together keep one copy of a variable, each rank keeps a part of it in private
+        memory instead.
+        """
         assert lowered is not None
         step = CpuExecutable(source, agreement, lowered, plan_again)
         step.share_variables(agreement)
@@ -140,7 +144,7 @@ class CpuExecutable(LoweredStep):
         return None if variable in self.plan.shared else storage.buffer.checksum()
 
     def __call__(self, *arrays: Any, out: Sequence[Any] | None = None, **named: Any) -> list[Any]:
-        """Run the step once."""
+        """Run the step once, and return its results: new arrays, or the arrays of `out`."""
         if out is None and not named:
             results = self.native.call(self.hold, arrays)
             if results is not None:

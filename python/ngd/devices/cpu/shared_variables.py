@@ -6,10 +6,10 @@ compiled. The ranks compare the variables' values and the computation of their n
 they move the values to common memory, a memory of the host that all its ranks map. From then on,
 every step reads such a variable from that memory, and all ranks take part in every write:
 
-- A step writes between two barriers of the ranks. So no rank reads a mixture of old and new values.
-  Between two calls of such a step, a rank reads the values that all ranks have written.
-- All ranks call `assign`, with one value. They compare it, wait at a barrier, and each writes its
-  shard.
+- A step writes between two barriers of the ranks. Outside of the step, a rank reads only complete
+  new values: the other ranks cannot write again before this rank takes part in the next write.
+- All ranks call `assign` with equal values. They compare the values and wait at a barrier. Then
+  each rank writes its shard.
 
 Over several hosts, each host keeps a copy. There is an exception for variables that are read only
 to compute next values, such as optimizer state: all hosts together may keep one copy. Then each
@@ -22,14 +22,14 @@ them is compiled only if their new values are proved equal on all ranks. `assign
 if the ranks assign different values to them.
 
 A step may also only read a variable (frozen weights). If the variable is equal on all ranks, it
-moves to memory of the host, too. No rank writes to this memory: a write first moves the variable to
-memory of the rank that writes.
+moves to common memory, too. No rank writes to this memory: a rank that writes the variable first
+copies it to its own private memory.
 
-The ranks of the group write shared variables together. After the group is closed, no rank writes to
-common memory: the next write moves the variable back to memory of its process. A variable that a
-failure has left half written is poisoned: reading it raises an error. If the group is closed while
-all hosts together keep one copy of a variable, the variable is lost, because each rank has only a
-part of it. Only a new value, by `assign` or a checkpoint, makes it usable.
+After the group of the ranks is closed, no rank writes to common memory. The next write on a rank
+moves the variable back to the private memory of this rank. A variable that a failure has left half
+written is poisoned: reading it raises an error. If the group is closed while all hosts together
+keep one copy of a variable, the variable is lost, because each rank has only a part of it. Only a
+new value, by `assign` or a checkpoint, makes it usable.
 """
 
 from __future__ import annotations
@@ -66,9 +66,11 @@ NO_MEMORY = 2**64 - 1
 Otherwise rank 0 broadcasts an id of the new memory, with which all ranks map it; see
 `common_memory`."""
 UNABLE: Final = -1
-"""The value that a rank sends to `share_frozen`'s comparison if it cannot move variables now.
+"""The number that a rank sends for each variable in `share_frozen` if it could not lock them all.
 
-Otherwise it sends 0 or 1 per variable: 1 if the variable is in common memory already."""
+It cannot lock a variable that another thread uses. Then no rank moves variables to common memory.
+A rank that has locked all sends 1 for a variable that is in common memory already, and 0 for the
+others."""
 
 
 def agree_on_sharing(
@@ -147,14 +149,16 @@ def split_by_host(group: Group) -> tuple[Group, Group] | None:
 
 
 def expect_private(whole: Mapping[Node, CpuStorage], equal: Equal, site: str) -> None:
-    """Raise a CompileError if a rank may not write a whole variable, because ranks share it.
+    """Raise a CompileError for an update that would break the sharing of a variable among ranks.
 
-    `whole` has the variables of which the step writes the whole value on each rank, not a shard.
-    `equal.nodes` has the nodes whose values are proved equal on all ranks. It is an error if an
-    earlier step has shared a variable. It is also an error if the ranks keep their private copies
-    of a variable equal since an earlier step, but its next value is not in `equal.nodes`. Any other
-    variable whose next value is not in `equal.nodes` is marked (`varies`), so that no later step
-    shares it.
+    `whole` has the variables that the step updates as a whole on each rank. `equal.nodes` has the
+    nodes whose values are proved equal on all ranks. For each variable there are three cases:
+
+    - The ranks share it since an earlier step: this is an error.
+    - The ranks keep private copies of it equal since an earlier step: the new value that this step
+      computes must be in `equal.nodes`, or it is an error.
+    - Otherwise any new value is allowed. If it is not in `equal.nodes`, the storage's `varies` is
+      set to the call site `site`. Steps compiled later then assume that its values may differ.
     """
     values = dict(equal.graph.updates)
     for variable, storage in whole.items():
@@ -233,14 +237,15 @@ def share_if_equal(
 ) -> Agreement:
     """Share variables if they are equal on all ranks, and return the outcome of the comparison.
 
-    The ranks compare the values of the variables, and `steps`, a digest of the computation of the
-    next values. If one of them differs, or if a rank has no memory, nothing changes.
+    The ranks compare the values of the variables. They also compare `steps`, a digest of the
+    operations that compute the new values. If a value or the digest differs between ranks, or if a
+    rank has too little memory, no variable changes.
 
-    `moving` maps each variable to share to (begin, end) of the bytes that this rank writes. The
-    variable moves to common memory of the host. If all hosts together keep one copy, this rank
-    instead keeps only these bytes, in its own memory. The variables in `staying` stay in private
-    memory on each rank, and from now on the ranks keep their values equal. The caller holds (locks)
-    all these variables, so no step uses them.
+    `moving` has the variables to share, each with (begin, end) of the bytes that this rank updates.
+    These variables move to common memory of the host. If all hosts together keep one copy of a
+    variable, this rank instead keeps only the bytes from begin to end, in its own memory. The
+    variables in `staying` stay in private memory on each rank, and from now on the ranks keep their
+    values equal. The caller holds (locks) all these variables, so no step uses them.
     """
     group, site = record.group, record.site
     values = [storage.copy_held_value() for storage in (*moving, *staying)]
@@ -373,7 +378,8 @@ class Agreement:
     """The outcome of the ranks' comparison before they share variables, equal on all of them."""
 
     steps: tuple[int, ...] = ()
-    """The ranks whose step computes the variables in another way than the step of most ranks."""
+    """The ranks whose step computes new values of the variables by other operations or constants
+    than the step of most ranks."""
     values: Sequence[tuple[int, ...]] = ()
     """For each variable, the ranks that hold another value than most ranks."""
     has_memory: bool = True
@@ -409,9 +415,10 @@ def names(storages: Iterable[CpuStorage]) -> str:
 
 
 def common_memory(group: Any, size: int, site: str) -> _core.CommonMemory | None:
-    """Return new memory that all ranks of a host map; None on all ranks if rank 0 has too little.
+    """Return new memory that all ranks of a host map; None on all ranks if allocation fails.
 
-    `group` has the ranks of the host, and all of them call this.
+    Only rank 0 of `group` allocates the memory. `group` has the ranks of the host, and all of them
+    call this.
     """
     number = NO_MEMORY
     if group.rank == 0:
@@ -424,7 +431,8 @@ def common_memory(group: Any, size: int, site: str) -> _core.CommonMemory | None
 def have_uniform_types(graph: Graph, group: Group) -> bool:
     """Return whether all nodes of a step have the same shapes and dtypes on all ranks.
 
-    All ranks call this in a block of `comparing_once`, which keeps the result for a second try.
+    All ranks call this in a block of `comparing_once`. If the compilation then fails on this rank
+    only, and this rank compiles the step again, the call returns the result of the first one.
     """
     types = repr([str(result.type) for node in graph.nodes for result in node.results]).encode()
     digest = hashlib.blake2b(types, digest_size=8).digest()

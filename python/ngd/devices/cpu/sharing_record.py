@@ -39,11 +39,12 @@ class SharingRecord:
         return begin * of.dtype.itemsize, end * of.dtype.itemsize
 
     def gathered(self, part: Array, value_type: Type) -> Array:
-        """Return the value of a variable of which each rank has a part. All ranks call this.
+        """Return the whole value of a variable of which each rank has a part. All ranks call this.
 
-        Counterparts are the ranks with the same index on each host. They gather the parts of one
-        shard. Then the ranks of each host gather their shards to the whole value. An error aborts
-        the group of all ranks, because some of them wait in other groups.
+        First the counterparts, which are the ranks with the same index on each host, gather the
+        parts of one shard. Then the ranks of each host gather the shards. An error in one of these
+        collectives aborts the group of all ranks, because ranks of other hosts may wait for ranks
+        that the error has stopped.
         """
         site, groups = call_site(), (self.partition.counterparts, self.partition.host_ranks)
         begin, end = self.partition.slice(value_type.count)

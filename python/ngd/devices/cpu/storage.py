@@ -26,14 +26,15 @@ class CpuStorage:
         self.name, self.type, self.cell = variable.name, variable.type, variable.cell
         self.buffer = _core.Buffer(DEVICE, self.type.bytes)
         self.varies = ""
-        """The call site of a step whose next value for this variable is not proved equal on all
-        ranks; "" if there is no such step. Such a variable cannot be shared."""
+        """The call site of the first step that updates this variable by a value that is not proved
+        equal on all ranks; "" if there is none. If there is one, steps compiled later assume that
+        the value of the variable may differ between ranks."""
         self.part: tuple[int, int] | None = None
         """The bounds of the bytes that this rank keeps, if other ranks keep the rest; otherwise
         None."""
         self.differs = False
-        """True if the ranks had different values when a step that only reads the variable was
-        compiled. Such steps then leave the variable in private memory."""
+        """True after ranks had different values when they compiled a step that only reads the
+        variable. Later steps that only read it do not try again to move it to shared memory."""
         self._sharing: SharingRecord | None = None
         self._readers: SharingRecord | None = None
         """The record of the ranks that keep one copy of the value per host and only read it; None
@@ -142,9 +143,10 @@ class CpuStorage:
     def keep_frozen(
         self, readers: SharingRecord, memory: _core.CommonMemory | None, offset: int
     ) -> None:
-        """Move the value to memory that the ranks of the host only read.
+        """Use the value at a byte offset of `memory`, which the ranks of the host share.
 
-        The caller holds (locks) the variable, so no step uses it.
+        The caller has written an equal value there. The ranks only read it. The record `readers`
+        names the ranks. The caller holds (locks) the variable, so no step uses it.
         """
         self.buffer.lie_in(memory, offset)
         self._readers = readers
@@ -198,9 +200,9 @@ class CpuStorage:
     def refusal(self, value: Array) -> str | None:
         """Return the reason why a value cannot be assigned; None if it can be assigned.
 
-        If ranks share the variable or keep it equal, all of them call this and compare the values
-        that they assign. The only possible reason is that these values differ. Any other variable
-        accepts every value.
+        If ranks share the variable, or keep private copies of it equal, all of them call this. They
+        compare the values that they assign, and different values are the only possible reason.
+        Otherwise every value can be assigned.
         """
         sharing = self.sharing
         if sharing is None or agree(sharing.group, [digest_of(value)], call_site()):
@@ -230,7 +232,8 @@ class CpuStorage:
 def sharing_error(storage: CpuStorage, sharing: SharingRecord) -> CompileError:
     """Return the error for a step that would use a shared variable as if it were private.
 
-    Such a step writes the whole value instead of a shard, or reads parts that other ranks keep.
+    The step would write the whole value, but each rank may write only its shard. Or it would read
+    the whole value, but this rank keeps only a part of it.
     """
     since = f"since the step compiled at {sharing.site}"
     if storage.part is None:
