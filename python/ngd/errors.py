@@ -109,10 +109,10 @@ class CollectiveMismatchError(CollectiveError):
 
 
 class CollectiveTimeoutError(CollectiveError, TimeoutError):
-    """The error for ranks for which another rank waited longer than the timeout.
+    """The error for late ranks: a rank has waited for them longer than the timeout.
 
-    The other rank waited in a collective or in ngd.init(), or for a value of the kvstore. `ranks`
-    are the late ranks. The timeout of most calls is NGD_TIMEOUT seconds.
+    The rank waited in a collective or in ngd.init(), or for a value of the kvstore. `ranks` are the
+    late ranks. The timeout of most calls is NGD_TIMEOUT seconds.
     """
 
 

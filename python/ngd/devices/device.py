@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The interface of a device to the compiler.
 
-`Device.agree` lets the ranks agree on shared variables. The compiler then compiles the graph for
-the agreement's target (kernels and ranks), and `Device.load` returns the step. `LoweredStep` is the
-base class of steps with a compiled program: those of the CPU device, which runs the program, and
-those of the NULL device, which only compiles it.
+`Device.agree` lets the ranks choose the variables that they share: they keep one copy in common
+instead of one copy per rank. It returns an object with a target, which passes ask for kernels and
+ranks. The compiler then compiles the graph for this target, and `Device.load` returns the step.
+
+`LoweredStep` is the base class of steps with a compiled program: those of the CPU device, which
+runs the program, and those of the NULL device, which only compiles it.
 """
 
 from __future__ import annotations
@@ -79,14 +81,19 @@ class Device(Protocol[AgreementType]):
     def compiling(self, group: Group) -> AbstractContextManager[None]:
         """Return a context that the compiler enters for the whole compilation of a step.
 
-        On the CPU device, ranks that share variables compare the types of the step's values in this
-        context. If the compilation then fails on one rank only, a new try on this rank uses the
-        stored result. On other devices, the context does nothing.
+        On the CPU device, ranks that share variables check in this context that they all have the
+        same shapes and dtypes in the step. The result is stored. If the compilation then fails on
+        one rank only, this rank compiles again and uses the stored result, because the other ranks
+        do not repeat the check. On other devices, the context does nothing.
         """
         ...
 
     def agree(self, source: StepGraph) -> AgreementType:
-        """Agree with the other ranks which variables the ranks share, and how."""
+        """Decide with the other ranks which variables they share, and return the decision.
+
+        Ranks share a variable if they keep one copy of it in common, such as in memory of the host.
+        Only the CPU device has such copies. All ranks of the step's group call this.
+        """
         ...
 
     def load(

@@ -353,7 +353,7 @@ class CompiledStep(BoundToProcess):
         return results
 
     def memory(self) -> dict[str, int]:
-        """Return the bytes of the variables; a device with a memory plan adds its arenas."""
+        """Return {"variables": the bytes of all variables}; the CPU device adds more entries."""
         return {"variables": sum(v.type.bytes for v in self.variables)}
 
     def report(self) -> Report:

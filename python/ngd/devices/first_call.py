@@ -71,8 +71,8 @@ class Entry(NamedTuple):
 
     name: str
     words: tuple[int, int, int, int, int]
-    """Five numbers: a hash of the variable's name, 1 if the attribute `others` has groups
-    (otherwise 0), a hash of the computation of its new value, and two numbers that are a checksum
+    """Five numbers: a hash of the variable's name; 1 if the tuple `others` (below) is not empty, or
+    else 0; a hash of the computation of the variable's new value; and the two numbers of a checksum
     of its value."""
     others: tuple[Group, ...]
     """The groups, besides the group that compares, over which the variable should be equal. This
@@ -168,7 +168,7 @@ class Watched:
         return bool(self.native.variables_touched)
 
     def run(self, inputs: list[Array], outputs: list[Array]) -> None:
-        """Run the step once, and add the checksums of its variables to the comparisons."""
+        """Run the step once, and store in `comparisons` the checksums that ranks will compare."""
         groups = [each.group for each in self.comparisons]
         call = _core.AbortOnError([g.communicator for g in groups], [g.abort for g in groups], True)
         self.until_compared.enter_context(call)
@@ -259,11 +259,11 @@ def compare(comparisons: Sequence[Comparison]) -> list[Difference]:
 
 
 def exchange_heads(each: Comparison, site: str) -> Array:
-    """Exchange the heads of a group's ranks, and return an array with one head per rank.
+    """Gather one row of five numbers from each rank of a group, and return the array of all rows.
 
-    A head is a row of five numbers: the number of the rank in the world, the number of its entries,
-    the number of those that name further groups (`Entry.others`), and the two halves of a hash of
-    all its entries.
+    The row of a rank summarizes its entries (one `Entry` per variable to compare). It has the
+    number of the rank in the world, the number of its entries, the number of its entries in which
+    `others` is not empty, and the two halves of a hash of its entries.
     """
     world = open_world()
     number = each.group.rank if world is None else world.rank
@@ -277,18 +277,19 @@ def exchange_heads(each: Comparison, site: str) -> Array:
 
 
 def exchange_entries(each: Comparison, head: Array, site: str) -> list[Difference]:
-    """Exchange the entries of a group's ranks, and return the variables that differ.
+    """Compare all variables between the ranks of a group, and return those that differ.
 
-    `head` is the array that `exchange_heads` returns. Its row for a rank begins with the number of
-    the rank in the world and its number of entries.
+    Each rank sends its entries (one `Entry` per variable) to all ranks. `head` is the array that
+    `exchange_heads` returns. Its row for a rank begins with the number of the rank in the world,
+    and the number of entries of the rank.
     """
     mine = np.array([entry.words for entry in each.entries], np.uint64).reshape(-1, 5)
     counts = [int(count) for count in head[:, 1]]
     rows = each.group.all_gather_v(mine, counts=counts, site=site).tolist()
     entries = {entry.words[0]: entry for entry in each.entries}
     all_words: dict[int, dict[int, tuple[int, ...]]] = {}
-    """all_words[hash of a variable's name][rank] has a hash of the computation of the variable, and
-    the two numbers of its checksum."""
+    """all_words[hash of a variable's name][number of a rank in the world] has three numbers: a hash
+    of the computation of the variable's new value, and the two numbers of its checksum."""
     for number, count in zip(head[:, 0].tolist(), counts, strict=True):
         for name, is_conditional, *words in rows[:count]:
             if name in entries or not is_conditional:  # else it concerns groups without this rank
@@ -314,10 +315,10 @@ def exchange_entries(each: Comparison, head: Array, site: str) -> list[Differenc
 
 
 def kind_of_difference(all_words: Sequence[tuple[int, ...] | None]) -> str:
-    """Return the kind of difference, one of KINDS, between the ranks for one variable.
+    """Return how one variable differs between ranks: "variables", "update rules" or "values".
 
-    `all_words` has one entry per rank: a hash of the computation of the variable, and its checksum.
-    An entry is None if the rank lacks the variable.
+    `all_words` has one tuple per rank: a hash of the computation of the variable's new value, and
+    the two numbers of its checksum. If a rank lacks the variable, None replaces its tuple.
     """
     words = [each for each in all_words if each is not None]
     if len(words) < len(all_words):

@@ -19,7 +19,7 @@ from .executable import StepGraph
 
 
 class NullAgreement(NamedTuple):
-    """The result of NullDevice.agree: the CPU's kernels, as the target of the passes."""
+    """The result of NullDevice.agree: the object that passes ask for kernels of the CPU."""
 
     target: CpuTarget
 
@@ -34,9 +34,11 @@ class NullDevice:
         return nullcontext()
 
     def agree(self, source: StepGraph) -> NullAgreement:
-        """Return the target that the passes ask for kernels of the CPU and for shared variables.
+        """Return an agreement with `target`, the object that passes ask for kernels of the CPU.
 
-        No values are compared, because variables have no value on this device.
+        The attribute `sharing` of the target has the variables that the ranks would share on the
+        CPU device: several ranks keep one copy. No values are compared, because variables have no
+        value on this device.
         """
         _, sharing = agree_on_sharing(source, {})
         return NullAgreement(CpuTarget(source.group, sharing))

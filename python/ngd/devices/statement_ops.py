@@ -23,10 +23,10 @@ the same call site. The number is -1 if the op was not expanded.
 
 
 class StatementOps:
-    """A finder of the ops, called by the user, that an instruction computes.
+    """An object that returns the ops of an instruction, as the user called them.
 
-    If the compiler has replaced a user's op by several ops, the finder gives a number to this
-    replacement (expansion); see `Member`.
+    The compiler may have replaced an op that the user called by several ops. For each of them, this
+    object returns the user's op, and the same number (`Member`).
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,11 @@ class StatementOps:
         return [*ops_of_statements(step.attrs, names, op_members), *op_members[split:]]
 
     def member(self, op: str, site: str) -> Member:
-        """Return the `Member` of an op. An op of an expansion has the name of the user's op."""
+        """Return the `Member` of an op: (name of the op that the user called, call site, number).
+
+        If the compiler replaced the user's op by several ops, `op` is one of these, and each of
+        them has the same number. Otherwise `op` is the user's op, and the number is -1.
+        """
         if not isinstance(site, ExpansionSite):
             return op, site, -1
         number = self.applications.setdefault(id(site), len(self.applications))

@@ -27,32 +27,32 @@ class IndexedPart(Protocol[N_co]):
     """
 
     def set(self, values: Any) -> N_co:
-        """Return x with the part replaced by `values`."""
+        """Return a copy of node x with x[index] replaced by `values`."""
         ...
 
     def add(self, values: Any) -> N_co:
-        """Return x with `values` added to the part."""
+        """Return a copy of node x with `values` added to x[index]."""
         ...
 
     def multiply(self, values: Any) -> N_co:
-        """Return x with the part multiplied by `values`."""
+        """Return a copy of node x with x[index] multiplied by `values`."""
         ...
 
     def min(self, values: Any) -> N_co:
-        """Return x with the part replaced by the elementwise minimum of the part and `values`."""
+        """Return a copy of node x with x[index] replaced by minimum(x[index], values)."""
         ...
 
     def max(self, values: Any) -> N_co:
-        """Return x with the part replaced by the elementwise maximum of the part and `values`."""
+        """Return a copy of node x with x[index] replaced by maximum(x[index], values)."""
         ...
 
     def get(self) -> N_co:
-        """Return the part itself."""
+        """Return the elements x[index] of node x."""
         ...
 
 
 class Indexer(Protocol[N_co]):
-    """The property x.at of a node, which takes an index."""
+    """The type of x.at for a node x. x.at[index] is an IndexedPart, with methods such as `set`."""
 
     def __getitem__(self, index: Any) -> IndexedPart[N_co]: ...
 

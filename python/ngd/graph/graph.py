@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graphs: inputs, outputs and next values of variables. Passes rewrite a graph to a new one."""
+"""Graphs: inputs, outputs and updates of variables. Passes rewrite a graph to a new one."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ replacement; for an op with several results, a tuple of the replacements of all 
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """The input of the compiler: inputs in their order, outputs, and the next values of variables.
+    """The input of the compiler: inputs in their order, outputs, and updates of variables.
 
-    `updates` has pairs of a variable and its next value, sorted by the names of the variables. The
-    names are equal on all ranks. So all ranks visit the nodes in the same order, even if their
-    scripts made the nodes in different orders.
+    `updates` has pairs of a variable and its next value: the node whose value the variable gets at
+    the end of a run. The pairs are sorted by the names of the variables, which are equal on all
+    ranks. So all ranks visit the nodes in the same order, even if their scripts made the nodes in
+    different orders.
     """
 
     inputs: tuple[Node, ...]
@@ -37,7 +38,7 @@ class Graph:
 
     @property
     def roots(self) -> tuple[Node, ...]:
-        """The outputs, then the next values of the variables."""
+        """The outputs, then the nodes whose values the variables get at the end of a run."""
         return (*self.outputs, *(value for _, value in self.updates))
 
     @cached_property
@@ -112,8 +113,8 @@ class Graph:
         """Raise a CompileError if the inputs, variables or updates of the caller are invalid.
 
         The four errors are: an input is given twice, two variables have the same name, a
-        placeholder that the graph reads is not an input, or a next value has another type than its
-        variable.
+        placeholder that the graph reads is not an input, or an update gives a variable a value of
+        another dtype or shape.
         """
         if len(set(self.inputs)) != len(self.inputs):
             labels = [str(node.attrs["name"]) for node in self.inputs]
@@ -197,5 +198,9 @@ def communicates(node: Node) -> bool:
 
 
 def results_of(made: Node | tuple[Node, ...]) -> tuple[Node, ...]:
-    """Return the replacements that a call of a `Change` has returned, as a tuple."""
+    """Return the replacements of one node as a tuple, one for each result of its op.
+
+    `made` is what the function `change` of `Graph.rewrite` has returned. If it is a single node,
+    the replacements are the results of that node's op.
+    """
     return made if isinstance(made, tuple) else made.results

@@ -66,7 +66,7 @@ class LiveState(Mapping[str, Variable]):
 
     @property
     def states(self) -> list[LiveState]:
-        """The state itself, its parts, the parts of these parts, and so on."""
+        """A list of this state, the states that it contains (`parts`), those in them, and so on."""
         return [self, *(state for part in self.parts for state in part.states)]
 
     @property
@@ -81,7 +81,7 @@ class LiveState(Mapping[str, Variable]):
 
     @property
     def own_variables(self) -> Mapping[str, Variable]:
-        """The variables of this state, without those of its parts."""
+        """The variables of this state by name, without those of the states in `parts`."""
         return self._made
 
     @property
@@ -94,10 +94,10 @@ class LiveState(Mapping[str, Variable]):
 
     @property
     def is_complete(self) -> bool:
-        """True if every variable that the owner needs exists or has a pending value.
+        """True if each variable that the owner (an optimizer) needs exists or has a loaded value.
 
-        The state cannot know this before the first step has run, because the owner may make more
-        variables. So it is False until then, unless a complete state was loaded.
+        Before the first step has run, the owner may still make more variables. So the attribute is
+        False until then, unless a complete state was loaded.
         """
         return self._is_complete
 
@@ -198,8 +198,9 @@ class LiveState(Mapping[str, Variable]):
             The origin of the values, for messages.
         is_complete : bool, default True
             True if the state that was saved had its attribute `is_complete` set: `values` then has
-            a value for every variable that the owner needs. In this case the first step raises a
-            ValueError if a variable that was made after the load has no value in `values`.
+            a value for every variable that the owner of the state, such as an optimizer, needs. In
+            this case the first step raises a ValueError if a variable that was made after the load
+            has no value in `values`.
 
         Raises
         ------
@@ -278,10 +279,11 @@ class LiveState(Mapping[str, Variable]):
         self._source = None
 
     def drop_pending(self) -> None:
-        """Remove the pending values, and accept variables without a loaded value.
+        """Remove the pending values: loaded values whose variables do not exist yet.
 
-        Use this if a model has changed on purpose. Call it after `step.trace(...)` has made the
-        variables: before that, all loaded values are pending, and all of them would be removed.
+        The first step then also accepts variables for which no value was loaded. Use this if a
+        model has changed on purpose. Call it after `step.trace(...)` has made the variables: before
+        that, all loaded values are pending, and all of them would be removed.
         """
         for state in self.states:
             state._pending, state._missing, state._source = {}, [], None

@@ -33,7 +33,10 @@ class CpuTarget:
         return ask(self.threads, op, tuple(inputs), tuple(outputs), attrs_key)
 
     def first_fit(self, lives: list[tuple[int, int, int]]) -> list[int]:
-        """Return the offsets of blocks in an arena, computed in C++; see Target.first_fit."""
+        """Return the byte offset in the arena for each block of memory; see Target.first_fit.
+
+        A block is (first instruction, last instruction, bytes). The offsets are computed in C++.
+        """
         return _core.first_fit(lives)
 
 

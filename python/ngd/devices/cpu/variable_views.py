@@ -24,11 +24,12 @@ from .rank_comparison import differing_ranks, digest_of, ranks_text
 from .storage import CpuStorage
 
 MAX_CHECKED_BYTES: Final = 4096
-"""The largest size in bytes of an unshared variable for which `is_written` finds writes.
+"""The largest size in bytes of a private variable in whose array `is_written` can find a write.
 
-`is_written` compares the checksum of the value with the checksum after the last step. In a larger
-unshared variable, it finds no write. If the weight updates are sharded, only small variables are
-unshared."""
+A private variable is not in memory that ranks share. A program may write to its array between two
+steps. `is_written` then finds that the checksum of the value has changed since the last step. For a
+larger private variable there is no checksum, so `is_written` returns False. With sharded weight
+updates, most of the larger variables are in shared memory."""
 
 
 class VariableView:

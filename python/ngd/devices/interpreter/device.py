@@ -64,7 +64,9 @@ class StepCollectives:
         self.sequence = CollectiveSequence(group, graph, precision)
         self.communicates = bool(collectives_in_order(graph))
         self.branches: dict[Node, int] = {}
-        """For each collective, the number of the branch that contains it; 0 outside of branches."""
+        """For each collective, the number of the branch of `ops.cond` that contains it.
+
+        Each group of ranks numbers its branches from 1. A collective outside of branches has 0."""
         self.note(graph, group)
         self.groups = open_groups(self.sequence.groups)
         self.identities = {
@@ -138,13 +140,16 @@ def submission(node: Node) -> dict[str, Any]:
 
 
 class InterpreterAgreement(NamedTuple):
-    """The result of InterpreterDevice.agree. It has no target, because no program is compiled."""
+    """The result of InterpreterDevice.agree. `target` is None, because no program is compiled.
+
+    On other devices, the target is the object that passes ask for kernels.
+    """
 
     target: None = None
 
 
 class InterpreterDevice:
-    """The device that computes each op in NumPy, by `Op.reference`. It shares no variables."""
+    """The device that computes each op in NumPy. Each rank has its own copy of each variable."""
 
     name = "INTERPRETER"
 

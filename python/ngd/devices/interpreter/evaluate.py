@@ -48,11 +48,11 @@ def evaluate(
     variables: Mapping[Node, Array],
     group: Group | None = None,
 ) -> tuple[list[Array], list[Array]]:
-    """Return the outputs of a graph, and the next values of variables in the order of its updates.
+    """Return the values of a graph's outputs, and the values that its variables get.
 
-    Without a group, the process acts as rank 0 of 1. Collectives start in the order of
-    `collectives_in_order`, which is the same on all ranks. The evaluation waits for a collective
-    when another node first reads its result.
+    The variables are in the order of `graph.updates`. Without a group, the process acts as rank 0
+    of 1. Collectives start in the order of `collectives_in_order`, which is the same on all ranks.
+    The evaluation waits for a collective when another node first reads its result.
     Integers wrap silently; floats follow IEEE 754.
     """
     finite = config.check_finite()
