@@ -39,10 +39,10 @@ class Op:
     the same name in C++, by an opcode of the elementwise kernel, or by the ops of `expand`.
     An op with a kernel may also have `expand`; tests then compare the two.
 
-    Every op has `infer`, `reference`, `samples`, and `grad` or `expand`. The rest is optional. The
-    attributes below are records: each has the properties of the op for some part of the compiler
-    (traits.py). That part also calls the methods that are listed with the record. An op that is
-    composed of other ops has `expand`, and sets no record.
+    Every op has `infer`, `reference`, `samples`, and `grad` or `expand`. The rest is optional. Each
+    class attribute in the list below is a record of properties (traits.py). The code that reads a
+    record also calls the optional methods that are listed with it. An op that is composed of other
+    ops has `expand`, and sets no record.
 
     - `kernel`, for fusion, the memory plan and devices. Methods: `expand`, `lower`, `offset`,
       `cost`, `scratch_bytes`, `printed_attrs`, `simplify`.
@@ -71,12 +71,12 @@ class Op:
     smooth: ClassVar[bool] = True
     """True if tests compare second derivatives with finite differences."""
     batching: ClassVar[Literal["", "leading", "axis", "axes"]] = ""
-    """The rule of ngd.vmap for operands that all have one more axis in front.
+    """The rule by which ngd.vmap applies the op to operands with a batch axis as first axis.
 
-    "leading": apply the op with the same attributes, because it computes each index of the first
-    axes independently. "axis" or "axes": add 1 to each axis in the attribute `axis` or `axes`, and
-    apply the op. "", the default: ops/batching has a rule for the op or for the ops of its
-    expansion.
+    "leading": apply the op with the same attributes, because it computes each index of the batch
+    axis independently. "axis" or "axes": add 1 to each axis in the attribute `axis` or `axes`, and
+    apply the op. "", the default: ops/batching has a rule for the class of the op, or ngd.vmap
+    replaces the op by the ops of `expand`.
     """
     is_heavy: ClassVar[bool] = False
     """True if the class has `cost`. Heavy ops take most of the time of a step.
@@ -149,7 +149,7 @@ class Op:
         return self.name, attrs
 
     def printed_attrs(self, attrs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the attributes that the text of a graph shows."""
+        """Return the attributes that the printed text of a graph shows; by default all of them."""
         return attrs
 
     def simplify(self, node: Node) -> Node | None:
@@ -176,9 +176,9 @@ class Op:
         raise NotImplementedError(self.name)
 
     def with_bias(self, node: Node, bias: Node) -> Node | None:
-        """Return the value of `node` plus `bias`, computed by one kernel of this heavy op.
+        """Return a node whose kernel computes `node` + `bias`; None if it cannot add the bias.
 
-        None if the kernel cannot add the bias.
+        `node` is a node of this op, such as a matmul or a convolution.
         """
         return None
 
@@ -200,16 +200,17 @@ class Op:
         return None
 
     def move_transpose(self, node: Node, axes: Shape) -> Node | tuple[Node, ...] | None:
-        """Return the value of `node` with the transposition moved from its operands to its result.
+        """Return a replacement of `node` that transposes the result instead of the operands.
 
-        Every operand is the transposition of another node, with the axes in the order `axes`. The
-        op is applied to these other nodes, and its result is transposed instead. An op with several
-        results returns a tuple. None means that the op cannot compute this. See passes/layouts.py.
+        Every operand of `node` is the transposition of some node, with the axes in the order
+        `axes`. The replacement applies the op to the nodes before transposition, and then
+        transposes the result. It is a tuple if the op has several results, or None if the op cannot
+        compute it. See passes/layouts.py.
         """
         return None
 
     def is_uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
-        """Return whether the results are proved equal on all ranks."""
+        """Return False if the results may differ between ranks; by default, if an input may."""
         return all(map(operator.attrgetter("uniform"), inputs))
 
     def fused_ops(self, node: Node) -> tuple[tuple[str, str], ...]:
@@ -225,7 +226,10 @@ class Op:
         return Result.all_of(self, tuple(inputs), attrs, types)[0]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Check and normalize the caller's arguments; return the node, or a tuple of several."""
+        """Check and normalize the caller's arguments, and apply the op to them.
+
+        Return the node of the result, or a tuple of nodes if the op has several results.
+        """
         raise NotImplementedError(self.name)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -290,7 +294,11 @@ class Node(ArrayMethods["Node"]):
         self.id = next(_next_id)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copy or pickle the node. The nodes that it is computed from come first; see Ancestors."""
+        """Return the function and the arguments from which copy and pickle make the node.
+
+        The first argument is an `Ancestors` list: the nodes from which this node is computed. It is
+        None if another such list, which is being copied now, contains this node.
+        """
         ancestors = None if self.id in _copied.ids else Ancestors(self)
         made = (
             self.op,
@@ -456,8 +464,8 @@ def remade_node(
 class Copied(threading.local):
     """The ids of all nodes in the `Ancestors` lists that this thread is copying now.
 
-    A node with such an id needs no `Ancestors` list of its own: the list that contains the node
-    also copies the node's ancestors, before the node.
+    An `Ancestors` list has all nodes from which some node is computed, inputs first. For a node in
+    such a list, no second list is made, because its inputs precede it in the same list.
     """
 
     def __init__(self) -> None:
@@ -482,7 +490,7 @@ class Ancestors:
         return list, (), None, self.in_turn()
 
     def in_turn(self) -> Iterator[Any]:
-        """Yield the elements of the list: each node after its inputs, then an EndOfAncestors."""
+        """Yield the nodes of the list, each after its inputs, then an end marker."""
         ids = {node.id for node in self.nodes} - _copied.ids
         _copied.ids |= ids
         yield from self.nodes
@@ -490,11 +498,12 @@ class Ancestors:
 
 
 class EndOfAncestors:
-    """The last element of an `Ancestors` list. It is copied when all nodes of the list are copied.
+    """The end marker of an `Ancestors` list. It is copied after all nodes of the list.
 
-    Its `__reduce__` runs when this element is copied, and removes the ids of the list's nodes from
-    `_copied`. The iterator `Ancestors.in_turn` cannot remove them itself at the right time: pickle
-    reads several elements from the iterator at once, and copies these elements later.
+    `_copied.ids` has the ids of the nodes in all lists that are being copied. To copy the marker,
+    pickle calls `__reduce__`, which removes the ids of the list's nodes from `_copied.ids`. The
+    iterator `Ancestors.in_turn` would remove them too early: pickle reads several elements from the
+    iterator at once, and copies these elements later.
     """
 
     def __init__(self, ids: set[int]) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 
 class ExpectedUpdate(NamedTuple):
-    """The note of a node whose step should also update `variable`.
+    """A note on a node: a step that computes this node should also update `variable`.
 
     ngd.compile warns about a step that computes the node and does not update the variable. Examples
     of the variable are a running mean, and the counter of a source of random numbers.
@@ -24,11 +24,15 @@ class ExpectedUpdate(NamedTuple):
 
     variable: Any
     layer: str
-    """The text that names the layer whose call sets the next value of the variable."""
+    """The name, for the warning, of the layer whose call computes the new value of `variable`."""
 
 
 class Promotion(NamedTuple):
-    """The note that the node casts a narrower float to float64, as its other operand requires."""
+    """A note on a cast from a narrower float to float64, which ngd inserted.
+
+    The cast value is an operand of an op with another operand that requires float64. `op` and
+    `operands` are texts that name this op and the types of its operands.
+    """
 
     op: str
     operands: str
@@ -37,14 +41,15 @@ class Promotion(NamedTuple):
 
 
 class Print(NamedTuple):
-    """The note of a node with ngd.print: a step that computes the node calls `function`."""
+    """A note on the operand of ngd.print: a step that computes it prints it by `function`."""
 
     function: Any
 
 
 _notes: Final[dict[int, tuple[weakref.ref[Any], list[Any]]]] = {}
-"""A dict from the id of a node to a weak reference to the node, and the notes of the node. When the
-node is deleted, the callback of the reference removes the entry."""
+"""A dict from the id of a node to (weak reference to the node, list of the notes on it). A note is
+an ExpectedUpdate, a Promotion or a Print. When the node is deleted, the callback of the reference
+removes the entry."""
 
 
 def _drop(id: int, reference: Any) -> None:
@@ -52,7 +57,10 @@ def _drop(id: int, reference: Any) -> None:
 
 
 def add(node: Any, note: Any) -> None:
-    """Add a note to a node; if its op has several results, to the first one."""
+    """Add a note (an ExpectedUpdate, Promotion or Print) to a node.
+
+    If the op of the node has several results, the first one gets the note.
+    """
     node = node.results[0]
     if node.id not in _notes:
         _notes[node.id] = weakref.ref(node, partial(_drop, node.id)), []
@@ -60,10 +68,10 @@ def add(node: Any, note: Any) -> None:
 
 
 def take_over(node: Any, traced: Iterable[Any]) -> None:
-    """Add the notes of traced nodes to `node`, a loop or branch.
+    """Add the warning notes (ExpectedUpdate and Promotion) of traced nodes to `node`.
 
-    The body of the loop or branch has copies of the traced nodes. Notes of the class Print are left
-    out.
+    `node` is a loop or branch with copies of the traced nodes in its body, or a node that ngd.vmap
+    made in place of one traced node. Print notes are not added.
     """
     if _notes:
         for _, note in find(traced):
@@ -72,7 +80,7 @@ def take_over(node: Any, traced: Iterable[Any]) -> None:
 
 
 def find(nodes: Iterable[Any]) -> list[tuple[int, Any]]:
-    """Return the notes of some nodes, each with the id of its node."""
+    """Return (id of the node, note) for each ExpectedUpdate, Promotion or Print on these nodes."""
     if not _notes:
         return []
     entries = [(node.id, _notes[node.id][1]) for node in nodes if node.id in _notes]

@@ -21,11 +21,12 @@ class Stage(IntEnum):
     """
 
     ITSELF = 0
-    """The collective itself, or the first of its replacements, such as a reduction in each host."""
+    """The collective itself. If the compiler replaces it by several collectives, this is the stage
+    of the first one, such as the reduction over the ranks of each host."""
     OTHER_FACTOR = 1
-    """The all-to-all of A for a gradient that is a matrix product A^T B. Instead of reducing this
-    gradient, the ranks exchange A and B. The all-gather of B comes first, with the stage `ITSELF`.
-    """
+    """The second of two collectives that replace the reduction of a gradient A^T B, a matrix
+    product. First the ranks all-gather B, with the stage `ITSELF`. Then they exchange the columns
+    of A by an all-to-all, with this stage."""
     BETWEEN_HOSTS = 2
     """The reduction over the ranks that have the same local index on each host. The reduction over
     the ranks of each host comes first, with the stage `ITSELF`."""
@@ -35,15 +36,17 @@ class Stage(IntEnum):
     OWNED_RESULTS = 4
     """The broadcast of a product of matrices that one rank computes for all ranks of its host."""
     UPDATED_PARTS = 5
-    """The gathering of the updated parts of a variable."""
+    """The all-gather of a variable's updated shards over the ranks that have the same local index
+    on each host. Each rank has updated one shard."""
 
 
 class Order(NamedTuple):
     """A sort key for the collectives of a step, which start in ascending order."""
 
     number: int
-    """The index of a collective of the user's graph in `collectives_in_order`. `Stage`
-    describes the numbers of collectives that the compiler makes."""
+    """The index, from 0, of a collective of the user's graph in the order in which all ranks start
+    these collectives. A collective that the compiler makes has the number of one of them, or -1;
+    see `Stage`."""
     stage: Stage = Stage.ITSELF
     position: int = 0
-    """The position among the collectives with the same number and stage."""
+    """The third part of the key. It orders collectives with the same `number` and `stage`."""

@@ -11,7 +11,8 @@ from typing import Final
 from .._util.blocks import open_block
 
 KEEPS_FLOAT32: Final[ContextVar[bool]] = ContextVar("keeps float32", default=False)
-"""A context variable, True in a block of `full_precision`: new nodes stay float32 in every step."""
+"""A context variable, True in a `with` block of `full_precision`. Mixed precision does not convert
+nodes that are made in this block to 16-bit floats."""
 
 
 @contextmanager
@@ -37,7 +38,10 @@ def full_precision() -> Iterator[None]:
 
 @contextmanager
 def keep_float32(value: bool) -> Iterator[None]:
-    """Set whether nodes that are made in the block stay float32."""
+    """Set `keeps_float32` of the nodes that are made in the `with` block to `value`.
+
+    If it is True, mixed precision does not convert the node to 16-bit floats.
+    """
     token = KEEPS_FLOAT32.set(value)
     try:
         yield

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cases with which tests check an op: its operands and attributes."""
+"""Test cases of ops. A case has the operands and attributes with which a test calls an op."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ class Operand(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """One case of an op. Every generated test runs all cases of all ops, on every device."""
+    """One test case of an op: the operands and attributes with which tests call the op.
+
+    Every generated test runs all cases of all ops, on every device.
+    """
 
     operands: tuple[Operand, ...]
     attrs: Mapping[str, Any] = MappingProxyType({})

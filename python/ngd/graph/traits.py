@@ -30,8 +30,9 @@ class Kernel(NamedTuple):
     is_conversion: bool = False
     """True for an elementwise op that converts its operand to another dtype.
 
-    In the body of a fused kernel, the line (statement) of such an op names the dtypes of operand
-    and result. The fusion of elementwise ops reads this field.
+    A fused kernel has one statement per elementwise op. The statement of a conversion has two
+    dtypes, that of the operand and that of the result; any other statement has one. The fusion of
+    elementwise ops reads this field.
     """
     is_broadcast: bool = False
     """True for an op that repeats elements of its operand.
@@ -67,7 +68,7 @@ class Kernel(NamedTuple):
 
 
 class Fusion(NamedTuple):
-    """The properties that decide how ops are fused into heavy ops and factors moved out of sums.
+    """The properties for two rewrites: fusing ops into a heavy op, and moving factors out of sums.
 
     A heavy op is one with `Op.cost`, such as a matmul. The fusion of elementwise ops reads `Kernel`
     instead of this record.
@@ -154,7 +155,11 @@ class Layout(NamedTuple):
 
 
 class Comm(NamedTuple):
-    """The dependence of an op itself, not of its operands, on other ranks."""
+    """The properties of an op that depends on other ranks.
+
+    Such an op exchanges data with them, or its value is determined by the group of ranks. If only
+    the operands of an op depend on other ranks, the op has the default record.
+    """
 
     is_collective: bool = False
     """True for an op that exchanges data with other ranks.

@@ -48,17 +48,17 @@ class Storage(Protocol):
         ...
 
     def assigning(self) -> AbstractContextManager[Any]:
-        """Return the context for an assignment.
+        """Return the context in which the caller assigns a value.
 
-        If ranks share the variable, an exception in the context closes the group.
+        If ranks share the variable, an exception in the context closes the group of these ranks.
         """
         ...
 
     def refusal(self, value: Array) -> str | None:
         """Return the reason why `value` cannot be assigned; None if it can be assigned.
 
-        On the CPU device the reason is that ranks assign different values, although they share the
-        variable or keep it equal.
+        On the CPU device, ranks that share the variable or keep it equal compare the values that
+        they assign. A difference is the only reason.
         """
         ...
 
@@ -112,9 +112,9 @@ class Variable(Node):
         self._storages: dict[str, Storage] = {}
         self.cell = _core.Cell(name)
         self.owner: Any = None
-        """The ngd.LiveState that the variable belongs to, or None."""
+        """The state of an optimizer or average (a LiveState) that has this variable, or None."""
         self.scope: Scope | None = None
-        """The `Scope` of the model that the variable belongs to; None if it belongs to no model."""
+        """The namespace of the model that the variable belongs to; None if it has no model."""
 
     @property
     def name(self) -> str:
@@ -122,7 +122,10 @@ class Variable(Node):
         return str(self.attrs["name"])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copy as a new variable of the same name with the current value."""
+        """Return the function and the arguments from which copy and pickle make a new variable.
+
+        The new variable has the same name and the current value.
+        """
         return remade_variable, (self.name, self.numpy(), self.site, self.per_rank)
 
     @property
@@ -151,8 +154,8 @@ class Variable(Node):
         Returns
         -------
         numpy.ndarray
-            The value. If all hosts together keep it once (`shard="world"` of ngd.compile), all
-            ranks call this.
+            The whole value. If each rank has only a shard of it (`shard="world"` of ngd.compile),
+            the ranks exchange the shards: all of them call numpy() together.
 
         Raises
         ------
@@ -188,7 +191,7 @@ class Variable(Node):
         Raises
         ------
         ValueError
-            No step on the CPU device has the variable yet.
+            No step that uses the variable was compiled for the CPU device yet.
         BusyError
             A step that runs now writes the variable.
         """

@@ -37,7 +37,7 @@ class Scope:
 
 
 def scope_of(variable: Any) -> Scope | None:
-    """Return the `Scope` of a variable's model, or None for a variable of no model."""
+    """Return the namespace of the model that a variable belongs to; None if it has no model."""
     return getattr(variable, "scope", None)
 
 
@@ -47,7 +47,10 @@ def sort_key(variable: Any) -> tuple[str, int]:
 
 
 def number_of_model(variable: Any) -> int:
-    """Return the number of a variable's model, or 0 for a variable of no model."""
+    """Return the number of a variable's model, or 0 for a variable of no model.
+
+    Models are numbered from 1 in the order in which they are constructed.
+    """
     scope = scope_of(variable)
     return scope.number if scope else 0
 
@@ -61,9 +64,9 @@ class UniqueNames:
         self.names: dict[Any, str] = {}
         """The unique name of each variable."""
         self.prefixes: dict[Scope | None, str] = {}
-        """A dict from each model to the prefix of the unique names of its variables. The prefix is
-        `Scope.prefix`, or a numbered one such as "model_1" if a variable outside of the model
-        already has one of the names with `Scope.prefix`."""
+        """A dict from each model (its `Scope`) to the prefix of the unique names of its variables.
+        The prefix is the model's own, such as "model". If a unique name with this prefix is already
+        used for a variable outside of the model, the prefix gets a number, such as "model_1"."""
 
     def add(self, variables: Iterable[Any]) -> None:
         """Add variables; raise a ValueError for equal names in one model or outside of models."""

@@ -456,7 +456,7 @@ def reduce_scatter(
 
 
 class Collective(NamedTuple):
-    """A row of the table COLLECTIVES: the function of a collective, and the form of its operand."""
+    """A row of COLLECTIVES: the function that starts a collective, and which arguments it takes."""
 
     start: Callable[..., Handle]
     """The function that starts the collective. It takes arrays, then Horovod's other arguments."""
@@ -537,7 +537,7 @@ def join(device: int = -1) -> int:
 
 
 def answer_call(group: Group, row: Array, caller: int, site: str) -> None:
-    """Run, as a joined rank, the barrier or allreduce that `row` announces; raise otherwise."""
+    """Run the barrier or allreduce that `row` announces; raise an error for any other call."""
     if row[KIND] == BARRIER:
         group.barrier(site=site)
         return
