@@ -185,7 +185,7 @@ def broadcast(
     tensor : array_like
         The array to send. The other ranks pass an array of the same shape and dtype.
     root_rank : int
-        The rank of the world that sends.
+        The rank that sends: its rank in the world, not in `process_set`.
     name : str, optional
         A name. All ranks must pass the same name.
     process_set : ProcessSet
@@ -200,9 +200,10 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Start `alltoall` and return its handle. The handle's result is a pair (rows, counts).
+    """Start `alltoall` and return its handle.
 
-    It is a pair even without `splits`; `alltoall` then returns only the rows.
+    The result of the handle is (received rows, number of rows from each rank), even without
+    `splits`. Without `splits`, `alltoall` returns only the rows.
 
     Corresponds to `horovod.torch.alltoall_async`.
 
@@ -329,7 +330,7 @@ def broadcast_object(
     obj : object
         The object to send. It is ignored on the other ranks.
     root_rank : int
-        The rank of the world that sends.
+        The rank that sends: its rank in the world, not in `process_set`.
     name : str, optional
         A name. All ranks must pass the same name.
     process_set : ProcessSet

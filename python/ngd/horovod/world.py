@@ -91,7 +91,10 @@ class World(ProcessSet):
     def __init__(self) -> None:
         super().__init__(())
         self.calls = 0
-        """The number of announcements of collectives that this rank has sent; see calls.py."""
+        """The number of collectives that this rank has announced to all ranks of the world.
+
+        calls.py describes announcements. `join` sets this number to the maximum over the ranks.
+        """
         self.process_set_id = 0
         self.cross = (0, 1)
         """The pair (index of this host, number of hosts) that `cross_rank` and `cross_size` return.
@@ -110,10 +113,10 @@ class World(ProcessSet):
         return self._group
 
     def attach(self, group: Group) -> None:
-        """Use `group`, a new world of ngd, as the group of this set; remove all other process sets.
+        """Make `group` the group of this process set, and remove all other process sets.
 
-        `init` calls this when it has joined a world, including each world after a `shutdown`. All
-        ranks exchange their local ranks here.
+        `init` calls this method with the group of the world that it has joined. All ranks exchange
+        their local ranks here.
         """
         rows = group.all_gather(np.array([[group.local_rank, group.local_size]], np.int64))
         counterparts = np.flatnonzero(rows[:, 0] == group.local_rank)
@@ -319,7 +322,10 @@ def mpi_enabled() -> bool:
 
 
 def mpi_threads_supported() -> bool:
-    """Return True if MPI is used: several threads may then call MPI, but only one at a time.
+    """Return True if the ranks communicate over MPI. The thread level of MPI is not checked.
+
+    ngd requests MPI_THREAD_MULTIPLE if it initializes MPI. If MPI provides only
+    MPI_THREAD_SERIALIZED, several threads may call MPI, but not at the same time.
 
     Corresponds to `horovod.torch.mpi_threads_supported`.
     """

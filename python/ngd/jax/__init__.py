@@ -51,7 +51,7 @@ Tree: TypeAlias = Any
 TARGET: Final = "ngd_collective"
 """The name in XLA programs of the custom call that runs ngd's collectives."""
 LINEAR: Final = ("none", "sum", "mean")
-"""The reductions that have a gradient."""
+"""The reductions that have a gradient. "none" is for collectives that do not reduce."""
 
 _groups: Final[list[Group]] = []
 """The registered groups. A compiled program refers to a group by its index in this list, so a group
@@ -144,7 +144,8 @@ def result_aval(x: Any, *, kind: str, group: int, **_: Any) -> Any:
 def compiled_call(primitive: Primitive, **params: Any) -> Any:
     """Return a jitted function that calls `primitive` with `params`, and nothing else.
 
-    It runs a primitive that is called outside of jax.jit. It is compiled once and then cached.
+    `run` calls this function to run a primitive outside of jax.jit. The jitted function is cached,
+    so JAX compiles it only once for operands of the same shape and dtype.
     """
     return jax.jit(functools.partial(primitive.bind, **params))
 
@@ -217,8 +218,8 @@ def jvp_collective(primals: Any, tangents: Any, **params: Any) -> Any:
 def transpose_collective(upstream: Any, x: Any, *, kind: str, op: str, **params: Any) -> Any:
     """Return the adjoint of a collective: the gradient with respect to this rank's operand.
 
-    `upstream` is the gradient with respect to this rank's result. For `upstream` and for the
-    returned gradient, the differentiated function is the sum of the losses of all ranks.
+    `upstream` is the gradient with respect to this rank's result. Both gradients are those
+    of the sum of the losses of all ranks.
     docs/adr/0003-gradient-of-all-reduce.md has the table of adjoints.
     """
     if type(upstream) is ad.Zero:
@@ -238,7 +239,7 @@ def transpose_collective(upstream: Any, x: Any, *, kind: str, op: str, **params:
 
 
 def batch_collective(operands: Any, axes: Any, **params: Any) -> Any:
-    """Run one collective on a batch.
+    """Run a collective under jax.vmap: one call for the whole batch.
 
     For all_reduce and broadcast, the batch axis keeps its position. The other collectives split or
     concatenate along the first axis, so the batch axis is moved to the end.
@@ -290,7 +291,7 @@ def batch_size(operands: Any, axes: Any) -> int:
 
 
 def batch_send(operands: Any, axes: Any, **params: Any) -> Any:
-    """Send a batch in one call, with the batch axis as the first axis."""
+    """Run a send under jax.vmap: send the whole batch in one call, with the batch axis first."""
     count, (x, before), axis = batch_size(operands, axes), operands, axes[0]
     batch_shape = (count, *x.shape)
     x = jnp.broadcast_to(x, batch_shape) if axis is None else jnp.moveaxis(x, axis, 0)
@@ -298,7 +299,7 @@ def batch_send(operands: Any, axes: Any, **params: Any) -> Any:
 
 
 def batch_recv(operands: Any, axes: Any, *, shape: Any, **params: Any) -> Any:
-    """Receive a batch in one call, with the batch axis as the first axis."""
+    """Run a receive under jax.vmap: receive the batch in one call, with the batch axis first."""
     after, before = operands
     shape = (batch_size(operands, axes), *shape)
     return recv_p.bind(after.sum(), before, shape=shape, **params), 0

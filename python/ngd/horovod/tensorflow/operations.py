@@ -40,7 +40,7 @@ class Narrowing:
 
     @classmethod
     def compress(cls, tensor: Tensor) -> tuple[Tensor, Any]:
-        """Return the tensor in the dtype that is sent, and its own dtype."""
+        """Convert a tensor to the dtype in which it is sent. Return (result, original dtype)."""
         is_narrowed = cls.dtype is not None and tensor.dtype in (tf.float32, tf.float64)
         return (tf.cast(tensor, cls.dtype) if is_narrowed else tensor), tensor.dtype
 
@@ -288,7 +288,7 @@ def broadcast(
     tensor : tf.Tensor
         The tensor to send. The other ranks pass a tensor of the same shape and dtype.
     root_rank : int
-        The rank of the world that sends.
+        The rank that sends: its rank in the world, not in `process_set`.
     name : str, optional
         A name. All ranks must pass the same name.
     ignore_name_scope : bool
@@ -451,7 +451,7 @@ def broadcast_variables(
     variables : sequence
         The variables, in the same order on all ranks.
     root_rank : int
-        The rank of the world that sends.
+        The rank that sends: its rank in the world, not in `process_set`.
     process_set : ProcessSet
         The ranks; by default the world.
     inplace : bool

@@ -43,7 +43,7 @@ class Narrowing(Compressor):
 
     @classmethod
     def compress(cls, tensor: Tensor) -> tuple[Tensor, Any]:
-        """Return the tensor as 16-bit floats, and its own dtype."""
+        """Convert float32 and float64 to 16-bit floats. Return (result, original dtype)."""
         is_narrowed = tensor.dtype in (torch.float32, torch.float64)
         return (tensor.to(cls.dtype) if is_narrowed else tensor), tensor.dtype
 

@@ -39,7 +39,10 @@ from ..world import HorovodInternalError, init, is_initialized, local_rank, rank
 logger = logging.getLogger("ngd")
 
 MOST_WORLDS: Final = 16
-"""The maximum number of consecutive new worlds without a commit in between."""
+"""The maximum number of consecutive failures after which `run` joins a new world.
+
+A commit between two failures restarts the count. `run` raises the error of the next failure.
+"""
 
 _states = itertools.count()
 """The counter that numbers the `State` objects of this process, from 0.
@@ -130,7 +133,10 @@ class State:
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """If new ranks wait, store the state and raise HostsUpdatedInterrupt. All ranks call it."""
+        """Store the state and raise HostsUpdatedInterrupt if new ranks or hosts wait to join.
+
+        All ranks call this method.
+        """
         wait = newcomers() if hosts_wait() is None else hosts_wait()
         if wait is not None and allreduce(np.int64(wait), op=Max):
             self.save()  # also gathers the processed indices of samplers
@@ -140,7 +146,7 @@ class State:
         """Store a copy of the values: in memory for `restore`, and in a file for a restart.
 
         Only the first rank of each host writes the file, and only if NGD_ELASTIC_DIR is set.
-        `commit` calls this method, and then checks if new ranks wait.
+        `commit` calls this method, and then checks if new ranks wait to join.
         """
         self._saved = self.values()
         self._commits += 1
@@ -171,8 +177,9 @@ class State:
         """Give all ranks the values of the rank that has the newest commit.
 
         If several ranks have the newest commit, the first of them sends its values. Before the
-        first commit, this is rank 0. If the file of a host does not have this commit yet, the first
-        rank of the host writes the file, so that the commit survives the loss of the other hosts.
+        first commit, this is rank 0. If NGD_ELASTIC_DIR is set, the first rank of each host then
+        writes this commit to its file, unless the file already has it. So the commit survives the
+        loss of the other hosts.
         """
         path, committed, is_late = self._file, None, self._is_late_joiner
         if local_rank() == 0 and is_late and path is not None and path.exists():
@@ -280,8 +287,8 @@ def run(function: Callable[..., Any]) -> Callable[..., Any]:
     - Under `ngd run --max-restarts` without `--min-ranks`, a failure ends the process. The launcher
       starts all ranks again, and they continue from the newest commit.
     - Under `ngd.ray.run_elastic`, a failure also ends the process, and all ranks are started again
-      from the newest commit. If new hosts wait, the processes end with exit code 0, and all ranks
-      are started again, on the old and the new hosts.
+      from the newest commit. If new hosts wait to join, the processes end with exit code 0, and
+      all ranks are started again, on the old and the new hosts.
     - Under other launchers, a failure ends the process and the job.
 
     Corresponds to `horovod.torch.elastic.run`.
@@ -371,10 +378,9 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.processed_indices = set().union(*allgather_object(self.processed_indices))
 
     def reset(self) -> None:
-        """Divide the remaining indices among the ranks, in equal numbers.
+        """Divide the indices not yet processed in this epoch among the ranks, in equal numbers.
 
-        If the number of indices is not a multiple of the number of ranks, the first indices are
-        repeated.
+        If their number is not a multiple of the number of ranks, the first indices are repeated.
         """
         remaining = [i for i in range(len(self.dataset)) if i not in self.processed_indices]
         if self.shuffle:

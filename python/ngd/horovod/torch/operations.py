@@ -376,7 +376,7 @@ def broadcast(
     tensor : Tensor
         The tensor to send. The other ranks pass a tensor of the same shape and dtype.
     root_rank : int
-        The rank of the world that sends.
+        The rank that sends: its rank in the world, not in `process_set`.
     name : str, optional
         A name. All ranks must pass the same name.
     process_set : ProcessSet
@@ -481,7 +481,10 @@ class ReduceScatter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        """Concatenate the gradients of all ranks, and multiply them by the factor of `forward`."""
+        """Concatenate the gradients of all ranks, and multiply them by the scale factors.
+
+        For Sum, also multiply them by the number of ranks.
+        """
         gathered = allgather(gradient.contiguous(), process_set=ctx.ranks)
         return gathered * ctx.factor, None, None, None, None
 

@@ -204,10 +204,9 @@ class Gradients:
 
 
 HOOKS: Final[Any] = WeakTensorKeyDictionary()
-"""A map from each parameter to the list of hooks of its DistributedOptimizer.
+"""A map from each parameter to the hooks of the newest DistributedOptimizer that has it.
 
-If several DistributedOptimizers have added a hook to the parameter, the list belongs to the newest
-one. The list has the hooks of this optimizer on all its parameters.
+The value is the list of the hooks of that optimizer on all its parameters, not only on this one.
 """
 
 
@@ -265,7 +264,10 @@ class ReducingOptimizer(torch.optim.Optimizer):
     _needs_reduction = True
 
     def synchronize(self) -> None:
-        """Reduce the gradients now. `step` reduces them too, except in `skip_synchronize`."""
+        """Reduce the gradients now.
+
+        `step` reduces them again, unless it is called in `with optimizer.skip_synchronize():`.
+        """
         self._reduce()
         self._is_synchronized = True
 
@@ -333,7 +335,8 @@ class ReducingOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
         """Load a state of the optimizer, and drop the reductions that have started in this step.
 
-        The next backward pass counts as the first one of a step. Gradients in `grad` stay.
+        The next backward pass counts as the first one of a step. The attribute `grad` of the
+        parameters is not cleared.
         """
         super().load_state_dict(*args, **kwargs)
         self._gradients.reset()

@@ -30,7 +30,7 @@ def broadcast_parameters(
     params : mapping or iterable
         `model.state_dict()`, `model.named_parameters()`, or tensors. Other values are ignored.
     root_rank : int
-        The rank of the world whose values are copied.
+        The rank whose values are copied: its rank in the world, not in `process_set`.
     process_set : ProcessSet
         The ranks; by default the world.
     """
@@ -82,7 +82,7 @@ def broadcast_optimizer_state(
     optimizer : torch.optim.Optimizer
         The optimizer.
     root_rank : int
-        The rank of the world whose state is copied.
+        The rank whose state is copied: its rank in the world, not in `process_set`.
     model : torch.nn.Module, optional
         Ignored.
     process_set : ProcessSet
@@ -114,7 +114,7 @@ def load_in_place(description: dict[str, Any], optimizer: torch.optim.Optimizer)
 
 
 def extract_tensors(value: Any, tensors: list[Tensor]) -> Any:
-    """Return a copy of a state in which a TensorSpec replaces each tensor.
+    """Return a copy of a state in which a TensorSpec (shape and dtype) replaces each tensor.
 
     The state consists of nested dicts, lists and tuples. Append its tensors to `tensors`.
     """
@@ -129,9 +129,10 @@ def extract_tensors(value: Any, tensors: list[Tensor]) -> Any:
 
 
 def insert_tensors(value: Any, tensors: list[Tensor]) -> Any:
-    """Return a copy of a state in which a new, uninitialized tensor replaces each TensorSpec.
+    """Return a copy of a state in which a new tensor replaces each TensorSpec (shape and dtype).
 
-    Append the new tensors to `tensors`, in the order of `extract_tensors`. A broadcast fills them.
+    The new tensors are uninitialized; the caller then receives their values by broadcasts. Append
+    them to `tensors`, in the order in which `extract_tensors` appends tensors.
     """
     if isinstance(value, TensorSpec):
         tensors.append(torch.empty(value.shape, dtype=value.dtype))
