@@ -29,7 +29,11 @@ logger = logging.getLogger("ngd")
 
 
 def log_fields() -> dict[str, Any]:
-    """Return the fields rank, size, job and host of this process, from the launcher's variables."""
+    """Return the fields rank, size, job and host of this process.
+
+    Rank, size and job are from the launcher's environment variables. They are None if the variables
+    are invalid.
+    """
     try:
         launch = launch_from_environment(os.environ)
     except InitError:  # ngd.init() will raise it
@@ -102,6 +106,8 @@ def as_json(line: bytes, stream: str, place: Mapping[str, Any]) -> bytes:
     """Convert a line of a rank's output to a line of JSON, and return it.
 
     A JSON object is returned unchanged. Any other text becomes the field message of a new object.
+    In this object, the field logger is `stream` ("stdout" or "stderr"), and the fields rank, size,
+    job and host are those of `place`. For an empty line the result is b"".
     """
     text = line.strip()
     if not text:

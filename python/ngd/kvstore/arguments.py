@@ -56,9 +56,10 @@ def by_key(where: str, what: str, key: Any, values: Any) -> dict[Key, list[Any]]
 
 
 def read(where: str, value: Any) -> Array:
-    """Return a value of the caller as a contiguous array, without a copy if it is contiguous.
+    """Return an array argument of the public call `where` as a contiguous NumPy array.
 
-    Raise DTypeError if ngd does not support the dtype. `where` is the public call, for messages.
+    An array that is contiguous already is not copied. Raise DTypeError if ngd does not support the
+    dtype. Error messages show `where`.
     """
     array = view(value, where)
     as_dtype(array.dtype, where)

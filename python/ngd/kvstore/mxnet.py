@@ -82,7 +82,7 @@ def as_numpy(values: Any) -> Any:
 
 
 def as_dense(values: Any) -> Any:
-    """Return nested lists of MXNet arrays with dense copies of the sparse arrays."""
+    """Return nested lists of MXNet arrays in which a dense copy replaces each sparse array."""
     if isinstance(values, (list, tuple)):
         return [as_dense(each) for each in values]
     sparse = isinstance(values, NDArray) and values.stype != "default"
@@ -197,7 +197,7 @@ class Store(KVStoreBase):
 
     @property
     def type(self) -> str:
-        """The name of the store; for "ngd" it is "dist_sync"."""
+        """The kind of store, for example "local". For `mx.kv.create("ngd")` it is "dist_sync"."""
         return self.store.type
 
     @property
@@ -235,10 +235,10 @@ class NGD(Store):
 def serve_strings() -> None:
     """Make MXNet's Trainer and Module create a store of ngd for the string `kvstore="ngd"`.
 
-    If a Trainer or Module has only one device, MXNet creates a store only if its name contains
-    "dist". So MXNet would create no store for the name "ngd", and each rank would train separately,
-    without a warning. This function therefore replaces MXNet's `_create_kvstore`, which Trainer and
-    Module call with the name.
+    If a Trainer or Module has only one device, MXNet creates a store only if the string contains
+    "dist". So MXNet would create no store for "ngd", and each rank would train separately, without
+    a warning. This function therefore replaces MXNet's `_create_kvstore`, which Trainer and Module
+    call with the string.
     """
     from mxnet import model, module
     from mxnet.gluon import trainer

@@ -41,17 +41,23 @@ mx = import_mxnet()
 
 
 def updater_of(optimizer: Any) -> Updater:
-    """Return an updater that applies an optimizer of MXNet to NumPy arrays."""
+    """Return an updater that applies an optimizer of MXNet to NumPy arrays.
+
+    The call `updater(key, gradient, value)` changes `value` in place.
+    """
     return Updater(mx.optimizer.get_updater(optimizer))
 
 
 class Updater:
-    """A function `updater(key, gradient, value)` of NumPy arrays that wraps one of MXNet arrays.
+    """A function on NumPy arrays: it converts them and calls a function on MXNet arrays.
+
+    The call `updater(key, gradient, value)` changes `value` in place.
 
     Parameters
     ----------
     updater : callable
-        The function of MXNet arrays, for example an updater of an MXNet optimizer.
+        The function on MXNet arrays, with the same arguments. An example is MXNet's updater of an
+        optimizer.
     """
 
     def __init__(self, updater: Any) -> None:

@@ -54,9 +54,9 @@ class Kind(IntEnum):
     ROWS = 2
     ANSWER = 3
     LATE = 4
-    """The answer to a push that has waited NGD_TIMEOUT for slower ranks.
+    """The answer to a push that has waited too long for ranks with fewer pushes of the key.
 
-    The payload is the list of the slower ranks.
+    The limit is NGD_TIMEOUT. The payload is the list of these ranks, as ranks of the store's group.
     """
     HEARTBEAT = 5
     """A notice that the sender still uses the store.
@@ -108,16 +108,21 @@ class Peer:
         self.payload: Array | None = None
         self.work: Work | None = None
         self.last_message_time = 0.0
-        """The time of the last message of `rank`."""
+        """The time at which the last message of `rank` arrived, by time.monotonic().
+
+        When this rank sends BYE or END, it sets the time to the current time. So NGD_TIMEOUT starts
+        again.
+        """
         self.ended = False
         """True if `rank` has sent END, its last message."""
 
 
 @dataclass(frozen=True)
 class PendingPush:
-    """A push that the owner has applied but not answered yet.
+    """A push that the owner of the key has applied to the value, but not answered yet.
 
-    The answer waits while the rank that pushed is too many pushes ahead of the slowest rank.
+    The rank that pushed waits for the answer. The owner sends it when that rank is at most
+    `staleness` pushes of the key ahead of the slowest rank.
     """
 
     from_rank: int
@@ -385,11 +390,12 @@ class Service:
         return value.copy() if isinstance(self.table, Plain) else value
 
     def _release(self) -> None:
-        """Answer the pending pushes that need not wait any more.
+        """Answer the pending pushes (applied, but not answered) that need not wait any more.
 
-        If the rank that pushed is not too far ahead now, the kind of the answer is ANSWER. If the
-        push has waited longer than NGD_TIMEOUT, the kind is LATE and the payload is the list of the
-        slower ranks.
+        A push waits while its rank is more than `staleness` pushes of the key ahead of another rank
+        that has not closed the store. If no such rank is left, the kind of the answer is ANSWER. If
+        the push has waited longer than NGD_TIMEOUT, the kind is LATE, and the payload is the list
+        of the ranks for which it waits.
         """
         for each in list(self._pending_pushes):
             clock = self._clocks[each.number]
@@ -452,10 +458,12 @@ class Service:
 
         A closed rank has called `close`, has sent BYE, and waits for the other ranks. If the
         program has used the store since the last HEARTBEAT, send HEARTBEAT to the closed ranks, at
-        most once per quarter of NGD_TIMEOUT. If this rank is closed, raise CollectiveTimeoutError
-        for the ranks that have sent no message for NGD_TIMEOUT. Closed ranks may be silent until
-        all ranks are closed. They must then send END, their last message, within NGD_TIMEOUT. If
-        NGD_TIMEOUT is 0, do nothing.
+        most once per quarter of NGD_TIMEOUT.
+
+        If this rank is closed, raise CollectiveTimeoutError if a rank that is not closed has sent
+        no message for NGD_TIMEOUT. When all ranks are closed, each sends END, its last message.
+        After its own END, this rank raises CollectiveTimeoutError if the END of another rank does
+        not arrive within NGD_TIMEOUT. If NGD_TIMEOUT is 0, do nothing.
         """
         limit = self.group.timeout
         if not limit or not self._ended_ranks:

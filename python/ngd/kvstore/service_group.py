@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The group of the server threads of a `dist_async` store."""
+"""The group in which the server threads of a `dist_async` store communicate.
+
+Every rank of the store has one server thread, which does all communication of the store.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,12 @@ def world_ranks_of(group: Group) -> list[int]:
 
 
 def make_service_group(group: Group, name: str) -> Group:
-    """Return a new group with the ranks of `group`, for the server threads of these ranks.
+    """Return a new group with the ranks of `group`, in which only their server threads communicate.
 
-    All ranks of `group` call this function. If the world does not use MPI, the ranks find each
-    other by a random key, and the new group has its own shared memory. If the world uses MPI, the
-    new group is split from the world by `Group.group_of`. If `group` has one rank, the new group
-    has only this process.
+    All ranks of `group` call this function. Rank 0 sends a random key to the other ranks, and the
+    ranks of one host find each other by this key. If the world does not use MPI, the new group is
+    a shared-memory group of this host. If the world uses MPI, `Group.group_of` splits the new group
+    from the world. If `group` has one rank, the new group has only this process.
     """
     if group.size == 1:
         return Group(_core.Communicator.make_self(), name)

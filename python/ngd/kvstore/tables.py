@@ -28,13 +28,13 @@ Updater: TypeAlias = Callable[[Key, Array, Array], Any]
 
 
 class Plain:
-    """A table of NumPy arrays. Without an updater, a push replaces a value by the pushed sum.
+    """A table of NumPy arrays. A push updates the value of a key with the sum of pushed arrays.
 
     Parameters
     ----------
     updater : function, optional
-        The function that changes a value in place at a push. By default the pushed sum is the new
-        value.
+        A push calls `updater(key, sum, value)`, where `sum` is the sum of the pushed arrays. The
+        function changes `value` in place. By default the sum replaces the value.
     """
 
     def __init__(self, updater: Updater | None = None) -> None:
@@ -71,7 +71,10 @@ class Plain:
         return self._buffers[key]
 
     def push(self, key: Key, gradient: Array) -> None:
-        """Update a value with the sum of the pushed arrays."""
+        """Update the value of a key with `gradient`, the sum of the pushed arrays.
+
+        Without an updater, `gradient` replaces the value.
+        """
         stored = self._values[key]
         if self.updater is not None:
             self.updater(key, gradient, stored)
@@ -148,12 +151,12 @@ class InGraph:
     def push(
         self, gradients: Mapping[Key, Array], outs: Mapping[Key, Array] | None, summed: bool
     ) -> None:
-        """Update the values of the keys of `gradients`.
+        """Update the values of the keys of `gradients` in one compiled step.
 
         If `outs` is not None, also write the new value of each key into the array of `outs`. If
-        `summed` is True, the gradients are sums over the ranks already and no all-reduce runs. If
-        it is False, they are those of this rank, and the step adds them up over the ranks of the
-        table's group, if the table has a group.
+        `summed` is True, each gradient is already the sum over the ranks, and no all-reduce runs.
+        If `summed` is False, the gradients are those of this rank. The compiled step then adds them
+        up over the ranks of the table's group, if the table has a group.
         """
         step = self._step(tuple(gradients), outs is not None, summed or self.group is None)
         step(*gradients.values(), out=None if outs is None else list(outs.values()))

@@ -36,7 +36,7 @@ class Tally:
         self.site = site
         """The line of the user's code that compiled the step, as file:line."""
         self.seconds = 0.0
-        """The time of all runs, in seconds."""
+        """The total time of the runs of the step, in seconds."""
         self.buckets = [0] * (len(BOUNDS) + 1)
         """The number of runs in each bucket of the histogram.
 
@@ -79,9 +79,9 @@ class UserCounts:
 
 
 TALLIES: Final[list[Tally]] = []
-"""The tallies of all steps that were compiled in this process.
+"""One Tally (number and time of the runs) per step that was compiled in this process.
 
-A tally stays when its step is deleted, because a counter of Prometheus must not decrease.
+A Tally stays when its step is deleted, because a counter of Prometheus must not decrease.
 """
 
 user_counts: Final = UserCounts()
@@ -101,7 +101,10 @@ def tally(site: str) -> Tally:
 
 
 def by_site() -> dict[str, Tally]:
-    """Return a tally per call site: the sums over the steps that were compiled there."""
+    """Return the number and time of the runs of compiled steps, by the line that compiled them.
+
+    A key is the line, as file:line. Its Tally has the sums over the steps compiled at this line.
+    """
     totals: dict[str, Tally] = {}
     for one in list(TALLIES):
         total = totals.setdefault(one.site, Tally(one.site))

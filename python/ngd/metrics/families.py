@@ -37,8 +37,8 @@ COLLECTIVE: Final = {
 }
 """The help text of each metric family of collectives.
 
-A key such as "bytes" is the last part of the family's name, `ngd_collective_bytes`, and the name of
-the attribute of class Total that has the family's value.
+For example, the key "bytes" belongs to the family `ngd_collective_bytes`, and the values of this
+family are those of the attribute `Total.bytes`. The other keys follow the same rule.
 """
 
 
@@ -55,7 +55,7 @@ class Total:
         """For each rank of the group, the number of calls at which this rank arrived last."""
 
     def add(self, row: CallStats) -> None:
-        """Add `row`, the statistics of the calls in one group."""
+        """Add the numbers of `row`, the statistics of one group, to the numbers of this Total."""
         self.calls += row.calls
         self.bytes += row.bytes
         self.seconds += row.seconds
@@ -68,8 +68,9 @@ class Total:
 class Collectives:
     """The number, time and bytes of all collectives of this process, even of deleted groups.
 
-    For a deleted group, these are its numbers at the last call of `totals`. So the totals never
-    decrease: Prometheus would take a decrease for a restart of the process.
+    For a deleted group, the totals include its numbers at the last call of `totals` before it was
+    deleted. So the totals never decrease: Prometheus would take a decrease for a restart of the
+    process.
     """
 
     def __init__(self) -> None:
@@ -82,7 +83,10 @@ class Collectives:
         """The totals of groups that no longer exist, by group name, op and call site."""
 
     def totals(self) -> dict[tuple[str, ...], Total]:
-        """Return a Total per (group name, op, call site), over all groups that have existed."""
+        """Return the numbers of collectives as a dict from (group name, op, call site) to a Total.
+
+        They include groups that exist now, and groups that existed at an earlier call.
+        """
         self.rows_by_group |= {
             weakref.ref(group): stats_of(group) for group in existing_groups(GROUPS)
         }
@@ -95,7 +99,7 @@ class Collectives:
 
 
 def add_rows(totals: dict[tuple[str, ...], Total], rows: Iterable[CallStats]) -> None:
-    """Add the statistics of a group to totals, in place."""
+    """Add the statistics of a group to `totals`, a dict by (group name, op, call site)."""
     for row in rows:
         totals.setdefault((row.group, row.op, row.site), Total()).add(row)
 
@@ -109,7 +113,7 @@ class NgdCollector(Collector):
         self.host = socket.gethostname()
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all families, including those that have no samples."""
+        """Yield all metric families of ngd, including families without samples."""
         info = _core.build_info()
         about = GaugeMetricFamily(
             "ngd_build_info", "Always 1. The labels have the build and the host.", labels=INFO
@@ -142,9 +146,10 @@ def step_families() -> Iterator[Metric]:
 
 
 def collective_families(totals: Mapping[tuple[str, ...], Total]) -> Iterator[Metric]:
-    """Yield the metric families of collectives: their cost, and how often each rank was last.
+    """Yield the families for calls, times and bytes of collectives, and for ranks that came last.
 
-    `totals` has a Total per group name, op and call site.
+    The last family has the number of calls for which each rank of a group arrived last. `totals` is
+    a dict from (group name, op, call site) to a Total, which has these numbers.
     """
     last: dict[tuple[str, str], int] = {}
     families = {

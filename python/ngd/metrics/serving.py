@@ -45,11 +45,17 @@ DEADLINE_SECONDS: Final = 2.0
 The result of the scrape omits ranks that answer later.
 """
 RETRY_SECONDS: Final = 5.0
-"""The time between two attempts of the leader to bind a port that is in use, in seconds."""
+"""The time between two attempts to bind the HTTP port if it is in use, in seconds."""
 REJOIN_SECONDS: Final = 0.1
-"""The time after the loss of the leader before a rank looks for a new one, in seconds."""
+"""The time in seconds that a rank waits after the loss of its connection to the leader.
+
+Then the rank looks for the leader again. The leader is the rank that serves the port of the host.
+"""
 ANSWER: Final = struct.Struct("<qq")
-"""The header of a rank's answer to the leader: the rank, and the length of the text in bytes."""
+"""The header of a rank's answer: the rank, and the length of its metrics' text in bytes.
+
+The answer goes to the leader, which is the rank that serves the port of the host.
+"""
 CREDENTIALS: Final = struct.Struct("3i")
 """The layout of the socket option SO_PEERCRED: the ids of process, user and group."""
 TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -83,7 +89,11 @@ class Labelled(Collector):
 
 
 class Rank:
-    """A rank with metrics. It is the leader of its host, or answers the requests of the leader."""
+    """A rank with metrics.
+
+    One rank per host is the leader. It serves the metrics of all ranks of the host on an HTTP port.
+    The other ranks send their metrics when the leader requests them.
+    """
 
     def __init__(self, where: tuple[str, int], launch: Launch) -> None:
         self.where, self.rank, self.size = where, launch.rank, launch.size
@@ -96,18 +106,21 @@ class Rank:
         self.leader = self.find_leader()
 
     def begin(self) -> None:
-        """Start the thread that serves the port, in the leader, or answers the leader's requests.
+        """Start the thread of this rank that serves or sends metrics.
 
-        If this rank is the leader, first try once to bind the port.
+        In the leader, this method first tries once to bind the HTTP port, and the thread serves the
+        port. In another rank, the thread sends the metrics of this rank when the leader requests
+        them.
         """
         if isinstance(self.leader, Leader):
             self.leader.listen()
         threading.Thread(target=self.run, name="ngd-metrics", daemon=True).start()
 
     def run(self) -> None:
-        """Answer the requests of the leader of the host.
+        """Send the metrics of this rank to the leader when the leader requests them.
 
-        If the leader ends, look for the next one. If this rank is or becomes the leader, serve.
+        If the connection to the leader is lost, look for the leader again. If this rank is or
+        becomes the leader, serve the HTTP port of the host until the process ends.
         """
         while isinstance(self.leader, socket.socket):
             with contextlib.suppress(OSError), self.leader as leader:
@@ -120,9 +133,11 @@ class Rank:
             self.leader.run()
 
     def find_leader(self) -> socket.socket | Leader | None:
-        """Return a socket that is connected to the leader, or a Leader if this rank has become it.
+        """Return a socket that is connected to the leader, the rank that serves the HTTP port.
 
-        Return None if neither succeeds in time. This rank then has no metrics.
+        If the host has no leader yet, this rank becomes the leader, and the result is a Leader.
+        Return None if neither succeeds within DEADLINE_SECONDS, or if the process at the other end
+        of the socket belongs to another user. Scrapes then omit this rank.
         """
         limit = time.monotonic() + DEADLINE_SECONDS
         while time.monotonic() < limit:
@@ -207,7 +222,10 @@ class Leader:
             logger.info("metrics at http://%s:%d/metrics", host, self.server.server_port)
 
     def run(self) -> None:
-        """Bind the port, if that has not succeeded yet, and serve until the process ends."""
+        """Serve the HTTP port until the process ends.
+
+        If the port is not bound yet, first try to bind it every RETRY_SECONDS.
+        """
         while self.server is None:
             self.listen()
             if self.server is None:
@@ -242,7 +260,10 @@ class Leader:
                     connection.close()
 
     def request_text(self, connection: socket.socket) -> bool:
-        """Ask a rank for its text. Return False, and drop the connection, if it is closed."""
+        """Send a rank the request for the text of its metrics, and return True.
+
+        If this fails, drop the connection to the rank and return False.
+        """
         try:
             connection.settimeout(DEADLINE_SECONDS)
             connection.sendall(b"?")
@@ -270,7 +291,7 @@ class Leader:
 
 
 class Server(ThreadingHTTPServer):
-    """The HTTP server that the leader of a host runs."""
+    """The HTTP server for the metrics of a host. It runs in one rank of the host, the leader."""
 
     daemon_threads = True
     allow_reuse_port = False  # with it, two jobs could share the port and mix their scrapes
@@ -367,7 +388,11 @@ It serves no metrics.
 
 
 def begin(where: tuple[str, int], size: int | None) -> None:
-    """Start the metrics of this rank. If they have started, only set the number of ranks."""
+    """Start to serve the metrics of the host at the address and port `where`.
+
+    If another rank of the host serves them, this rank sends its metrics to that rank. `size` is the
+    number of ranks in the world, or None to keep the known number. A second call only sets `size`.
+    """
     global _rank, _is_child
     with _lock:
         if _is_child:
@@ -388,7 +413,10 @@ def begin(where: tuple[str, int], size: int | None) -> None:
 
 
 def address() -> tuple[str, int] | None:
-    """Return the host and port at which this process serves, or None if it is not the leader."""
+    """Return the IP address and the port at which this process serves the metrics of its host.
+
+    Return None if another rank serves them, or if the port is not bound.
+    """
     leader = None if _rank is None else _rank.leader
     server = leader.server if isinstance(leader, Leader) else None
     return None if server is None else (server.server_name, server.server_port)

@@ -474,7 +474,8 @@ class PReLU(Module):
         Parameters
         ----------
         x : Node
-            Floats of any shape, or [batch, num_parameters, ...].
+            Floats. If num_parameters is 1, x may have any shape. Otherwise its shape is
+            [batch, num_parameters, ...] or [num_parameters].
 
         Returns
         -------
@@ -484,7 +485,7 @@ class PReLU(Module):
         return ops.prelu(x, self.weight)
 
     def describe(self) -> str:
-        """Return the number of slopes, for `repr`."""
+        """Return the argument that `repr` shows, such as "num_parameters=6"."""
         return f"num_parameters={self.num_parameters}"
 
 
