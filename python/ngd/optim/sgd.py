@@ -81,7 +81,7 @@ class SGD(Optimizer):
             )
 
     def rule(self, w: Node, g: Node, state: State) -> Node:
-        """Return the next value of a variable, by one step of SGD."""
+        """Return the value that an SGD step gives to a variable of value `w` and gradient `g`."""
         g = decay_gradient(w, g, state)
         if state["momentum"]:
             b = state["momentum"] * state.now("momentum") + (1 - state["dampening"]) * g

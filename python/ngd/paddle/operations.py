@@ -146,9 +146,9 @@ class Staged(NamedTuple):
 
 
 def stage_whole(tensor: Tensor, where: str, gets_result: bool) -> Staged:
-    """Return the `Staged` of a collective without blocks: the operand is the whole `tensor`.
+    """Return the arrays (`Staged`) of a collective whose operand is the whole `tensor`.
 
-    If `gets_result` is True, the same tensor gets the result. Otherwise this rank gets no result.
+    If `gets_result` is True, the result overwrites `tensor`. Otherwise this rank gets no result.
     """
     if not gets_result:
         return Staged(elements(tensor, where), None, no_copy, [tensor])
@@ -158,7 +158,7 @@ def stage_whole(tensor: Tensor, where: str, gets_result: bool) -> Staged:
 
 
 def stage_gather(tensor: Tensor, given: Any, count: int, where: str, list_name: str) -> Staged:
-    """Return the `Staged` of a collective that sends `tensor` and receives a block from each rank.
+    """Return the arrays of a collective that sends `tensor` and receives a block from each rank.
 
     `given` is the caller's destination: one tensor for all blocks, or a list with one tensor per
     rank. An empty list gets new tensors. `count` is the number of ranks.

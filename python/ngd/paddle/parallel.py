@@ -94,10 +94,10 @@ class Gradients:
         self.reset()
 
     def on_gradient(self, number: int) -> None:
-        """Record that a backward pass has added to a gradient, and send the complete buckets.
+        """Record that the backward pass has computed the gradient of parameter `number`.
 
-        Paddle does not allow exceptions here, so an error is stored and raised at the end of the
-        pass.
+        Also start the all-reduces of the buckets whose gradients are now complete. Paddle does not
+        allow exceptions here, so an error is stored and raised at the end of the pass.
         """
         if not self.is_armed or self.failure is not None:
             return

@@ -33,13 +33,13 @@ def collectives_in_order(graph: Graph) -> list[Node]:
     """Return the nodes that communicate, in the order in which every rank starts them.
 
     Nodes are ordered by ascending depth, so that the gradients that the backward pass computes
-    first are sent first. Nodes of equal depth keep the order of the structural walk
-    (`topological`). The depth of a node is the largest number of heavy ops (such as matmuls, see
-    `Op.is_heavy`) and collectives on a path to the node.
-    Other ops are not counted, because their number may differ between ranks: shards may have
-    different shapes, and autodiff adds sums and reshapes where an operand is broadcast. So the
-    order is the same on all ranks, whatever the order in which a script made its nodes. A node that
-    needs the result of a collective is deeper, and so comes later, than this collective.
+    first are sent first. The depth of a node is the largest number of heavy ops (such as matmuls,
+    see `Op.is_heavy`) and collectives on a path to the node. Other ops are not counted, because
+    their number may differ between ranks: shards may have different shapes, and autodiff adds sums
+    and reshapes if an operand is broadcast. Nodes of equal depth keep the order of `topological`:
+    depth first from the roots of the graph, with inputs from left to right. So the order is the
+    same on all ranks, whatever the order in which a script made its nodes. A node that needs the
+    result of a collective is deeper, and so comes later, than this collective.
 
     Messages (sends and receives between two ranks) keep the order in which they were made, because
     the other rank makes the matching nodes in that order. So the depth of a message is raised, if
@@ -109,21 +109,25 @@ def order_collectives(graph: Graph, target: Target, options: CompileOptions) -> 
 
 
 class Merged:
-    """The merge of equal collectives: the first of them replaces the others."""
+    """A record of collectives, by which one new node replaces all collectives that are equal.
+
+    Collectives are equal if they have the same op, operands and attributes.
+    """
 
     def __init__(self) -> None:
         self.first_equal: dict[Node, Node] = {}
-        """For each collective of the given graph: the first collective that is equal to it."""
+        """For each collective of the old graph: the first one with the same op, operands and
+        attributes, which may be the collective itself."""
         self.new: dict[Any, Node] = {}
         """For each key (op, operands, attributes): the node of the new graph that replaces all
         collectives with this key."""
         self.old: dict[Any, Node] = {}
 
     def first(self, node: Node, new: Node) -> Node:
-        """Return the node of the new graph that replaces a collective of the old graph.
+        """Return the node of the new graph that replaces `node`, a collective of the old graph.
 
-        `node` is the old collective, and `new` is a new node made for it. If an equal collective
-        was given earlier, return the new node of that one. Otherwise store and return `new`.
+        `new` is a new node made for `node`. If an earlier call had a collective with the same op,
+        operands and attributes, return the result of that call. Otherwise store and return `new`.
         """
         operands = tuple(self.first_equal.get(i, i).id for i in node.inputs)
         key = (node.op, operands, tuple(sorted(node.attrs.items())))
@@ -188,18 +192,18 @@ class Start(Op):
         self.block, self.order = op.block, op.order
 
     def infer(self, *inputs: Type, **attrs: Any) -> Type | tuple[Type, ...]:
-        """Return the type of the collective's result."""
+        """Return the type of the result of the collective that this op starts."""
         return self.block.infer(*inputs, **attrs)
 
 
 class Wait(Op):
-    """The wait for a collective. Its only input is the start; its result is in the same buffer."""
+    """The wait for a collective. The input is the `Start` node, and the result has its buffer."""
 
     name = "wait"
     kernel = Kernel(is_view=True)
 
     def infer(self, *inputs: Type, **attrs: Any) -> Type:
-        """Return the type of the start's result, which is also the type of the wait's result."""
+        """Return the type of the input, the `Start` node: the wait does not change the type."""
         return inputs[0]
 
 

@@ -29,9 +29,9 @@ def needs_kernel(node: Node) -> bool:
 
 
 def expand_op(node: Node) -> tuple[Node, ...]:
-    """Return the nodes that an op is expanded to.
+    """Return the nodes of other ops that together compute the results of `node`.
 
-    With NGD_CHECK_FINITE=1, the call site of each returned node has the name of the expanded op, so
+    With NGD_CHECK_FINITE=1, the call site of each new node has the name of the op of `node`, so
     that errors name the op that the user called.
     """
     if not config.check_finite() or isinstance(node.site, ExpansionSite):
@@ -41,7 +41,10 @@ def expand_op(node: Node) -> tuple[Node, ...]:
 
 
 def expand(graph: Graph, target: Target, options: CompileOptions) -> Graph:
-    """Expand ops until the device has kernels for all nodes, or raise a CompileError."""
+    """Replace ops for which the device has no kernel by other ops, until it has all kernels.
+
+    Raise CompileError if an op has neither a kernel nor a replacement.
+    """
 
     def settle(node: Node) -> Node | tuple[Node, ...]:
         if not needs_kernel(node):

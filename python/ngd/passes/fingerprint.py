@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The number of a step: a hash of its computation, by which ranks recognise equal steps.
 
-Two steps may have the same collectives and different data. If two ranks call them in different
-orders, the data would mix. So the ranks compare these numbers (src/cpp/comm/computations.hpp).
-Ranks may also run different computations on purpose. So two ranks with different numbers get an
-error only if one of the two ranks has loaded both steps. The number leaves out properties that
-usually differ between ranks: shapes, constants that are computed from shapes, the values of large
-arrays, and the groups and algorithms of collectives.
+Two steps may call equal collectives on different data. If two ranks called these steps in different
+orders, the data would mix. So the ranks compare the numbers of the steps that they are running
+(src/cpp/comm/computations.hpp). Two ranks may run different versions of one step on purpose, and
+then the numbers differ, too. So different numbers are an error only if one of the two ranks has
+loaded the steps of both numbers: then these are two steps, and not two versions of one step.
 
-The traces of one ngd.function that differ only in extents have one number (`Family`). So a Python
-number that the function takes from a shape, such as `x.shape[0]`, does not change the number.
+The number leaves out properties that usually differ between ranks: shapes, constants that are
+computed from shapes, the values of large arrays, and the groups and algorithms of collectives.
+
+The traces of one ngd.function that differ only in the sizes of axes have one number (`Family`). So
+a Python number that the function takes from a shape, such as `x.shape[0]`, does not change the
+number of the step.
 """
 
 from __future__ import annotations
@@ -52,11 +55,11 @@ _family: ContextVar[Family | None] = ContextVar("ngd.family", default=None)
 
 @contextmanager
 def compiling(family: Family) -> Iterator[None]:
-    """Use the number of a family for the steps that are compiled in this block.
+    """Give one number to all steps that are compiled in this block and in other blocks of `family`.
 
-    The number is the hash of the first step that was compiled for the family. Ranks compare the
-    numbers of steps to check that they run the same computation. Traces of a function that differ
-    only in the sizes of axes have one number, so they pass the check.
+    The steps of a family are the traces of one function that differ only in the sizes of axes. The
+    number is the hash of the first of these steps that was compiled. Ranks compare the numbers of
+    steps to check that they run the same computation, so the steps of a family pass the check.
     """
     before = _family.set(family)
     try:
@@ -68,9 +71,10 @@ def compiling(family: Family) -> Iterator[None]:
 def computation(graph: Graph, precision: DType = float32) -> int:
     """Return the number of a step: a hash of its graph and its precision.
 
-    The hash covers the operands of all collectives, and the next values of the variables. In a step
-    without updates it covers the outputs instead of next values. So a training step that also
-    returns a metric has the same number as the step without the metric.
+    The hash covers all collectives with their operands, and the values that the step stores in
+    variables. If the step stores none, the hash covers the outputs instead. So a training step that
+    also returns a metric has the same number as the step without the metric. In a `compiling`
+    block, the result is the number of the first step of the family.
     """
     family = _family.get()
     if family is None:

@@ -2,14 +2,14 @@
 """Fusion of elementwise ops: one kernel computes many of them, in one pass over memory.
 
 A fused kernel runs the *statements* of its *body* (kernel_body.py) over tiles that stay in the L1
-cache. The values of some statements are its results, which it stores. All ops of a kernel have one
-shape.
+cache. The values of some statements are the results of the kernel, which it writes to memory. All
+ops of a kernel have one shape.
 
 Three facts decide whether two ops may be results of one kernel. Together they are the *merge key*
 of an op:
 
 - its *depth*: the largest number of ops that are not elementwise on a path to the op.
-- its *need*: a pair (first collective, depth); a value with a lesser need is needed earlier. Each
+- its *need*: a pair (first collective, depth). A value with a lesser need is needed earlier. Each
   op that is not elementwise, and that reads the value directly or through elementwise ops, has such
   a pair. The need of the value is the least of these pairs. The first collective of an op is the op
   itself, if it is a collective, or else the first collective that depends on the op.
@@ -33,9 +33,9 @@ A merge makes no cycle either, for two reasons:
   between two ops of one merge key has this merge key, and a cycle could only consist of kernels of
   one merge key.
 - These kernels are numbered in the order in which they are started, and an op is visited after its
-  readers. An op joins only a kernel whose number is at least that of every kernel of its merge key
-  that reads it. So along a path from operands to readers the numbers never increase. In a cycle all
-  numbers would be equal: it would be one kernel.
+  readers. An op may join a kernel only if all other kernels of this merge key that read the op
+  have smaller numbers. So along a path from operands to readers the numbers never increase. In a
+  cycle all numbers would be equal: it would be one kernel.
 
 Absorbed ops change none of this, because only their own kernel reads them.
 """
@@ -75,19 +75,22 @@ MAX_INSTRUCTIONS: Final = 24
 MAX_INPUTS: Final = 12
 
 Need: TypeAlias = tuple[Order, float]
-"""The need of a value: the least pair (first collective, depth) of the ops that need the value.
+"""A sort key of a value: a value with a lesser `Need` is needed earlier in the step.
 
-These ops are not elementwise, and read the value directly or through elementwise ops. The first
-collective of an op is the op itself, if it is a collective, or else the first collective that
-depends on the op. A value with a lesser need is needed earlier."""
+The key is the least pair (first collective, depth) of some ops. These ops are not elementwise, and
+read the value directly or through elementwise ops. The first collective of an op is the op itself,
+if it is a collective, or else the first collective that depends on the op. The depth of an op is
+the largest number of ops that are not elementwise on a path to the op, which is included."""
 LAST: Final[Need] = (Order(maxsize), inf)
-"""The need of a value that is only an output or the next value of a variable."""
+"""The greatest need. A value has it if at most elementwise ops depend on the value. For example,
+the step only returns the value or stores it in a variable."""
 
 
 class MergeKey(NamedTuple):
-    """The depth, the need and the shape of an op, as defined in the module docstring.
+    """The key of an op for fusion: ops with equal keys may be results of one kernel.
 
-    Ops with equal keys may be results of one kernel.
+    `depth` is the largest number of ops that are not elementwise on a path to the op. `need` is a
+    sort key: an op with a lesser need is needed earlier. `shape` is the shape of the op.
     """
 
     depth: int
@@ -104,7 +107,7 @@ class Kernel:
     members: list[Node] = field(default_factory=list)
     """The ops of the kernel, each before its operands."""
     results: list[Node] = field(default_factory=list)
-    """The members whose values are stored, in the order of `members`."""
+    """The ops whose values the kernel writes to memory, in the order of `members`."""
     outside: dict[Node, None] = field(default_factory=dict)
     """The values that the kernel reads from memory: operands of members that are not members."""
 
@@ -120,7 +123,11 @@ class Kernel:
         return len(sources) <= free_inputs or len(set(sources) - self.outside.keys()) <= free_inputs
 
     def add(self, node: Node, sources: list[Node]) -> None:
-        """Add an op; `sources` are the operands that it reads from memory."""
+        """Add the op `node` to the kernel.
+
+        `sources` are the operands of `node`, as `external` returns them. The kernel reads each of
+        them from memory, unless it is added to the kernel later.
+        """
         self.members.append(node)
         self.outside.pop(node, None)
         for source in sources:
@@ -155,20 +162,21 @@ class Bundle(Protocol):
 
     @property
     def members(self) -> Sequence[Node]:
-        """The nodes of the bundle, in their order."""
+        """The nodes that `order_bundles` returns next to each other, in this order."""
         ...
 
     @property
     def outside(self) -> Collection[Node]:
-        """The nodes that must come before all members, such as the operands of the bundle."""
+        """The nodes that come before all of `members`, such as the operands of `members`."""
         ...
 
 
 def order_bundles(roots: Iterable[Node], kernels: Mapping[Node, Bundle]) -> list[Node]:
-    """Return nodes in the order of `topological`, but with the ops of a kernel next to each other.
+    """Return the nodes that the roots need, with the ops of each kernel next to each other.
 
-    `kernels` maps each op of a kernel to the kernel. The ops of a kernel come after all nodes of
-    `Bundle.outside`, in the order of `Bundle.members`.
+    Except for these ops, the order is that of `topological`: depth first, each node after its
+    inputs. `kernels` maps each op of a kernel to the kernel. The ops of a kernel are its `members`,
+    in their order. They come after all nodes of its `outside`, such as its operands.
     """
     order: list[Node] = []
     seen: set[Node] = set()
@@ -199,15 +207,15 @@ class Grouping:
         self.depths = depths(graph)
         self.needs = needs(graph, self.depths)
         self.stored = set(graph.roots)
-        """The roots of the graph, and the nodes that a node outside of elementwise kernels reads.
-        """
+        """The nodes whose values must be in memory: the roots of the graph, and the operands of
+        nodes that are not elementwise."""
         self.readers: dict[Node, dict[Kernel, None]] = {}
         """For each value, the elementwise kernels made so far that read it."""
         self.latest: dict[tuple[MergeKey, Node], Kernel] = {}
-        """A dict from (merge key, operand) to a kernel with this merge key that reads the operand.
-        Another op with this key may join the kernel if it reads the operand, too. The operand has
-        the shape in the merge key. If there are several such kernels, the dict has the one to which
-        a reader of the operand was added last."""
+        """A dict from (merge key, operand) to a kernel that another reader of the operand may join.
+        The kernel has this merge key and reads the operand, which has the shape of the kernel. If
+        there are several such kernels, the dict has the one to which a reader of the operand was
+        added last."""
         for node in reversed(graph.nodes):
             if not is_elementwise(node):
                 if node.inputs:
@@ -219,18 +227,18 @@ class Grouping:
                 self.note_readers(node, self.readers[node])
 
     def note_readers(self, node: Node, kernels: Iterable[Kernel]) -> None:
-        """Record that each kernel in `kernels` reads the inputs of a node."""
+        """Add `kernels` to the recorded readers (`self.readers`) of each operand of `node`."""
         for operand in node.inputs:
             readers = self.readers.setdefault(operand, {})
             for kernel in kernels:
                 readers[kernel] = None
 
     def choose_kernel(self, node: Node) -> None:
-        """Add an elementwise op to a kernel.
+        """Add an elementwise op to a kernel, or start a new kernel with the op.
 
-        If only one kernel reads the op, that kernel absorbs it if it can. Otherwise the op becomes
-        one more result of a kernel with its merge key. If no such kernel can take the op, the op
-        starts a new kernel.
+        If only one kernel reads the op, this kernel also computes the op, if it can. The value of
+        the op is then not written to memory. Otherwise the op becomes one more result of a kernel
+        with an equal `MergeKey`. If no such kernel can take the op, the op starts a new kernel.
         """
         sources, readers = external(node), self.readers.get(node, {})
         kernel = self.sole_reader(node, sources, readers)
@@ -251,7 +259,12 @@ class Grouping:
     def sole_reader(
         self, node: Node, sources: list[Node], readers: Mapping[Kernel, None]
     ) -> Kernel | None:
-        """Return the kernel that absorbs an op because only it reads the op; otherwise None."""
+        """Return the only kernel that reads `node`, if it can also compute `node`; else None.
+
+        `sources` are the operands of `node`, as `external` returns them. `readers` are the kernels
+        that read `node`. If the value of `node` must be in memory, for example as an output, the
+        result is None.
+        """
         if len(readers) == 1 and node not in self.stored:
             (kernel,) = readers
             if kernel.merge_key.shape == node.shape and kernel.has_room(node, sources):
@@ -261,7 +274,11 @@ class Grouping:
     def mergeable(
         self, node: Node, merge_key: MergeKey, sources: list[Node], readers: Mapping[Kernel, None]
     ) -> Kernel | None:
-        """Return a kernel of `merge_key` that can compute an op as one more result, or None."""
+        """Return a kernel that can compute `node` as one more result; None if no kernel can.
+
+        The kernel has the merge key `merge_key`, and reads `node` or one of `sources`, the operands
+        of `node` that `external` returns. `readers` are the kernels that read `node`.
+        """
         reading_kernels = [kernel for kernel in readers if kernel.merge_key == merge_key]
         least = max([kernel.number for kernel in reading_kernels], default=-1)
         sharing_kernels = [self.latest.get((merge_key, source)) for source in sources]
@@ -292,9 +309,9 @@ def depths(graph: Graph) -> dict[Node, int]:
 
 
 def needs(graph: Graph, depths: Mapping[Node, int]) -> dict[Node, Need]:
-    """Return the need of each value: the least (first collective, depth) of the ops that need it.
+    """Return the `Need` of each value: a sort key, which is lesser if the value is needed earlier.
 
-    `Need` defines this in full. `depths` has the depth of each node.
+    `depths` is the result of the function `depths` for the graph.
     """
     found = dict.fromkeys(depths, LAST)
     for node in reversed(graph.nodes):
@@ -324,8 +341,8 @@ def is_elementwise(node: Node) -> bool:
 def external(node: Node) -> list[Node]:
     """Return the operands of a node that a kernel reads from memory.
 
-    Constants whose elements are all equal are left out, because the kernel's text contains them. A
-    broadcast is replaced by its operand.
+    A constant with one element, or a broadcast of it, is left out: its number is written into the
+    statements of the kernel. Any other broadcast is replaced by the operand that it repeats.
     """
     return [see_through(i) for i in node.inputs if scalar_value(i) is None]
 
@@ -342,7 +359,10 @@ def see_through(node: Node) -> Node:
 
 
 def literal(node: Node) -> Literal | None:
-    """Return a constant whose elements are all equal as a `Literal`; None for another node."""
+    """Return the number that statements contain instead of a one-element constant.
+
+    `node` may also be a view or a broadcast of the constant. Return None for any other node.
+    """
     value = scalar_value(node)
     if value is None:
         return None
@@ -356,14 +376,19 @@ class BodyWriter:
         self.shape = shape
         self.new = new
         self.values: dict[Node, Value] = {}
-        """The numbered value of each node that the kernel computes."""
+        """For each node that the kernel computes: the number of its statement, as a `Value`."""
         self.inputs: dict[tuple[int, tuple[int, ...]], tuple[Input, Node]] = {}
-        """A dict from (id of a node, strides with which the kernel reads it) to (input, node).
-        Statements name the node by this `Input`."""
+        """The inputs of the kernel: a dict from (id of a node, strides of the reads) to (input,
+        node). A node that is read with two different strides is two inputs. `Input` has the number
+        by which statements refer to the input."""
         self.statements: list[Statement] = []
 
     def operand(self, node: Node) -> Operand:
-        """Return the operand of a statement that stands for a node: a value, literal or input."""
+        """Return the object by which statements refer to `node`, one of their operands.
+
+        The object is the `Value` of an earlier statement, a `Literal` (a number), or an `Input` of
+        the kernel. A new input is added to `self.inputs`.
+        """
         value = self.values.get(node)
         if value is not None:
             return value
@@ -390,7 +415,10 @@ class BodyWriter:
 
 
 def emit(kernel: Kernel, new: dict[Node, Node]) -> Node:
-    """Return the fused node of a kernel; `new` maps old nodes to those of the rewritten graph."""
+    """Make the node that computes a fused kernel in the new graph, and return its first result.
+
+    `new` maps nodes of the old graph to the nodes of the new graph that replace them.
+    """
     writer = BodyWriter(kernel.merge_key.shape, new)
     for node in reversed(kernel.members):
         writer.add(node)
@@ -420,10 +448,11 @@ def broadcast_chain(node: Node) -> tuple[Shape, ...]:
 
 @lru_cache(maxsize=4096)
 def broadcast_strides(shapes: tuple[Shape, ...], shape: Shape) -> tuple[int, ...]:
-    """Return the strides, in elements, with which a kernel reads the operand of some broadcasts.
+    """Return the strides, in elements, with which a kernel reads an operand that it broadcasts.
 
-    `shapes` is the result of `broadcast_chain`; the last shape is that of the operand. `shape` is
-    the shape of the kernel's results.
+    `shapes` is the result of `broadcast_chain`: the shapes of the broadcasts, and last the shape of
+    the operand. `shape` is the shape of the kernel's results. For example, the result for the
+    shapes ((2, 3), (3,)) and the shape (2, 3) is (0, 1).
     """
     view = np.lib.stride_tricks.as_strided(
         np.empty(1, np.int8), shapes[-1], dense_strides(shapes[-1])
