@@ -51,7 +51,8 @@ class AsyncStore(KVStore):
         super().__init__(type, group)
         self.staleness = staleness
         self._members = world_ranks_of(group)
-        self._service = Service(make_service_group(group, f"kvstore {type}"), staleness)
+        service_group = make_service_group(group, f"kvstore {type}")
+        self._service = Service(service_group, staleness, self._members)
         self._key_numbers: dict[Key, int] = {}
         self._bytes = [0] * group.size
         self._updates = False

@@ -145,10 +145,12 @@ class Service:
     staleness : int or None
         The largest number of pushes of a key by which a rank may be ahead of the slowest rank; None
         means no limit.
+    world_ranks : list of int
+        The world rank of each rank of the group, for messages.
     """
 
-    def __init__(self, group: Group, staleness: int | None) -> None:
-        self.group, self.staleness = group, staleness
+    def __init__(self, group: Group, staleness: int | None, world_ranks: list[int]) -> None:
+        self.group, self.staleness, self.world_ranks = group, staleness, world_ranks
         self.table: Plain | InGraph = Plain()
         self.keys: list[KeyInfo] = []
         """All keys of the store, with owner, shape and dtype. The index is the key's number."""
@@ -477,7 +479,7 @@ class Service:
         if self._closing is None:
             return
         silent = [
-            p.rank
+            self.world_ranks[p.rank]
             for p in self._peers
             if not p.ended
             and (p.rank not in self._ended_ranks or self._has_sent_end)

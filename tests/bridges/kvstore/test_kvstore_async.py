@@ -185,6 +185,27 @@ def wait_for_close() -> None:
     assert raised.value.ranks == (1,)
 
 
+def wait_for_close_in_a_group() -> None:
+    world = ngd.init()
+    group = world.split(0 if world.rank else None)
+    if world.rank == 0:
+        return
+    store = ngd.kvstore.create("dist_async", group=group)
+    if world.rank == 2:
+        time.sleep(6)
+        os._exit(0)
+    with pytest.raises(
+        errors.CollectiveTimeoutError, match="rank 2 has not closed the store"
+    ) as raised:
+        store.close()
+    assert raised.value.ranks == (2,)
+
+
+@harness.needs_ranks
+def test_close_names_the_world_rank() -> None:
+    harness.run(wait_for_close_in_a_group, ranks=3, env={"NGD_TIMEOUT": "2"})
+
+
 @harness.needs_ranks
 def test_close_has_a_deadline() -> None:
     harness.run(wait_for_close, ranks=2, env={"NGD_TIMEOUT": "2"})
