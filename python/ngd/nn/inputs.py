@@ -104,7 +104,7 @@ def expect_sequence(layer: object, x: Any, size: int, *, batch_first: bool) -> N
 
 
 def expect_embedded(layer: object, x: Any, size: int) -> None:
-    """Raise a ShapeError if x is not [batch, length, embed_dim]."""
+    """Raise a ShapeError if x is not [batch, length, size]. `size` is the layer's embed_dim."""
     if x.ndim != 3:
         fix = "Reshape it to three axes."
         if x.ndim == 2:

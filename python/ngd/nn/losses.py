@@ -37,7 +37,8 @@ class CrossEntropyLoss(Loss):
     ignore_index : int, default -100
         A label that is left out of the loss.
     label_smoothing : float, default 0
-        The part of each target that is divided among all classes, in [0, 1].
+        A number s in [0, 1]. The probability p of each class in a target, which is 0 or 1 for a
+        label, becomes p * (1 - s) + s / classes.
     reduction : str, default "mean"
         "mean", "sum" or "none".
 
@@ -139,7 +140,7 @@ class NLLLoss(Loss):
 
 
 class PairLoss(Loss):
-    """The base class of losses of a prediction and a target that have one shape."""
+    """The base class of losses of a prediction and a target of the same shape."""
 
     function: ClassVar[Callable[..., Node]]
 
@@ -496,8 +497,8 @@ class TripletMarginLoss(Loss):
 class GaussianNLLLoss(Loss):
     """The negative log-likelihood of a normal distribution; see ops.gaussian_nll_loss.
 
-    Input: a prediction and a target of one shape, and variances that broadcast to it. Output: a
-    scalar, or that shape with `reduction="none"`.
+    Input: a prediction and a target of one shape, and variances that broadcast to this shape.
+    Output: a scalar, or that shape with `reduction="none"`.
 
     Parameters
     ----------

@@ -2,9 +2,10 @@
 """Graphs for training and for evaluation.
 
 A graph is built for evaluation, except inside a block `with training() as state:`. In such a block,
-dropout draws random numbers, and batch normalization uses the statistics of the batch. The block
-stores the next values of the step counter of `Random` and of the running statistics in
-`state.updates`. A module has no mode of its own. See docs/adr/0018-training-and-evaluation.md.
+dropout draws random numbers, and batch normalization uses the statistics of the batch. A training
+step must also update some variables that no optimizer trains, such as running statistics and the
+step counter of `Random`. The dict `state.updates` has a node for the new value of each of them, for
+ngd.compile. A module has no mode of its own. See docs/adr/0018-training-and-evaluation.md.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ same offset in the first DRAWS steps. Draws with equal seeds and different offse
 numbers, because the random generator (Philox) computes each number from seed and offset.
 """
 MAX_DRAWS: Final = 2**63 // DRAWS
-"""The maximum number of random draws per step.
+"""The maximum number of random draws per step, 2**23. For example, a dropout layer draws once.
 
-Draw i of a step has the offset i * DRAWS plus the number of earlier steps (see DRAWS). With more
-draws, this offset would exceed int64.
+Draw i of a step gives the random generator the offset i * DRAWS plus the number of earlier steps.
+With more draws, this offset would exceed int64.
 """
 
 
@@ -61,7 +62,7 @@ class Random:
     Attributes
     ----------
     state : LiveState
-        A mapping from the name of `step` to this variable, for checkpoints.
+        The mapping {"random.step": step}, for checkpoints. "random" is the argument `name`.
     step : Variable
         The number of steps that have drawn random numbers, an int64 scalar.
 
@@ -88,17 +89,17 @@ class Random:
             raise ValueError(f"nn.Random: expected a seed in [0, 2^32); got {seed}")
         self.seed, self.per_rank, self.group, self.name = int(seed), per_rank, group, name
         self.state = LiveState(name)
-        """A mapping from the name of `step` to this variable, for checkpoints."""
+        """The mapping {"random.step": step}, for checkpoints. "random" is the argument `name`."""
         self.step = self.state.variable(f"{name}.step", lambda: np.int64(0))
         """The number of steps that have drawn random numbers, an int64 scalar."""
 
 
 class Updates(dict[Variable, Node]):
-    """A dict from variables to their next values, which are nodes, for ngd.compile.
+    """A dict from a variable to the node of the new value that a step computes and assigns to it.
 
-    The variables are buffers and the step counter of `Random`.
+    The variables are buffers and the step counter of `Random`. Users pass the dict to ngd.compile.
 
-    For example, a call of nn.BatchNorm2d sets the next values of its running statistics. At the end
+    For example, a call of nn.BatchNorm2d sets the new values of its running statistics. At the end
     of the call, the module calls `expect`, which adds a note to the nodes that the call returns.
     Because of this note, ngd.compile warns about a step that computes the nodes without updating
     the running statistics.
@@ -107,11 +108,12 @@ class Updates(dict[Variable, Node]):
     def __init__(self, changes: bool) -> None:
         super().__init__()
         self.changes = changes
-        """If False, the mapping stays empty: next values that modules set are dropped."""
+        """If False, this dict stays empty: `updates[variable] = node` has no effect."""
         self.pending: list[tuple[Variable, str]] = []
-        """A pair (variable, layer) per next value that was set; the layer's name is for warnings.
+        """A pair (variable, layer) per assignment `updates[variable] = node`.
 
-        `expect` removes the pairs for which it has added notes.
+        `layer` is the text of the nn module that made the assignment, such as "a: BatchNorm(16)".
+        `expect` uses the pairs for warnings of ngd.compile, and removes them.
         """
 
     def __setitem__(self, variable: Variable, value: Node) -> None:
@@ -123,12 +125,13 @@ class Updates(dict[Variable, Node]):
     setdefault = MutableMapping.setdefault
 
     def expect(self, since: int, results: Iterable[Any]) -> None:
-        """Make ngd.compile warn about a step that computes `results` without these updates.
+        """Make ngd.compile warn if a step computes `results` but omits updates of the module.
 
         A module calls this method at the end of its call. `results` are the nodes that the call
         returns, and `since` is the length of `pending` before the call. So `pending[since:]` has
-        the variables whose next values the call has set. ngd.compile warns if a step computes a
-        node of `results` but does not update all these variables. `pending[since:]` is removed.
+        the variables for which the call has set new values in this dict. ngd.compile warns if a
+        step computes a node of `results` but does not update all these variables. At the end, this
+        method removes `pending[since:]`.
         """
         nodes = [node for node in results if isinstance(node, Node)]
         for changed, layer in self.pending[since:]:
@@ -152,9 +155,9 @@ class Training:
     random : Random or None
         The source of random numbers.
     updates : dict
-        A dict from variables to their next values, which are nodes. The variables are buffers,
-        such as running statistics, and the step counter of `random`. Give the dict to ngd.compile
-        among the updates.
+        A dict from a variable to the node of the new value that a step computes and assigns to
+        it. The variables are buffers, such as running statistics, and the step counter of `random`.
+        Give the dict to ngd.compile among the updates.
 
     Examples
     --------
@@ -167,11 +170,11 @@ class Training:
     def __init__(self, random: Random | None = None, updates: bool = True) -> None:
         self.random = random
         self.updates = Updates(updates)
-        """The next values of buffers and of the step counter. Users pass it to ngd.compile."""
+        """A dict from buffers and `random.step` to the nodes of their new values after a step."""
         self._draws = 0
 
     def now(self, of: Variable) -> Node:
-        """Return the value of a buffer after the updates so far.
+        """Return the node of a buffer's newest value, such as for a second update in one step.
 
         Parameters
         ----------
@@ -181,7 +184,8 @@ class Training:
         Returns
         -------
         Node
-            The next value if one was set, or the buffer itself.
+            The new value in `updates` if a module has set one in this block. Otherwise the buffer
+            itself, which is its value before the step.
         """
         return self.updates.get(of, of)
 
@@ -201,15 +205,15 @@ class Training:
         Raises
         ------
         ValueError
-            The block `with nn.training(...)` has no source of random numbers, or there are more
-            than MAX_DRAWS draws in the block.
+            The block `with nn.training(...)` has no `nn.Random`, or it has more than MAX_DRAWS
+            (2**23) draws.
 
         Notes
         -----
-        The draws of a step are numbered from 0, and draw i has the offset i * DRAWS plus the number
-        of steps. A call in the body of ops.scan is traced once, but draws in each iteration.
-        ops.scan adds t * DRAWS to the offset in iteration t, so such a call reserves one draw
-        number per iteration.
+        The draws of a step are numbered from 0. Draw i has the offset i * DRAWS + n, where DRAWS is
+        2**40 and n is the number of earlier steps. A random op in the body of ops.scan is built
+        once, but draws in each iteration. In iteration t, ops.scan adds t * DRAWS to its offset. So
+        one call of this method in the body takes as many draw numbers as there are iterations.
         """
         random = self.random
         if random is None:

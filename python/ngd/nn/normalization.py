@@ -247,9 +247,10 @@ class BatchNorm(Module):
     (x - mean) / sqrt(variance + eps) * weight + bias. In training, mean and variance are computed
     per channel over the batch. See Ioffe and Szegedy, 2015 (arXiv:1502.03167), algorithm 1.
 
-    In training, running <- (1 - momentum) * running + momentum * batch. The next values are in
-    `Training.updates`. The running variance averages the unbiased variance, which is n / (n - 1)
-    times the variance of the n elements of a channel.
+    In training, running <- (1 - momentum) * running + momentum * batch. The nodes of the new
+    running statistics are in `Training.updates`, which you give to ngd.compile. The running
+    variance averages the unbiased variance, which is n / (n - 1) times the variance of the n
+    elements of a channel.
 
     Input: floats [batch, num_features, ...]. Output: the shape and dtype of the input.
 
@@ -355,7 +356,7 @@ class BatchNorm(Module):
         return y, mean, variance, count
 
     def _track(self, state: Training, mean: Node, variance: Node) -> None:
-        """Set the next values of running_mean, running_var and num_batches_tracked.
+        """Set the new values of running_mean, running_var and num_batches_tracked.
 
         They are stored in `state.updates`. A call of the compiled step assigns them to the buffers
         if `state.updates` was given to ngd.compile.
