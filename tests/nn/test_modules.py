@@ -343,3 +343,21 @@ def test_a_linear_layer_needs_no_transpose() -> None:
     assert "transpose(" not in str(step)
     assert str(step).count("= matmul(") == 2
     assert str(step).split("= matmul(")[1].split(")")[0].count("%") == 3
+
+
+def test_buffers_are_restored_if_their_mean_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    norm, calls = nn.BatchNorm(2), []
+
+    def fail_at_the_second_call(value: Any, **options: Any) -> Any:
+        calls.append(value)
+        if len(calls) == 2:
+            raise ngd.errors.RankLostError("all_reduce: rank 1 died")
+        return value + 7
+
+    monkeypatch.setattr("ngd.nn.module.all_reduce", fail_at_the_second_call)
+    before = {key: v.numpy() for key, v in norm.buffers().items()}
+    with pytest.raises(ngd.errors.RankLostError), norm.averaged_buffers():
+        pass
+    assert len(calls) == 2
+    for key, v in norm.buffers().items():
+        np.testing.assert_array_equal(v.numpy(), before[key])

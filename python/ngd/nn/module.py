@@ -437,9 +437,9 @@ class Module:
         """
         floating = [v for v in self.buffers().values() if is_floating(v.dtype)]
         own_values = [v.numpy() for v in floating]
-        for v, value in zip(floating, own_values, strict=True):
-            v.assign(all_reduce(value, op="mean", group=group))
         try:
+            for v, value in zip(floating, own_values, strict=True):
+                v.assign(all_reduce(value, op="mean", group=group))
             yield
         finally:
             for v, value in zip(floating, own_values, strict=True):
