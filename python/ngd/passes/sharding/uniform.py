@@ -32,8 +32,8 @@ class Origin(NamedTuple):
     groups: frozenset[Any] = NO_GROUPS
     """The groups of the last collectives on the paths to the value."""
     varies: bool = False
-    """True if the value depends on one that may differ between ranks: on a leaf, or on the result
-    of the last collective on a path."""
+    """True if the value may differ between ranks, because a leaf, or the result of the last
+    collective on a path to the value, may differ between them."""
     is_shard: bool = False
     """True if the last collective on a path to the value is a receive, or gives each rank a
     different block."""
@@ -92,8 +92,9 @@ def origins(graph: Graph, group: Any) -> dict[Node, Origin]:
 
 
 def origin_of(node: Node, inputs: Sequence[Origin], group: Any) -> Origin:
-    """Return the `Origin` of a node (facts about its collectives and leaves), given its inputs'.
+    """Return the `Origin` of a node, computed from those of its inputs.
 
+    An `Origin` has facts about the collectives and leaves from which a value is computed.
     `group` is the group of collectives that have no group of their own.
     """
     if node.op is VARIABLE:

@@ -144,7 +144,7 @@ def shareable_variables(graph: Graph, equal: Equal, ranks: int, shared: set[Node
 
 
 class Levels(NamedTuple):
-    """The number of totals on the way to each node, and the last collective before the node.
+    """For each node, the largest number of totals on a path to it, and its last collective.
 
     A total is a reduction to one element.
     """
