@@ -32,7 +32,7 @@ from .views import is_view, parts_written, source_of, span_of
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """The nodes in the order of execution, and how the variables get their next values."""
+    """The order in which a step executes its nodes, and how it writes new values to variables."""
 
     graph: Graph
     order: tuple[Node, ...]
@@ -44,12 +44,13 @@ class Schedule:
     the end of `order`.
     """
     stores: tuple[tuple[Node, Node], ...]
-    """The other updates, as pairs (variable or this rank's part of it, next value). Each of these
-    next values is copied to its variable after all nodes of `order`."""
+    """The updates that are not in `direct`, as pairs (variable, new value). A new value is computed
+    in other memory, and copied to the variable after all nodes of `order`. If the ranks share the
+    variable, the pair has this rank's part of it instead."""
 
 
 def schedule(graph: Graph, target: Target) -> Schedule:
-    """Return the order of execution of a graph, and how its variables get their next values."""
+    """Return the order in which a step executes a graph, and how it writes to its variables."""
     starts = sorted((n for n in graph.nodes if n.op.order is not None), key=order_of)
     if len({n.op.order for n in starts}) < len(starts):
         raise CompileError("schedule: two collectives have the same position in the order")
@@ -89,10 +90,10 @@ def reads_others(node: Node, shared: dict[Node, Node]) -> bool:
 
 
 def direct_candidates(graph: Graph, starts: list[Node]) -> dict[Node, Node]:
-    """Return the next values that could be computed in the memory of their variable.
+    """Return the updates whose new value could be computed in the memory of its variable.
 
-    The result is a dict from each of these values to its variable. Such a value is the next value
-    of one variable only. It is not an output, and no collective needs it.
+    The result is a dict {new value: variable}. Such a value is the new value of one variable only.
+    It is not an output, and no collective needs it. `starts` has the collectives of the graph.
     """
     times = Counter(value for _, value in graph.updates)
     outputs = set(graph.outputs)
@@ -111,12 +112,13 @@ def direct_candidates(graph: Graph, starts: list[Node]) -> dict[Node, Node]:
 def keep_safe(
     candidates: dict[Node, Node], order: list[Node], graph: Graph, target: Target
 ) -> dict[Node, Node]:
-    """Return the candidates that do not overwrite a value that is read later.
+    """Return the candidates that do not overwrite an old value that is read later.
 
-    A candidate is a next value that could be computed in the memory of its variable. If its kernel
-    is the last reader of the variable's old value, the device must allow the kernel to write over
-    this operand. If the old value is also the next value of another variable, the candidate is
-    safe: plan_memory copies the old value before any candidate is written.
+    `candidates` is a dict {new value: variable}: the updates that a kernel could write directly to
+    the memory of the variable. If this kernel is the last reader of the variable's old value, the
+    device must allow it to write over this operand. The old value may also be the new value of
+    another variable. Then the candidate is safe, because plan_memory copies the old value before
+    any candidate is written.
     """
     position = {node: i for i, node in enumerate(order)}
     last_read: dict[Node, int] = {}

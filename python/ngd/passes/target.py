@@ -35,10 +35,10 @@ class Sharing(NamedTuple):
     partition: Partition
     """The ranks among which the variables are divided."""
     variables: frozenset[Node] = frozenset()
-    """The shared variables that the step updates."""
+    """The variables that the step updates as shards: each rank computes and writes its shard."""
     once: frozenset[Node] = frozenset()
-    """The variables that an earlier step keeps whole on each host. The hosts cannot divide such a
-    variable among themselves any more."""
+    """The variables that have a whole copy on each host since an earlier step was compiled. This
+    step cannot divide their elements over the hosts."""
     has_uniform_types: bool = False
     """True if all values of the step are known to have the same shapes and dtypes on all ranks."""
 
@@ -49,7 +49,7 @@ class Target(Protocol):
     rank: int
     """The number of this rank in the group of the step."""
     size: int
-    """The number of ranks in the group."""
+    """The number of ranks in the group of the step."""
     sharing: Sharing
 
     def query(
@@ -69,7 +69,10 @@ class Target(Protocol):
 
 
 def query_node(target: Target, node: Node) -> Verdict:
-    """Return the answer of the device for a node; a loop or branch is accepted without a kernel."""
+    """Return whether the device has a kernel for a node, and which one.
+
+    A loop or branch is accepted without a question to the device, because it needs no kernel.
+    """
     control_flow = node.op.kernel.control_flow
     if control_flow:
         return Verdict(True, control_flow, frozenset())

@@ -28,8 +28,8 @@ A nested program is the body of a loop or a branch.
 class FirstRun(_core.Hold):
     """An object that runs a step for the first time and stores the times of that run.
 
-    It replaces the attribute `step.hold` until the first run has ended. The ordinary value of this
-    attribute is a _core.Hold, which locks the variables of a step while the step runs.
+    A step runs by a call of `step.hold.run`. Usually `step.hold` is a _core.Hold, which locks the
+    variables of the step during the run. Until the first run has ended, it is a FirstRun instead.
 
     Parameters
     ----------
@@ -62,7 +62,9 @@ def subtract_record(record: Record, first: Record) -> Record:
 
 
 def subtract_times(times: Times, first: Times) -> Times:
-    """Return `times` minus `first`, the first run; the shortest call is that of all runs."""
+    """Return the times without the first run: `times` (all runs) minus `first`.
+
+    The shortest call is still that of all runs, which may be a call of the first run.
+    """
     calls, ns, flight = (times[i] - first[i] for i in (0, 1, 3))
-    # The record has the shortest call of all runs. It may be a call of the first run.
     return calls, ns, min(times[2], ns // calls) if calls else 0, flight

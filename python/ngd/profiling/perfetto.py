@@ -252,15 +252,17 @@ class EventConverter:
         self.programs = {program: n for n, program in enumerate(sorted(labels))}
         self.details = details_of(labels)
         self.started: dict[tuple[int, int], int] = {}
-        """The time in ns at which a pending collective started, by program and instruction."""
+        """A dict {(program, instruction): time in ns} of collectives that have started and not
+        ended. The instruction is the one that started the collective."""
         self.num_collectives = 0
 
     def objects(self, event: Event, shift: int) -> Iterator[dict[str, Any]]:
         """Yield the JSON objects of an event.
 
-        The first object is the slice of the event. If the event is a wait, two more objects give
-        the begin and the end of its collective. They are left out if the start of the collective
-        was not recorded. `shift` is added to the times, in ns.
+        The first object shows the event, with its begin and duration. The event of a wait for
+        a collective yields two more objects: one for the begin of the collective, and one for its
+        end, the end of the wait. These two are left out if the start was not recorded. `shift` is
+        added to the times, in ns.
         """
         program, number, thread, begin, end = event
         at = {"pid": self.rank, "tid": thread}
@@ -363,7 +365,7 @@ def offset_to_root(world: Group) -> int:
 
 
 def answer_pings(world: Group, rank: int) -> None:
-    """Send this rank's time to another rank, once per round trip."""
+    """Receive the pings of another rank, `rank`, and answer each with the time of this rank."""
     for _ in range(PINGS):
         world.recv(rank, shape=(1,), dtype=np.int64)
         world.send(np.array([_core.clock_ns()]), rank)

@@ -40,7 +40,7 @@ class Latecomers:
         self.after: Counter[tuple[Call, int]] | None = None
 
     def end(self) -> None:
-        """Read the counts at the end of the recording."""
+        """At the end of the recording, store how often each rank arrived last until now."""
         self.after = count_last_arrivals()
 
     def of(self, call: Call) -> dict[int, int]:
@@ -53,11 +53,11 @@ BridgeCall: TypeAlias = tuple[str, str, int, int]
 """A collective of a bridge, such as ngd.horovod: its name, call site, begin and end in ns."""
 
 _on: Recording | None = None
-"""The recording that runs now."""
+"""The recording that is running; None outside of the blocks that record."""
 _bridge_calls: list[BridgeCall] = []
 """The collectives of bridges, such as ngd.horovod, in the newest recording."""
 _max_bridge_calls = 0
-"""The largest number of collectives in `_bridge_calls`; 0 if the recording has no events."""
+"""The largest length of the list `_bridge_calls`; 0 if the newest recording stores no events."""
 _latecomers: Latecomers | None = None
 _leaves_out_first_runs = False
 """True while `ngd profile` runs a script: the times then leave out the first run of each step."""
@@ -66,9 +66,10 @@ _first_records: WeakKeyDictionary[Any, Record] = WeakKeyDictionary()
 _steps: Final[WeakSet[Any]] = WeakSet()
 """All existing compiled steps of the process that have a plan (a list of instructions)."""
 _recorded_steps: WeakSet[Any] = WeakSet()
-"""The steps that existed when the newest recording began, or were compiled during it.
+"""The steps that can have run in the newest recording.
 
-Only these can have run in the recording. Empty if the recording stores no events (ngd.profile).
+They existed when the recording began, or were compiled during it. If the recording stores no events
+(ngd.profile), the set is empty.
 """
 
 
@@ -147,7 +148,7 @@ def register_step(step: Any) -> None:
 
 
 def leave_out_first_runs() -> None:
-    """Leave first runs out of the present recording, for steps compiled from now on."""
+    """In the running recording, leave out the first run of each step compiled from now on."""
     global _leaves_out_first_runs
     _leaves_out_first_runs = True
 

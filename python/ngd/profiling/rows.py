@@ -37,9 +37,10 @@ class Peaks:
     """The FLOP per second of a large matmul, by the name of the dtype."""
 
     def least_seconds(self, cost: Cost, dtype: str) -> float:
-        """Return the least time of a computation at this speed, in seconds.
+        """Return the least time in seconds that this machine needs for a computation.
 
-        It is the time of the arithmetic or of the memory traffic, whichever is longer.
+        It is the longer of two times at the machine's peak speed: the time of the arithmetic, and
+        the time of the memory traffic.
 
         Parameters
         ----------
@@ -63,7 +64,8 @@ class Row:
         The number in the program. "4.1.0" is instruction 0 of body 1 of instruction 4, which is a
         loop or a branch.
     action : str
-        "run", "start" or "wait" of a collective, "scan", or "cond".
+        "run" for a kernel or a copy, "start" or "wait" for a collective, "scan" for a loop, or
+        "cond" for a branch.
     op : str
         The name of the op.
     site : str
@@ -103,7 +105,8 @@ class Row:
     number: str
     """The number in the program. "4.1.0" is instruction 0 of body 1 of instruction 4."""
     action: str
-    """The action: "run", "start" or "wait" of a collective, "scan", or "cond"."""
+    """The action: "run" for a kernel or a copy, "start" or "wait" for a collective, "scan" for a
+    loop, or "cond" for a branch."""
     op: str
     site: str
     """The `file:line` of the user's code."""
@@ -159,7 +162,11 @@ class Row:
 
     @property
     def overlap(self) -> float:
-        """For a wait: the fraction of `flight`, from 0 to 1, in which this rank did not wait."""
+        """For a wait: the fraction of the collective's time in which this rank did not wait.
+
+        The collective's time is `flight`, from its start to the end of the wait. The fraction is a
+        number from 0 to 1. It is 0 for a row that is not a wait.
+        """
         return 1 - self.seconds / self.flight if self.flight else 0.0
 
 
@@ -174,7 +181,7 @@ def steps_of(plan: Plan) -> Iterator[Instruction]:
 def dtype_of(step: Instruction) -> DType | None:
     """Return the dtype in which an instruction computes: that of its first float operand.
 
-    Return None if no operand is a float.
+    If no operand is a float, return the dtype of the first float result, or None without one.
     """
     types = [type for type, _ in (*step.inputs, *step.outputs)]
     return next((t.dtype for t in types if t.dtype.kind in "fV"), None)

@@ -20,8 +20,8 @@ CLUSTER: Final = "NGD_RAY_CLUSTER"
 NAMESPACE: Final = "NGD_RAY_NAMESPACE"
 """The environment variable with the namespace of the actors of this job."""
 HOSTS: Final = "NGD_RAY_HOSTS"
-"""The environment variable with a JSON object from the address of each host to the name of the
-host's actor."""
+"""The environment variable with a JSON object {address of a host: name of a Ray actor}. This actor,
+an `elastic.Host`, runs commands on the host."""
 WORLD: Final = "NGD_RAY_WORLD"
 """The environment variable with the number of the world that the command belongs to.
 

@@ -316,8 +316,8 @@ class DiLoCo:
     def _compile(self, initial_weights: list[Any]) -> None:
         """Create the outer weights, and compile the step that applies the mean change to them."""
         self.state = LiveState(f"{self._outer.name}.diloco", self._outer.state)
-        """The state to save by `ngd.checkpoint`: a mapping with the variables of the outer weights,
-        of the outer optimizer and of the number of the round."""
+        """The state to save by `ngd.checkpoint`. It has variables for the weights that the driver
+        keeps, for the state of the outer optimizer, and for the number of rounds made."""
         self._weights = [
             self.state.variable(f"weights[{i}]", partial(np.asarray, value))
             for i, value in enumerate(initial_weights)
@@ -389,8 +389,9 @@ class DiLoCo:
     def _add_worker(self, worker: Worker, initial_weights: list[Any]) -> None:
         """Mark a new worker as ready for the next round.
 
-        After the first round, first copy the values of the attribute `carried` from another worker
-        to it. If the new worker is lost while it copies them, it does not become ready.
+        After the first round, the new worker first gets a copy of the values of the attribute
+        `carried` of a ready worker. If the new worker is lost before it has stored these values, it
+        does not become ready.
         """
         if self._update is None:
             self._compile(initial_weights)

@@ -25,14 +25,14 @@ from .uniform import is_per_rank
 class Equal:
     """The nodes of a graph whose values are equal on the ranks of a group.
 
-    `varies(variable)` returns True if the values that another step writes to the variable may
-    differ between these ranks.
+    `graph` is the graph of one compiled step. `varies(variable)` returns True if another compiled
+    step writes values to the variable that may differ between these ranks.
     """
 
     def __init__(self, graph: Graph, group: Any, varies: Callable[[Node], bool]) -> None:
         self.graph, self.group, self.varies = graph, group, varies
         self.unproved: set[Node] = set()
-        """The variables whose next values in this step are not proved equal."""
+        """The variables to which this step writes values that are not proved equal."""
         self.nodes: set[Node] = set()
         while True:
             self.nodes = self.proved()
@@ -44,7 +44,8 @@ class Equal:
     def proved(self) -> set[Node]:
         """Return the nodes that are proved equal on all ranks of the group.
 
-        In this proof, the old values of the variables in `self.unproved` may differ.
+        The proof assumes that the variables in `self.unproved` may differ before the step. An
+        earlier proof could not show that the step writes equal values to them.
         """
         equal: set[Node] = set()
         for node in self.graph.nodes:
@@ -68,7 +69,7 @@ class Equal:
         return all(i in equal for i in node.inputs)
 
     def is_equal_collective(self, node: Node) -> bool:
-        """Return whether a node is a collective whose result is equal on all ranks of the group."""
+        """Return whether the result of a collective is equal on all ranks of `self.group`."""
         assert isinstance(node.op, Collective)
         group = node.attrs.get("group", self.group)
         return node.op.kind.has_equal_results and (group == self.group or group is joined_world())

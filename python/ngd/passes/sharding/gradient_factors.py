@@ -87,7 +87,11 @@ def factors_of(
 
 
 def slice_of_sum(old: Node, exchanged: Factors, target: Target) -> Node:
-    """Return this rank's rows of a sum over the ranks as a 1-d array, computed from all factors."""
+    """Return this rank's rows of a sum of matmuls A^T B over the ranks, as a 1-d array.
+
+    The ranks do not reduce the products. Each rank gathers, from all ranks, B and the columns of A
+    that it needs, and computes its rows of the sum.
+    """
     assert isinstance(old.op, Ordered)
     number, ranks, (product, a, b) = old.op.order.number, target.size, exchanged
     group = {"group": target.sharing.group}

@@ -9,8 +9,8 @@ nearly equal number of operations, and the ranks compute at the same time. "Muon
 Training" (J. Liu et al. 2025, arXiv:2502.16982, section 2.3) divides the work in this way, too.
 
 A chain begins at a sum over the ranks. The *end* of a chain is the node whose value is broadcast.
-It comes after all matmuls of the chain, and the rest of the step reads none of the chain's nodes
-before it. If several nodes are possible, the end is the first of them.
+It comes after all matmuls of the chain. The rest of the step does not read the nodes of the chain
+that come before the end. If several nodes meet these conditions, the end is the first of them.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ from ..collective_order import order_of
 from ..op_costs import cost_of
 
 MIN_FLOPS: Final = 4_000_000
-"""The least number of operations of a chain for which an owner and a broadcast are worth it. A rank
-computes this number of operations in about 40 us."""
+"""The least number of operations of matmuls that one rank computes for its host. With fewer, each
+rank computes the matmuls itself, because a broadcast of the result is not worth it. A rank computes
+this number of operations in about 40 us."""
 MIN_FLOPS_PER_BYTE: Final = 64
-"""A chain with fewer operations per byte gets no owner, because a broadcast would take longer than
-the computation. The bytes are the size of the sum over the ranks at which the chain begins."""
+"""The least number of operations per byte of the result, for matmuls that one rank computes for its
+host. With fewer, each rank computes the matmuls itself, because a broadcast of the result would
+take longer. The result has the size of `Chain.total`, from which the matmuls are computed."""
 
 
 @dataclass
@@ -50,7 +52,7 @@ class Chain:
 
     @property
     def is_worth_it(self) -> bool:
-        """True if the result takes less time to send than to compute."""
+        """True if a broadcast of the result takes less time than the matmuls of the chain."""
         return self.flops >= max(MIN_FLOPS, MIN_FLOPS_PER_BYTE * self.total.type.bytes)
 
 
@@ -79,10 +81,11 @@ def assign_owners(candidates: Iterable[Chain], ends: Ends, ranks: int) -> dict[N
 
 
 def chains(graph: Graph, is_sum: Callable[[Node], bool]) -> Iterable[Chain]:
-    """Return a chain for each sum over the ranks from which matmuls are computed.
+    """Return one chain per sum over the ranks: the matmuls that are computed only from this sum.
 
-    The rest of the step may read such a chain at several nodes. Then the chain has no end, and gets
-    no owner.
+    The nodes that are computed from these matmuls also belong to the chain. The rest of the step
+    may read a chain at several nodes. Then a single broadcast cannot give its result to the other
+    ranks: `Ends.of` returns None for the chain, and every rank computes it.
     """
     sums: dict[Node, set[Node]] = {}  # the sums that a node depends on, except through scalars
     candidates: dict[Node, Chain] = {}
@@ -104,12 +107,15 @@ def chains(graph: Graph, is_sum: Callable[[Node], bool]) -> Iterable[Chain]:
 
 
 class Ends:
-    """The search for the end of each chain: the one node through which the step reads its matmuls.
+    """The search for the end of each chain of matmuls: the node whose value is broadcast.
 
-    `values` are the next values of the shared variables; each end is among the nodes from which
-    they are computed. A *total* is a reduction to one element. The ranks may compute it together,
-    each from its shard of the operand, so it counts as a collective. `totals` maps each total to
-    the all-reduces from which it is computed.
+    The rest of the step reads the matmuls of a chain only through the end of the chain. `values`
+    are the nodes that compute the new values of the shared variables. Each end is one of them, or
+    one of the nodes from which they are computed.
+
+    A *total* is a reduction to one element. The ranks may compute a total together, each from its
+    shard of the operand, so a total counts as a collective. `totals` maps each total to the
+    all-reduces from which it is computed.
     """
 
     def __init__(
@@ -130,7 +136,10 @@ class Ends:
                 self.readers.setdefault(operand, []).append(node)
 
     def of(self, chain: Chain) -> Node | None:
-        """Return the end of a chain, or None if no node can be its end."""
+        """Return the end of a chain of matmuls: the node to broadcast; None if no node can be it.
+
+        The rest of the step reads the chain only through its end.
+        """
         position = {node: i for i, node in enumerate(chain.nodes)}
         # The end is the last heavy op of the chain, or a node after it.
         last = max(position[node] for node in chain.nodes if node.op.is_heavy)
@@ -164,9 +173,9 @@ class Ends:
     def is_reduced(self, chain: Chain, node: Node) -> bool:
         """Return whether the ranks communicate to compute a node.
 
-        They do for a collective. They may also do so for a reduction to one element, if each rank
-        reduces its shard. Such a reduction counts if it is computed from a sum over the ranks other
-        than the sum at which the chain begins.
+        They do for a collective. They may also do so for a reduction to one element: each rank
+        reduces its shard, and a collective reduces the results. But the answer is False for a
+        reduction that is computed only from `chain.total`, the sum at which the chain begins.
         """
         totals = self.totals.get(node, ())
         return node.op.order is not None or any(each is not chain.total for each in totals)
@@ -184,9 +193,11 @@ class Ends:
         return False
 
     def needs_same_collectives(self, end: Node, owned_by_end: Mapping[Node, Chain]) -> bool:
-        """Return False if only the owner needs a collective from which the chain is computed.
+        """Return whether all ranks call every collective from which a chain is computed.
 
-        The other ranks would not call this collective. Return True if all ranks need all of them.
+        Only one rank of a host, the owner, computes the chain. So the other ranks do not call a
+        collective whose result only the chain needs: then the answer is False. `end` is the node of
+        the chain that the owner broadcasts.
         """
         alive, below, chain = set(self.roots), {end}, owned_by_end[end]
         for node in reversed(self.graph.nodes):

@@ -40,7 +40,7 @@ class ShardNeeds:
     def __init__(self, graph: Graph, updates: Mapping[Node, Node], sharing: Sharing) -> None:
         self.graph, self.sharing = graph, sharing
         self.values = list(updates.values())
-        """The next values of the shared variables."""
+        """The nodes that compute the new values of the shared variables."""
         self.sums = self.find_sums()
         """A dict from a value to the sums over the ranks from which it is computed. It has only
         values whose shard can be computed from shards of these sums (`has_shards`)."""
@@ -55,15 +55,17 @@ class ShardNeeds:
         self.whole: set[Node] = set()
         """The nodes that this rank needs whole."""
         self.sharded: set[Node] = set()
-        """The nodes that this rank needs as a shard. A node may be in `whole`, too."""
+        """The nodes of which this rank needs its shard. If it also needs the whole value of a node,
+        the node is in `whole`, too."""
         self.find_needs()
         self.once_over_hosts = self.variables_once_over_hosts(updates)
-        """The variables of which all hosts together keep one copy."""
+        """The variables that are divided over all hosts: no host has all of their elements."""
 
     def find_sums(self) -> dict[Node, set[Node]]:
-        """Return the sums over the ranks from which each value is computed.
+        """Return a dict from each node to the sums over the ranks from which it is computed.
 
-        The dict has only those values whose shards can be computed from shards of these sums.
+        A sum is the node of an all-reduce. A node has an entry only if its shard can be computed
+        from shards of these sums.
         """
         sums: dict[Node, set[Node]] = {}
         for node in self.graph.nodes:
@@ -104,10 +106,11 @@ class ShardNeeds:
         return operand in self.sums and is_divided(operand.type, self.sharing.partition.parts)
 
     def find_needs(self) -> None:
-        """Set `whole` and `sharded`: the nodes that this rank needs whole, or as a shard.
+        """Set `whole` and `sharded`: the nodes that this rank needs whole, and those as a shard.
 
-        Totals (reductions to one element) that are not worth a collective are removed from
-        `totals`.
+        Each total, a reduction to one element, costs a collective. Its benefit is that the sums
+        over the ranks from which it is computed are not needed whole. So a total is removed from
+        `totals` if all of these sums are needed whole for another reason.
         """
         while True:
             self.pass_on_needs()
@@ -117,9 +120,10 @@ class ShardNeeds:
             self.totals = worth_it
 
     def pass_on_needs(self) -> None:
-        """Set `whole` and `sharded` in one walk from the outputs and next values to the leaves.
+        """Set `whole` and `sharded`: the nodes that this rank needs whole, and those as a shard.
 
-        The nodes in `totals` need only the shard of their operand.
+        One walk goes from the outputs, and from the new values of variables, to the leaves. A node
+        in `totals` needs only the shard of its operand.
         """
         shared = set(self.values)
         self.sharded = set(shared)
@@ -158,10 +162,11 @@ class ShardNeeds:
             self.whole.update(node.inputs)
 
     def variables_once_over_hosts(self, updates: Mapping[Node, Node]) -> set[Node]:
-        """Return the variables of which all hosts together keep one copy, such as optimizer state.
+        """Return the variables that are divided over all hosts, such as optimizer state.
 
-        The step needs only shards of such a variable, so each rank keeps only its part. A variable
-        that an earlier step keeps whole on each host is left out. If each host has a copy of every
+        No host has all elements of such a variable: each rank keeps only the elements that it
+        updates. This requires that the step does not need the whole variable. Variables that have a
+        whole copy on each host since an earlier step are left out. If each host has a copy of every
         variable (`Partition.is_once_over_hosts` is False), the set is empty.
         """
         if not self.sharing.partition.is_once_over_hosts:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Analysis of the next values of variables: which are equal, and on which ranks.
+"""Analysis of the values that a step writes to variables: which are equal, and on which ranks.
 
-A next value is computed from collectives, variables, constants and arguments. Only the nearest
-collectives count: if a collective gives all ranks of its group the same result, the results are
-equal even if the operands differ between the ranks. So the ranks that should hold equal values of a
-variable are the intersection of the groups of all nearest collectives of its next value
-(docs/adr/0047-variables-that-differ.md).
+Such a value, the *next value* of its variable, is computed from collectives, variables, constants
+and arguments. On each path to the next value, only the last collective counts: if it gives all
+ranks of its group the same result, the results are equal even if the operands differ between the
+ranks. So the value of a variable should be equal on the ranks that are in the groups of all these
+last collectives (docs/adr/0047-variables-that-differ.md).
 """
 
 from __future__ import annotations
@@ -32,21 +32,24 @@ class Origin(NamedTuple):
     groups: frozenset[Any] = NO_GROUPS
     """The groups of the last collectives on the paths to the value."""
     varies: bool = False
-    """True if one of these collectives or leaves may have different values on the ranks."""
+    """True if the value may differ between ranks, because a leaf, or the result of the last
+    collective on a path to the value, may differ between them."""
     is_shard: bool = False
-    """True if one of these collectives is a receive, or gives each rank a different block."""
+    """True if the last collective on a path to the value is a receive, or gives each rank a
+    different block."""
 
 
 CONSTANT_ORIGIN = Origin()
 
 
 class NextValue(NamedTuple):
-    """The next value of a variable that should be equal on some ranks."""
+    """The value that a step writes to a variable, if it should be equal on several ranks."""
 
     variable: Node
     value: Node
     groups: frozenset[Any]
-    """Groups of ranks. The value should be equal on the ranks that are in all of these groups."""
+    """Groups of ranks. The step should write equal values to the variable on those ranks that are
+    in all of these groups."""
     varies: bool
     """True if a value from which the next value is computed differs between ranks."""
     computation: bytes
@@ -89,7 +92,11 @@ def origins(graph: Graph, group: Any) -> dict[Node, Origin]:
 
 
 def origin_of(node: Node, inputs: Sequence[Origin], group: Any) -> Origin:
-    """Return the `Origin` of a node, given those of its inputs."""
+    """Return the `Origin` of a node, computed from those of its inputs.
+
+    An `Origin` has facts about the collectives and leaves from which a value is computed.
+    `group` is the group of collectives that have no group of their own.
+    """
     if node.op is VARIABLE:
         return Origin(varies=is_per_rank(node))
     if node.op is PLACEHOLDER:
@@ -109,7 +116,10 @@ def origin_of(node: Node, inputs: Sequence[Origin], group: Any) -> Origin:
 
 
 def merged(inputs: Sequence[Origin]) -> Origin:
-    """Return the `Origin` of a value that is computed from values with these origins."""
+    """Merge the origins of the operands of an op, and return the origin of its result.
+
+    An `Origin` has facts about the collectives and leaves from which a value is computed.
+    """
     if not inputs:
         return CONSTANT_ORIGIN
     first, *other_origins = inputs
@@ -130,10 +140,11 @@ def is_per_rank(variable: Node) -> bool:
 def next_values(graph: Graph, group: Any) -> list[NextValue]:
     """Return the next values that should be equal on several ranks.
 
-    Two kinds of next values are left out: those of per-rank variables, and those that are computed
-    from a value that a collective makes different on each rank, such as the block of a
-    reduce_scatter. A step without collectives has none. If a next value is computed from no
-    collective, it should be equal on the ranks that are in all groups of the step's collectives.
+    A next value is the value that the step writes to a variable. Two kinds are left out: those of
+    variables with `per_rank=True`, and those that are computed from a value that a collective makes
+    different on each rank, such as the block of a reduce_scatter. If a step has no collectives, the
+    list is empty. If a next value does not depend on a collective, it should be equal on the ranks
+    that are in the groups of all collectives of the step.
     """
     if not graph.updates:
         return []
@@ -151,7 +162,11 @@ def next_values(graph: Graph, group: Any) -> list[NextValue]:
 
 
 def computations_of(graph: Graph) -> dict[Node, bytes]:
-    """Return a digest of how each node is computed from the nearest collectives and from leaves."""
+    """Return, for each node, a digest of how it is computed, to compare between ranks.
+
+    The digest covers the ops from collectives and leaves to the node. It does not cover the
+    operands of these collectives.
+    """
     found: dict[Node, bytes] = {}
     for node in graph.nodes:
         below = [] if isinstance(node.op, Collective) else [found[i] for i in node.inputs]

@@ -124,9 +124,10 @@ def shard_updates(graph: Graph, target: Target, options: CompileOptions) -> Grap
 def shareable_variables(graph: Graph, equal: Equal, ranks: int, shared: set[Node]) -> set[Node]:
     """Return the variables whose updates a step can shard.
 
-    The next values of these variables are proved equal on all ranks, and are computed from a
-    collective or from a shared variable. `shared` has the variables that ranks already share. A
-    variable that the step only sets to a constant is not returned.
+    The value that the step writes to such a variable is proved equal on all ranks. The value also
+    depends on a collective, on one of the variables that the ranks share already (`shared`), or on
+    another returned variable. So a variable that the step sets to a constant is not returned.
+    Small variables and variables with `per_rank=True` are not returned, either.
     """
     able = {
         v: value
@@ -143,7 +144,10 @@ def shareable_variables(graph: Graph, equal: Equal, ranks: int, shared: set[Node
 
 
 class Levels(NamedTuple):
-    """The level of each node, and the last collective that the node is computed from."""
+    """For each node, the largest number of totals on a path to it, and its last collective.
+
+    A total is a reduction to one element.
+    """
 
     level: dict[Node, int]
     """The largest number of totals (reductions to one element) on a path that ends at a node."""
@@ -175,11 +179,11 @@ def collective_number(node: Node) -> int:
 
 
 class ShardedGraph:
-    """The rewrite of a graph to one that computes this rank's shards.
+    """The rewrite of a graph to a new graph that computes this rank's shards.
 
-    The level of a node is the largest number of totals (reductions to one element) on a path to
-    it. `change` is called for the nodes in the order of their levels, so that one collective can
-    reduce all totals of a level.
+    A total is a reduction to one element. The level of a node is the largest number of totals on a
+    path that ends at the node. `Graph.rewrite` calls `change` for the nodes in ascending order of
+    their levels. So one collective can reduce all totals of a level, before any node needs them.
     """
 
     def __init__(
@@ -195,15 +199,17 @@ class ShardedGraph:
         self.partition = target.sharing.partition
         self.num_readers = uses(graph)
         self.shards: dict[Node, Node] = {}
-        """For each old node of which a shard is needed, the node of this shard."""
+        """A dict from nodes of the old graph to nodes of the new one. The new node computes this
+        rank's shard of the old node's value. Only nodes of which a shard is needed have an entry.
+        """
         self.taken_shards: dict[Node, Node] = {}
         """For each new node that is computed whole and of which a shard is needed: the node that
         takes this shard, a slice of the whole value. So each slice is made only once."""
         self.totals: dict[Node, Node] = {}
         """The new node of each total (reduction to one element) of the old graph."""
         self.owned_sums = {chain.total: chain.total for chain in needs.owned_chains.values()}
-        """A dict from old to new nodes: the sums over the ranks at which chains of matmuls begin.
-        One rank, the owner of the chain, computes the matmuls. The other ranks receive the result
+        """A dict from old to new nodes. The nodes are sums over the ranks from which matmuls are
+        computed, by only one rank of each host. The other ranks receive the result of the matmuls
         in the memory of the sum."""
         self.level_reached = 0
         self.last_number = max(map(collective_number, graph.nodes))
@@ -245,10 +251,11 @@ class ShardedGraph:
         return old.op.node([self.operand_shard(i, new, old) for i, new in pairs], old.attrs)
 
     def shard_of_sum(self, old: Node, operand: Node) -> Node:
-        """Return this rank's shard of a sum over the ranks that no rank needs whole.
+        """Return this rank's shard of a sum over the ranks, if no rank needs the whole sum.
 
-        The shard is computed from exchanged gradient factors (gradient_factors.py) if possible.
-        Otherwise it is computed by a reduce-scatter.
+        If the operand is a matmul A^T B, and A and B are small, the ranks exchange A and B. Each
+        rank then computes its shard from them (gradient_factors.py). Otherwise the ranks reduce
+        the operand by a reduce-scatter.
         """
         num_readers = self.num_readers[old.inputs[0]]
         bounds = shard_bounds(old.type.count, self.target.size)
@@ -260,9 +267,10 @@ class ShardedGraph:
     def broadcast_from_owner(self, old: Node, new: Node) -> Node:
         """Return the broadcast of the result of a chain of matmuls to the ranks of this host.
 
-        The root is the owner of the chain, the rank that computes it. On the other ranks, the
-        operand of the broadcast is the sum at which the chain begins. These ranks receive the
-        result in the memory of this sum.
+        The root is the only rank of the host that computes the chain. There, the operand is `new`,
+        the result of the chain. On the other ranks, the operand is the sum over the ranks from
+        which the chain is computed. They do not send it. They receive the result in its memory,
+        which has the right size.
         """
         chain, here = self.needs.owned_chains[old], self.partition.host_ranks
         if chain.owner != here.rank:
@@ -293,7 +301,7 @@ class ShardedGraph:
     def update(self, variable: Node, value: Node) -> tuple[Node, Node]:
         """Return the part of a variable that this rank writes, and the value to write.
 
-        `value` is the next value, a node of the graph before the rewrite.
+        `value` is the node of the old graph that computes the new value of the whole variable.
         """
         shard, (begin, end) = self.shards[value], self.partition.part(value.type.count)
         if shard.shape != (end - begin,):
@@ -310,9 +318,11 @@ class ShardedGraph:
         return elements_of(variable, begin, end), gathered
 
     def reduce_shard(self, old: Node, operand: Node) -> Node:
-        """Return the shard of a sum, reduced over the ranks of the host, then over counterparts.
+        """Reduce `operand` over all ranks; return the node of this rank's shard of the result.
 
-        The counterparts are the ranks that have the same local index on the other hosts.
+        The shard replaces `old`, an all-reduce. First, the ranks of each host reduce `operand`, and
+        each gets a shard. Then this shard is reduced over the counterparts: the ranks that have the
+        same local index on each host.
         """
         here, there = self.partition.host_ranks, self.partition.counterparts
         number, reduce_op = collective_number(old), old.attrs["reduce_op"]
