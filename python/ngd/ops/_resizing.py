@@ -52,10 +52,11 @@ resize of float32 [4, 16, n, n] to twice the size, on one core of a server CPU:
 
 
 def _cubic(x: Array, a: float) -> Array:
-    """Return the weights of elements at the distances x, by Keys's cubic kernel.
+    """Return the weights of Keys's cubic kernel at the distances x.
 
-    A distance is that of an input element from the position that is interpolated, in elements. `a`
-    is the coefficient of the kernel.
+    The kernel is centered at an output element. x has the signed distances from this center to
+    input elements. The unit is one input element, or more if antialias widens the kernel. `a` is
+    the coefficient of the kernel.
     """
     x = np.abs(x)
     near = ((a + 2) * x - (a + 3)) * x * x + 1
@@ -65,9 +66,10 @@ def _cubic(x: Array, a: float) -> Array:
 
 
 def _triangle(x: Array, a: float) -> Array:
-    """Return the weights of elements at the distances x, by the linear kernel.
+    """Return the weights of the linear kernel at the distances x.
 
-    A distance is that of an input element from the position that is interpolated, in elements.
+    The kernel is centered at an output element. x has the signed distances from this center to
+    input elements. The unit is one input element, or more if antialias widens the kernel.
 
     The parameter `a` is unused. It gives `_triangle` the signature of `_cubic`.
     """

@@ -100,12 +100,12 @@ def without_gradient(loss: Node, target: Node, adjoints: Mapping[Node, Node], pa
 
 
 def end_of_path(loss: Node, target: Node, adjoints: Mapping[Node, Node]) -> Node | None:
-    """Return the node that ends the path of gradients from a target to the loss, or None.
+    """Return the first node after a target that stops the gradient, or None.
 
-    A gradient flows through nodes with float results. The nodes between the target and the loss are
-    visited in the order in which they are computed. The first one that stops the gradient is
-    returned: none of its results is a float, or its gradient rule returns no gradient. None means
-    that no node stops the gradient: the loss does not depend on the target.
+    `target` has no gradient. The nodes that depend on it are visited in the order in which they are
+    computed. A node stops the gradient if none of its results is a float, or if its gradient rule
+    returns no gradient. If no node stops the gradient, the loss does not depend on the target, and
+    None is returned.
     """
     dependent, active = {target}, {target}
     for node in topological((loss,)):
@@ -128,7 +128,7 @@ def end_of_path(loss: Node, target: Node, adjoints: Mapping[Node, Node]) -> Node
 def walk_back(
     seeds: Mapping[Node, Node], targets: Iterable[Node], past_targets: bool = True
 ) -> Mapping[Node, Node]:
-    """Return a dict from each active node between some roots and the targets to its adjoint.
+    """Walk from the roots back to the targets; return {node: adjoint} for active nodes on the way.
 
     A node is active if it is a target, or a float that depends on a target. The keys of `seeds` are
     the roots, the nodes from which the walk starts; the values are their adjoints. A node is
@@ -226,10 +226,11 @@ def _widened_adjoints(dy: Any) -> Any:
 
 
 def _unbroadcast(part: Node, shape: Shape) -> Node:
-    """Return `part`, an adjoint of an operand that an op has broadcast, in the operand's `shape`.
+    """Return the adjoint `part` of an operand in `shape`, the shape of the operand.
 
-    `part` is summed over the axes along which the op has repeated the operand. If `part` is a
-    scalar, it is the adjoint of every element, and is repeated.
+    If the op has broadcast the operand, `part` is larger than the operand. It is then summed over
+    the axes along which the operand was repeated. If `part` is a scalar, it is the adjoint of every
+    element of the operand, and is broadcast to `shape`.
     """
     if part.shape == shape or not part.shape:
         return broadcast_to(part, shape)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The row number of an element, from one index for each of several axes."""
+"""The op `row_number`, which combines one index per axis into one row-major position."""
 
 from __future__ import annotations
 

@@ -141,8 +141,8 @@ def digitize(x: Value, bins: Value, right: bool = False) -> Node:
     x : node or array
         Numbers of any shape.
     bins : node or array
-        The edges, along one axis. The edges of an array are in ascending or descending order. If
-        `bins` is a node, its edges must be in ascending order.
+        The edges of the bins, a 1-D array. They are in ascending order. A `bins` that is not a node
+        may also be in descending order.
     right : bool, default False
         If True, a bin contains its right edge instead of its left edge.
 
@@ -189,7 +189,8 @@ def bincount(x: Value, length: int, weights: Value | None = None) -> Node:
     Raises
     ------
     OutOfRangeError
-        An element is outside of [0, length). The error is raised when the compiled step runs.
+        An element is outside of [0, length). The error is raised at run time, not when the graph
+        is built.
 
     Examples
     --------
@@ -327,7 +328,7 @@ def interp(
     x : node or array
         The positions to evaluate at, numbers of any shape.
     xp, fp : node or array
-        The coordinates of the points, ascending along one axis, and the values at the points.
+        Two 1-D arrays of one size: the ascending coordinates of the points, and their values.
     left, right : node or array, optional
         The values before the first point and after the last one. The defaults are the values at
         these points.

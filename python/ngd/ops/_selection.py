@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """x[index] and x.at[index]: basic indexing, arrays of integers, and masks, as in NumPy.
 
-An index with arrays is split into two parts: the basic part, and the arrays. The basic part has the
-slices and None of the index, and a full slice instead of each array. For example, the basic
-part of x[1:3, rows] is [1:3, :]. If an index contains an array, its ints become arrays too.
+An index with arrays is split into a basic index and the arrays. The basic index keeps each slice
+and each None, and has a full slice instead of each array. For example, x[1:3, rows] is split into
+the basic index [1:3, :] and the array `rows`. If an index contains an array, its ints become arrays
+too.
 
-The basic part is applied to x first. Then the axes that the arrays index are joined into one axis,
-axis 0. The parts along this axis are called rows. The arrays are combined into one array of row
-numbers, which selects rows.
+The basic index is applied to x first. Then the axes that the arrays index are joined into one axis,
+axis 0. A row is the subarray at one index of axis 0, and this index is the row number. The arrays
+are combined into one array of row numbers, which selects rows.
 """
 
 from __future__ import annotations
@@ -47,33 +48,34 @@ MASK: Final = (
 )
 """The error message for x[mask] with a mask that is a node of the graph.
 
-The shape of the result would depend on the values of the mask, which are known only when the
-compiled step runs. A mask that is a NumPy array is allowed.
+The shape of the result would depend on the values of the mask, which are known only at run time. A
+mask that is a NumPy array is allowed.
 """
 
 
 @dataclass(frozen=True)
 class Selection:
-    """An index that contains arrays, split into a basic part and its arrays.
+    """An index that contains arrays, split into a basic index and the arrays.
 
-    The basic part has the slices and None of the index. It is applied to x first. The arrays then
-    index axes of the result.
+    The basic index keeps each slice and each None, and has a full slice instead of each array. It
+    is applied to x first. The arrays then index axes of the result.
     """
 
     basic: tuple[Any, ...]
-    """The basic part of the index: slices and None, and a slice of the whole axis per array."""
+    """The basic index: slices and None, and a slice of the whole axis per array."""
     axes: tuple[int, ...]
-    """For each array, the axis that it indexes, as numbered in the result of the basic part."""
+    """For each array, the axis of x[basic] that it indexes."""
     arrays: tuple[Node | Array, ...]
     """The arrays of integers.
 
     A NumPy array is already checked, and its elements are in [0, size of the axis). The elements of
-    a node may be negative, and are checked when the compiled step runs.
+    a node may be negative, and are checked at run time.
     """
     indexed: tuple[int, ...]
-    """For each array, the axis that it indexes, as numbered in x, for error messages.
+    """For each array, the axis of x that it indexes, for error messages.
 
-    It differs from the entry of `axes` if the index has a None, which inserts an axis.
+    It differs from the axis in `axes` if the index has a None. For example, `rows` in x[None, rows]
+    indexes axis 0 of x, but axis 1 of x[None, :].
     """
     shape: Shape
     """The shape to which the arrays are broadcast."""
@@ -95,7 +97,7 @@ def is_index_array(item: Any) -> bool:
 
 
 def split_index(where_: str, x: Type, index: Any) -> Selection | None:
-    """Return an index as a Selection, or None if it contains no arrays.
+    """Split an index of x into slices and arrays, or return None if it contains no arrays.
 
     Raise a ShapeError or a DTypeError if the index does not fit x.
     """
@@ -203,7 +205,7 @@ def checked_indices(where_: str, item: Any, x: Type, axis: int) -> Node | Array:
     """Return the index array `item` of an axis of x; ShapeError if an index is out of range.
 
     Negative indices become non-negative. An index array that is a node is returned unchanged: its
-    values are checked when the compiled step runs.
+    values are checked at run time.
     """
     n = x.shape[axis]
     if isinstance(item, _MaskIndices):
@@ -225,10 +227,11 @@ def checked_indices(where_: str, item: Any, x: Type, axis: int) -> Node | Array:
 
 
 class Rows:
-    """The result of the basic part of an index, reshaped to rows.
+    """The array of rows from which the arrays of an index select.
 
-    The axes that arrays index are joined to one axis in front. A row is the part of x at one index
-    of this axis.
+    `x` is the indexed array, to which the slices and each None of the index are already applied.
+    In `rows`, the axes of `x` that the arrays index are joined into axis 0. A row is the subarray
+    at one index of axis 0.
     """
 
     def __init__(self, where_: str, x: Node, selection: Selection) -> None:
@@ -249,10 +252,10 @@ class Rows:
         return self.selection.axes[0] if self.selection.is_adjacent else 0
 
     def row_numbers(self) -> Node | Array:
-        """Return the row number that each element of the index arrays selects.
+        """Combine the index arrays into one array of row numbers.
 
-        If an array is a node, the op that computes the row numbers checks the indices when the
-        compiled step runs.
+        A row number is an index along axis 0 of `self.rows`. If an array is a node, the op that
+        computes the row numbers checks the indices at run time.
         """
         shape, arrays = self.selection.shape, self.selection.arrays
         if all(isinstance(a, np.ndarray) for a in arrays):
@@ -266,15 +269,15 @@ class Rows:
         )
 
     def restore(self, rows: Node) -> Node:
-        """Reshape rows back to the shape of the result of the basic part of the index.
+        """Return `rows`, a changed copy of `self.rows`, in the shape of `self.x`.
 
-        `rows` is a changed copy of `self.rows`. This undoes the transpose and reshape to rows.
+        This undoes the transpose and the reshape in `__init__`.
         """
         full = reshape(rows, (*self.extents, *self.row))
         return transpose(full, np.argsort(self.order).tolist())
 
     def gather(self) -> Node:
-        """Return the rows that the arrays select, in the shape of x[index]."""
+        """Return x[index]: read the values at the index arrays, and order the axes as NumPy."""
         selection = self.selection
         if len(selection.axes) == 1:
             attrs = {"axis": selection.axes[0], "caller": self.where}
@@ -289,9 +292,10 @@ class Rows:
         return transpose(selected, order)
 
     def value_rows(self, where_: str, values: Node) -> Node:
-        """Return the user's values as an array of rows, one row per row number in `row_numbers()`.
+        """Return `values`, the user's values for x[index], in the shape [row numbers, *self.row].
 
-        The values are first broadcast to the shape of x[index]; ShapeError if they do not fit.
+        The result has one entry for each row number in `row_numbers()`. The values are first
+        broadcast to the shape of x[index]; ShapeError if they do not fit.
         """
         num_axes, before = len(self.selection.shape), self.before
         shape = (*self.row[:before], *self.selection.shape, *self.row[before:])
@@ -324,8 +328,8 @@ def getitem(x: Value, index: Any) -> Node:
         An index has another type, or is a mask that is a node: the shape of the result would depend
         on the values of the mask.
     OutOfRangeError
-        An element of a node of indices is out of range. The compiled step raises this error when it
-        runs. The error is also an IndexError and a ValueError.
+        An element of a node of indices is out of range. The error is raised at run time, not when
+        the graph is built. It is also an IndexError and a ValueError.
 
     Notes
     -----
@@ -368,37 +372,40 @@ class Part:
         self.x, self.index = x, index
 
     def get(self) -> Node:
-        """Return the part, x[index]."""
+        """Return x[index]."""
         return getitem(self.x, self.index)
 
     def set(self, values: Value) -> Node:
-        """Return x with the part set to values.
+        """Return x with x[index] replaced by values.
 
         If an index occurs twice, the element is set to the last of its values.
         """
         return self._changed("set", values, None)
 
     def add(self, values: Value) -> Node:
-        """Return x with values added to the part. If an index occurs twice, both are added."""
+        """Return x with values added to x[index].
+
+        If an index occurs twice, both of its values are added to the element.
+        """
         return self._changed("add", values, add)
 
     def multiply(self, values: Value) -> Node:
-        """Return x with the part multiplied by values.
+        """Return x with x[index] multiplied by values.
 
-        If an index occurs twice, the element is multiplied by both values.
+        If an index occurs twice, the element is multiplied by both of its values.
         """
         return self._changed("multiply", values, multiply)
 
     def min(self, values: Value) -> Node:
-        """Return x with each element of the part replaced by min(element, value)."""
+        """Return x with x[index] replaced by minimum(x[index], values)."""
         return self._changed("min", values, minimum)
 
     def max(self, values: Value) -> Node:
-        """Return x with each element of the part replaced by max(element, value)."""
+        """Return x with x[index] replaced by maximum(x[index], values)."""
         return self._changed("max", values, maximum)
 
     def _changed(self, name: str, values: Value, combine: Combine | None) -> Node:
-        """Return x with the part set to values, or to combine(part, values) if combine is given.
+        """Return x with x[index] replaced by values, or by combine(x[index], values).
 
         `name` is the name of the method that the user called, such as "set", for error messages.
         """
@@ -425,10 +432,11 @@ class Part:
         return Part(x, selection.basic)._placed(where_, changed, None)
 
     def _mask(self, where_: str, values: Node) -> Node | None:
-        """Return the index as a mask for `where`, or None if `where` cannot do the change.
+        """Return the index as a mask for ops.where, or None if ops.where cannot replace x[index].
 
-        `where` needs an index that is one mask, and values that are equal for all selected
-        elements. For example, x.at[mask].set(0) fits, but one value per True element does not.
+        ops.where needs an index that is one mask, and values that are equal for all True elements
+        of the mask. For example, it can compute x.at[mask].set(0), but it cannot replace x[mask]
+        by a different value for each True element.
         """
         mask = self.index
         if isinstance(mask, tuple) and len(mask) == 1:
@@ -445,7 +453,7 @@ class Part:
         return None if is_known and values.ndim > self.x.ndim - node.ndim else node
 
     def _placed(self, where_: str, values: Node, combine: Combine | None) -> Node:
-        """Return x with the part set to values; with `combine`, to combine(part, values).
+        """Return x with x[index] replaced by values, or by combine(x[index], values).
 
         `self.index` must not contain arrays. An index without arrays selects no element twice.
         """
@@ -511,12 +519,12 @@ def at(x: Value) -> At:
 
 
 def changed_rows(rows: Rows, values: Node, combine: Combine | None) -> Node:
-    """Return a copy of `rows.rows`, the array of all rows, in which the selected rows are changed.
+    """Return a copy of the array `rows.rows` in which the rows that the index selects are changed.
 
-    `values` has one entry per row number in `rows.row_numbers()`. Several entries may have the same
-    row number. If `combine` is None, the last of these entries replaces the row. Otherwise the row
-    becomes combine(row, value), where `value` combines all these entries. To find entries with the
-    same row number, `values` is sorted by row number.
+    A row is rows.rows[i], and i is its row number. values[k] is the value for the row with the k-th
+    row number in `rows.row_numbers()`. One row may have several values. If `combine` is None, the
+    last of them replaces the row. Otherwise the row becomes combine(row, value), where `value`
+    combines all values of the row. To find the values of one row, `values` is sorted by row number.
     """
     row_numbers, count, num_values = rows.row_numbers(), rows.count, values.shape[0]
     if num_values == 0:

@@ -23,10 +23,10 @@ __all__ = ["broadcast_to", "expand_dims", "reshape", "squeeze", "stop_gradient",
 def regroup_axes(old: Shape, new: Shape) -> list[tuple[range, range]]:
     """Return pairs (range of old axes, range of new axes) of a reshape from `old` to `new`.
 
-    The sizes of the two ranges of axes have the same product, and the ranges are as short as
-    possible. For example, (6, 4) to (2, 3, 4) gives axis 0 with axes 0 and 1, and axis 1 with axis
-    2. If an axis has size 0 or 1, the ranges are ambiguous. The list is then empty, and
-    `Reshape.move_transpose` does nothing.
+    In each pair, the sizes of the old axes and those of the new axes have the same product. The
+    ranges are as short as possible. For example, the reshape from (6, 4) to (2, 3, 4) returns
+    [(range(0, 1), range(0, 2)), (range(1, 2), range(2, 3))], because 6 = 2 * 3 and 4 = 4. If an
+    axis has size 0 or 1, the ranges are ambiguous, and the list is empty.
     """
     groups: list[tuple[range, range]] = []
     if math.prod(old) == 0 or 1 in old or 1 in new:

@@ -146,7 +146,7 @@ def basic_index(x: Type, index: tuple[Any, ...]) -> tuple[list[range], Shape]:
 
 
 def _one_index(x: Type, axis: int, item: Any) -> range:
-    """Return the range of length 1 for an int as the index of an axis."""
+    """Convert an int index of an axis to a range: -1 on an axis of size 4 gives range(3, 4)."""
     try:
         if isinstance(item, (bool, np.bool_, Node)):
             raise TypeError

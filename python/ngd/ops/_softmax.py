@@ -200,8 +200,8 @@ class SoftmaxCrossEntropy(Op):
     ShapeError
         The shapes do not fit.
     OutOfRangeError
-        A label is outside of [0, C), when the compiled step runs. The error is also an IndexError
-        and a ValueError.
+        A label is outside of [0, C). The error is raised at run time, not when the graph is built.
+        It is also an IndexError and a ValueError.
 
     Examples
     --------
@@ -317,7 +317,7 @@ def class_weights(where_: str, weight: Value | None, wide: Node, labels: Node) -
 
     `wide` is the node of the logits or log-probabilities, [..., C], in the dtype of the
     computation. C is the number of classes. The result has the dtype of `wide`. A label outside of
-    [0, C) raises an error when the compiled step runs.
+    [0, C) raises an error at run time.
     """
     count = wide.shape[-1]
     if weight is None:
@@ -371,7 +371,7 @@ def cross_entropy(
     ValueError
         The reduction is unknown, or label_smoothing is outside of [0, 1].
     OutOfRangeError
-        A label is outside of [0, C). The error is raised when the compiled step runs.
+        A label is outside of [0, C). The error is raised at run time, not when the graph is built.
 
     Examples
     --------
