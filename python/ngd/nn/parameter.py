@@ -21,7 +21,7 @@ from .initializers import Initializer, zeros
 
 
 class Owner(Protocol):
-    """The attributes of a module that its declarations (Parameter, Buffer) use."""
+    """A protocol with the attributes of nn.Module that Parameter and Buffer use."""
 
     name: str
     _scope: Scope
@@ -94,7 +94,10 @@ class Parameter:
 
     @property
     def has_variable(self) -> bool:
-        """True if the variable exists. The first use of the variable makes it."""
+        """True if the variable that this object declares exists.
+
+        The first access to `variable` makes the variable, or a call of `assign` before that.
+        """
         return self._variable is not None
 
     @property
@@ -129,12 +132,13 @@ class Parameter:
         return new
 
     def draw(self, seed: int) -> Any:
-        """Return the first value for a seed.
+        """Draw the initial value of the variable with a seed.
 
         Parameters
         ----------
         seed : int
-            The seed. The value depends only on the seed and on `name`.
+            The seed. The random generator depends on it and on `name`, so that variables with
+            different names get different values.
 
         Returns
         -------
@@ -157,7 +161,9 @@ class Parameter:
         self._variable.assign(value)
 
     def register(self, module: Owner, key: str) -> None:
-        """Record the module and the attribute of this declaration. Only the first call has effect.
+        """Record that this object is the attribute `key` of `module`.
+
+        If such a record exists already, the call changes nothing.
 
         Parameters
         ----------
@@ -173,9 +179,10 @@ class Parameter:
         return f"{type(self).__name__}({self.shape}, {self.dtype.name})"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for a copy or pickle: the value of the variable, but not its module.
+        """Return the state for a copy or pickle.
 
-        The copied or unpickled module calls `register` for each of its declarations.
+        The state has the value of the variable, but not the module that has this object as an
+        attribute. The copied or unpickled module records itself by a call of `register`.
         """
         state = {**self.__dict__, "_owner": None, "_variable": None}
         if self._variable is not None:
@@ -186,7 +193,8 @@ class Parameter:
 class Buffer(Parameter):
     """The declaration of a variable that is not trained, such as running statistics.
 
-    A buffer changes only by the updates in `Training.updates`.
+    Optimizers do not change a buffer. In training, a module stores the new value of a buffer in
+    `Training.updates`. A step that is compiled with these updates assigns the value.
 
     Parameters
     ----------

@@ -101,7 +101,8 @@ def spectral_norm(
     name : str, default "weight"
         The attribute of the weight.
     n_power_iterations : int, default 1
-        The number of power iterations per read of the weight in training, at least 1.
+        The number of power iterations, at least 1. In training, each read of the attribute does
+        these iterations.
     eps : float, default 1e-12
         The lower bound of the norms by which vectors are divided.
     dim : int, optional
@@ -124,13 +125,15 @@ def spectral_norm(
     Notes
     -----
     weight = original / (u @ original @ v) with estimates u and v of the first singular vectors. In
-    a graph for training, each read first does a power iteration: u <- normalized(original @ v), and
-    then v <- normalized(original.T @ u). u and v have no gradient. See Miyato et al., 2018
-    (arXiv:1802.05957), algorithm 1. A weight of one axis is divided by its norm.
+    a graph for training, each read of the weight first does the power iterations. One power
+    iteration is u <- normalized(original @ v), and then v <- normalized(original.T @ u). u and v
+    have no gradient. See Miyato et al., 2018 (arXiv:1802.05957), algorithm 1. A weight of one axis
+    is divided by its norm.
 
     The parameter is `parametrizations.weight.original`. The buffers
     `parametrizations.weight.0._u` and `parametrizations.weight.0._v` start with the result of 15
-    power iterations. Their next values are in `state.updates`, like those of running statistics.
+    power iterations. In training, each read stores their new values in `state.updates`, as
+    nn.BatchNorm2d stores its running statistics. Give `state.updates` to ngd.compile.
 
     Examples
     --------
@@ -156,10 +159,10 @@ def spectral_norm(
 
 
 def remove_parametrizations(module: AnyModule, name: str = "weight") -> AnyModule:
-    """Replace a weight that nn.weight_norm or nn.spectral_norm computes by a plain parameter.
+    """Undo nn.weight_norm or nn.spectral_norm: make the computed weight a plain parameter.
 
-    A step that is compiled afterwards does not compute the weight. Steps that were compiled before
-    keep the old variables.
+    A step that is compiled afterwards reads the weight from a variable and does not compute it.
+    Steps that were compiled before still compute it from the old variables.
 
     Parameters
     ----------
@@ -171,7 +174,8 @@ def remove_parametrizations(module: AnyModule, name: str = "weight") -> AnyModul
     Returns
     -------
     Module
-        The module itself. The attribute is a parameter with the value of the weight in evaluation.
+        The module itself. The attribute is an nn.Parameter. Its value is the weight that the
+        module computed for evaluation.
 
     Raises
     ------
@@ -207,12 +211,12 @@ def remove_parametrizations(module: AnyModule, name: str = "weight") -> AnyModul
 
 
 class WeightNorm(Module):
-    """A weight as the product of a magnitude and the direction of a tensor.
+    """The module of nn.weight_norm: weight = magnitude * direction / norm(direction).
 
     Parameters
     ----------
     weight : Parameter
-        The declaration of the weight. It becomes the declaration of the direction, `original1`.
+        The Parameter of the weight. It becomes `original1`, the Parameter of the direction.
     dim : int or None
         The axis that the norm does not reduce. None reduces all axes.
     """
@@ -236,9 +240,9 @@ class WeightNorm(Module):
         return weight
 
     def weight(self) -> Parameter:
-        """Return the declaration of the direction, `original1`.
+        """Return the Parameter `original1`.
 
-        Before the call of nn.weight_norm, the same Parameter object declared the weight. So
+        It was the Parameter of the weight before the call of nn.weight_norm. So
         nn.remove_parametrizations takes shape, dtype and initializer of the weight from it.
         """
         return self._parameters["original1"]
@@ -251,7 +255,7 @@ class WeightNorm(Module):
 class Magnitude(Parameter):
     """The declaration of the magnitude, one of the two variables of WeightNorm.
 
-    Its first value is the norm of the first value of the other variable, the direction.
+    The other variable is the direction. The initial magnitude is the norm of the initial direction.
     """
 
     def __init__(self, direction: Parameter, axes: tuple[int, ...], keepdims: bool) -> None:
@@ -262,28 +266,28 @@ class Magnitude(Parameter):
             self._copied = self.norms(direction.variable.numpy())
 
     def norms(self, value: Any) -> Any:
-        """Return the norms over `axes` of an array that has the shape of the direction."""
+        """Return the norms of `value`, an array of the shape of the weight, over `self.axes`."""
         squares = np.square(np.asarray(value, np.float64))
         return np.asarray(np.sqrt(squares.sum(self.axes, keepdims=self.keepdims)))
 
     def draw(self, seed: int) -> Any:
-        """Return the first value for a seed: the norms of the direction's first value."""
+        """Return the initial magnitude for a seed: the norms of `direction.draw(seed)`."""
         return self.norms(self.direction.draw(seed)).astype(self.dtype)
 
 
 class SpectralNorm(Module):
-    """A weight divided by an estimate of its largest singular value.
+    """The module of nn.spectral_norm: weight / (estimate of its largest singular value).
 
     Parameters
     ----------
     weight : Parameter
         The declaration of the weight before the division.
     n_power_iterations : int
-        The number of power iterations per read in training.
+        The number of power iterations. In training, each read of the weight does these iterations.
     eps : float
         The lower bound of the norms by which vectors are divided.
     dim : int
-        The axis that gives the rows of the matrix.
+        The axis of the weight that becomes the rows of a matrix. The other axes become the columns.
     """
 
     original: Any
@@ -297,8 +301,8 @@ class SpectralNorm(Module):
     def forward(self) -> Node:
         """Return the weight divided by the estimate of its largest singular value.
 
-        In training, also store the next values of the singular vectors in `Training.updates`. A
-        step that was compiled with these updates assigns the values.
+        In training, also improve the estimates of the singular vectors, and store them in
+        `Training.updates`. A step that is compiled with these updates assigns them to the buffers.
         """
         weight = self.original
         if weight.ndim == 1:
@@ -344,9 +348,10 @@ class SingularVectors(Module):
         self._u, self._v = (SingularVector(weight, eps, dim, side) for side in (0, 1))
 
     def forward(self, matrix: Node, iterations: int) -> tuple[Node, Node]:
-        """Return the estimates u and v; in training, after `iterations` power iterations.
+        """Return u and v, the estimates of the first singular vectors of the matrix.
 
-        In training, also store the results in `Training.updates`, as the next values of the buffers
+        In training, first improve them by `iterations` power iterations, and store the results in
+        `Training.updates`. A step that is compiled with these updates assigns them to the buffers
         `_u` and `_v`.
 
         Parameters
@@ -406,7 +411,10 @@ class SingularVector(Buffer):
         return (u, v)[self.side]
 
     def draw(self, seed: int) -> Any:
-        """Draw the weight's first value with a seed; return an estimate of its singular vector."""
+        """Return the initial value of this buffer for a seed.
+
+        It is an estimate of the singular vector of `weight.draw(seed)`, the initial weight.
+        """
         return self.estimate(self.weight.draw(seed), seed).astype(self.dtype)
 
 

@@ -16,10 +16,10 @@ CONTAINERS: Final = (list, tuple, dict, set, frozenset, deque)
 
 
 class ContainedValue(NamedTuple):
-    """A module or variable found in a plain container.
+    """A module, declaration or variable found in a list, dict or other type of CONTAINERS.
 
-    `path` starts with the name of the attribute, for example "layers[0]". `container` is the type
-    of the attribute's value.
+    `path` starts with the name of the attribute, for example "layers[0]". `value` is the module,
+    declaration or variable. `container` is the type of the attribute's value, for example list.
     """
 
     path: str
@@ -47,7 +47,7 @@ def find_in(key: str, container: Any, kinds: tuple[type, ...]) -> Iterator[Conta
 
 
 def plain_container_error(owner: str, item: ContainedValue, module: str | None) -> TypeError:
-    """Return the error for a module or variable in a plain container.
+    """Return the error for a module or variable in a plain container, such as a list.
 
     `owner` is the name of the class of the module that has the container. If the value in the
     container is a module, `module` is its class with arguments, such as "Linear(3, 4, bias=True)".

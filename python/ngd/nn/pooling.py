@@ -294,7 +294,9 @@ class AvgPool3d(AvgPool):
 
 
 class AdaptiveAvgPool1d(AdaptiveAvgPool):
-    """The mean of each of output_size windows, over one axis.
+    """Average pooling over one axis, with a given size of the output.
+
+    Each element of the output is the mean of one window of the input.
 
     Parameters
     ----------
@@ -318,7 +320,9 @@ class AdaptiveAvgPool1d(AdaptiveAvgPool):
 
 
 class AdaptiveAvgPool2d(AdaptiveAvgPool):
-    """The mean of each of output_size windows, over two axes.
+    """Average pooling over two axes, with a given size of the output.
+
+    Each element of the output is the mean of one window of the input.
 
     Parameters
     ----------
@@ -342,7 +346,9 @@ class AdaptiveAvgPool2d(AdaptiveAvgPool):
 
 
 class AdaptiveAvgPool3d(AdaptiveAvgPool):
-    """The mean of each of output_size windows, over three axes.
+    """Average pooling over three axes, with a given size of the output.
+
+    Each element of the output is the mean of one window of the input.
 
     Parameters
     ----------
@@ -366,7 +372,9 @@ class AdaptiveAvgPool3d(AdaptiveAvgPool):
 
 
 class AdaptiveMaxPool1d(AdaptiveMaxPool):
-    """The maximum of each of output_size windows, over one axis.
+    """Maximum pooling over one axis, with a given size of the output.
+
+    Each element of the output is the maximum of one window of the input.
 
     Parameters
     ----------
@@ -390,7 +398,9 @@ class AdaptiveMaxPool1d(AdaptiveMaxPool):
 
 
 class AdaptiveMaxPool2d(AdaptiveMaxPool):
-    """The maximum of each of output_size windows, over two axes.
+    """Maximum pooling over two axes, with a given size of the output.
+
+    Each element of the output is the maximum of one window of the input.
 
     Parameters
     ----------
@@ -414,7 +424,9 @@ class AdaptiveMaxPool2d(AdaptiveMaxPool):
 
 
 class AdaptiveMaxPool3d(AdaptiveMaxPool):
-    """The maximum of each of output_size windows, over three axes.
+    """Maximum pooling over three axes, with a given size of the output.
+
+    Each element of the output is the maximum of one window of the input.
 
     Parameters
     ----------

@@ -92,7 +92,7 @@ class Recurrent(Module):
         return y, [ops.stack(states_of_kind) for states_of_kind in last_states]
 
     def describe(self) -> str:
-        """Return the arguments of the constructor, for `repr`."""
+        """Return the main arguments of the constructor, for `repr`."""
         return f"{self.input_size}, {self.hidden_size}, num_layers={self.num_layers}"
 
 

@@ -163,7 +163,8 @@ class Unfold(OpModule):
 class Fold(OpModule):
     """A module that sums windows into images (col2im), the adjoint of Unfold; see ops.fold.
 
-    Input: [batch, channels * elements, windows], as the output of Unfold. Output: [batch, channels,
+    Input: [batch, channels * elements, windows], as the output of Unfold. `elements` is the number
+    of elements of a window, and `windows` the number of windows. Output: [batch, channels,
     *output_size].
 
     Parameters

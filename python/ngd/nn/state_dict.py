@@ -49,10 +49,12 @@ def shape_of(value: Any, where: str) -> Any:
 def load(
     declared: Mapping[str, Parameter], state: Mapping[str, Any], strict: bool, where: str
 ) -> Keys:
-    """Assign the values of a state dict to the declarations; return missing and unexpected keys.
+    """Assign the values of a state dict to variables; return the missing and unexpected keys.
 
-    All checks come first: if this raises an error, no value has changed. `where` is the name of the
-    public method, such as "Linear.load_state_dict", for error messages.
+    `declared` is a dict from each key of the module to the Parameter or Buffer that has the
+    variable. If `strict` is True, missing or unexpected keys raise an error. All checks come first:
+    if one raises an error, no variable has changed. `where` is the name of the public method, such
+    as "Linear.load_state_dict", for error messages.
     """
     keys = compare_keys(declared, state)
     present = {key: p for key, p in declared.items() if key in state}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ops: one class per op, with its shape rule, gradient, NumPy reference and samples.
+"""The ops: one class per op, with its shape rule, gradient, NumPy reference and test samples.
 
-The names in `__all__` of the modules that are imported below become the public names `ops.NAME`.
-The dict PUBLIC in ngd/graph/registry.py has the same names: the function `register` adds a public
-op to it, and the decorator `public` adds a function that is composed of ops.
+This file imports the names in `__all__` of the modules below. They are the public names, such as
+`ops.relu`. The dict PUBLIC in ngd/graph/registry.py has the same names. The function `register`
+adds a public op to this dict. The decorator `public` adds a public function that calls ops.
 """
 
 from typing import TYPE_CHECKING

@@ -130,7 +130,10 @@ class Activation(Op):
         return narrow(self.compute(widen(x), **attrs), x.dtype)
 
     def attributes(self) -> Iterable[dict[str, Any]]:
-        """Return dicts of attributes. `samples` yields test samples of the op for each dict."""
+        """Return the attributes of the op to test, such as ({"alpha": 1.0}, {"alpha": 0.25}).
+
+        `samples` yields test samples for each of these dicts.
+        """
         return ({},)
 
     def samples(self) -> Iterable[Sample]:
@@ -307,10 +310,10 @@ POSTS: Final[Mapping[str, tuple[Op, Mapping[str, Any]]]] = {
     op.lower(**attrs)[0]: (op, attrs)
     for op, attrs in ((relu, {}), (silu, {}), *((gelu, a) for a in gelu.attributes()))
 }
-"""The elementwise ops that the kernel of a heavy op, such as a matmul, can apply to its result.
+"""The post-operations: elementwise ops that a kernel can apply to its result before storing it.
 
-Each one is called a post-operation. A key is the name of a post-operation in kernels, such as
-"relu". A value is a pair: the op, and its attributes.
+The kernel is that of an op such as matmul. A key is the name by which the kernel knows the
+elementwise op, such as "relu". A value is (op, attributes of the op).
 """
 
 
@@ -361,9 +364,9 @@ def adjoint_before_post(node: Node, dy: Node) -> tuple[Node, list[Node]]:
 
 
 def apply_post_operations(x: Array, posts: Sequence[str], added: Array | None = None) -> Array:
-    """Apply post-operations to x one after the other, in NumPy.
+    """Apply elementwise ops such as "relu" to x one after the other, in NumPy.
 
-    `added` is the array that the post-operation "add" adds.
+    `posts` has the names of the ops: keys of POSTS, and "add", which adds the array `added`.
     """
     for name in posts:
         op, attrs = POSTS.get(name, (None, {}))

@@ -59,7 +59,8 @@ _CASES: Final[tuple[tuple[Shape, Shape, int], ...]] = (
 class TakeAlongAxis(Op):
     """Return the elements at the indices along an axis, as numpy.take_along_axis.
 
-    Each line along the axis has its own indices. ops.take uses the same indices for all lines.
+    Each 1-d slice of x along the axis has its own indices. ops.take uses the same indices for all
+    slices.
 
     Parameters
     ----------
@@ -79,7 +80,8 @@ class TakeAlongAxis(Op):
     Raises
     ------
     ShapeError
-        The shapes do not fit.
+        x and indices have different numbers of axes, or their other axes do not broadcast, or x has
+        no such axis.
     OutOfRangeError
         An index is out of range, when the compiled step runs. The error is also an IndexError and
         a ValueError.
@@ -138,10 +140,14 @@ take_along_axis: Final[TakeAlongAxis] = register(TakeAlongAxis())
 
 
 class AddAlongAxis(Op):
-    """The adjoint of take_along_axis: zeros to which updates are added at the indices.
+    """The adjoint of take_along_axis: an array of zeros to which the op adds the updates.
 
-    16-bit floats are accumulated in float32 and rounded once. Attributes of a node: axis; size, the
-    extent of the result along the axis; caller, the name of the public op in error messages.
+    The operands are `updates` and `indices`, of equal shape. The op adds each update to the element
+    at the index of the update along the axis. In the gradient of take_along_axis, `updates` is the
+    adjoint of its result. 16-bit floats are accumulated in float32 and rounded once.
+
+    Attributes of a node: axis; size, the extent of the result along the axis; caller, the name of
+    the public op in error messages.
     """
 
     name = "add_along_axis"

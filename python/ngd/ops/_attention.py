@@ -188,10 +188,11 @@ def _masked_scores(
 def _masked_scores_array(
     q: Array, k: Array, mask: Sequence[Array], causal: bool, scale: float
 ) -> tuple[Array, Array]:
-    """Return the results of `_masked_scores`, computed in NumPy.
+    """Compute (scores, allowed) in NumPy; `allowed` is True where a query attends to a key.
 
-    k has one head per query head: if several query heads share a key head, the caller has repeated
-    it by `_repeat_heads`. `mask` is a sequence of one array, or is empty if there is no mask.
+    Scores where `allowed` is False are -inf. k has one head per query head: if several query heads
+    share a key head, the caller has repeated it by `_repeat_heads`. `mask` is a sequence of one
+    array, or is empty if there is no mask.
     """
     scores = (q * q.dtype.type(scale)) @ np.swapaxes(k, -1, -2)
     allowed = np.ones(scores.shape, bool)
