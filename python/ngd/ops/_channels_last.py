@@ -36,8 +36,8 @@ def channels_first(x: Node) -> Node:
 class ChannelsLast(Op):
     """The base of the ops of this module: a convolution or one of its gradients.
 
-    Data is [N, spatial..., C]. A node has the attributes of `row_major_op`, the op of
-    _convolution.py for data [N, C, spatial...].
+    Data is [N, spatial..., C]. `row_major_op` is the op of _convolution.py that computes the same
+    on data [N, C, spatial...]. The nodes of both ops have the same attributes, such as `strides`.
     """
 
     dtypes = FLOATS

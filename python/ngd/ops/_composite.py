@@ -15,25 +15,29 @@ from ._elementwise import BINARY_SHAPES, UNARY_SHAPES, Binary, Unary, align
 from ._operands import Value, as_node, compute_dtype, float_of
 
 Ranges = tuple[tuple[float, float], ...]
-"""One interval (low, high) per operand. Test samples draw the operands from them."""
+"""One interval (low, high) per operand, from which tests draw the values of the operand."""
 
 FURTHER_SHAPE: Final = (3, 4)
-"""The shape of the operands of further test samples: those drawn from the intervals `further`.
+"""The shape of the operands that tests draw from the intervals in the class attribute `further`.
 
-An op class lists these intervals in its attribute `further`, in addition to the interval `domain`.
+Operands that tests draw from the intervals `domain` have other shapes, such as `UNARY_SHAPES`.
 """
 
 
 class CompositeUnary(Unary):
     """A function of one operand, which the op expands into other ops. Integers become floats.
 
-    It has no kernel of its own: the fused kernel computes the ops of the expansion.
+    The op has no kernel of its own. The compiler replaces it by the ops of the expansion, and can
+    fuse these into one kernel.
     """
 
     kernel = Kernel(is_elementwise=False)
     dtypes = FLOATS
     further: ClassVar[tuple[tuple[float, float], ...]] = ()
-    """Intervals of further test samples, so that the samples reach all branches of the function."""
+    """Intervals from which tests draw the operand, in addition to the interval in `domain`.
+
+    With them, the tests reach all branches of the function.
+    """
 
     def samples(self) -> Iterable[Sample]:
         for shape in UNARY_SHAPES:
@@ -49,7 +53,10 @@ class CompositeBinary(Binary):
     kernel = Kernel(is_elementwise=False)
     dtypes = FLOATS
     further: ClassVar[tuple[Ranges, ...]] = ()
-    """Intervals of further test samples, so that the samples reach all branches of the function."""
+    """Pairs of intervals from which tests draw the operands, in addition to the pair `domain`.
+
+    With them, the tests reach all branches of the function.
+    """
 
     def __call__(self, a: Value, b: Value) -> Node:
         operands = align(self.name, a, b)

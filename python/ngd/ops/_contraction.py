@@ -2,8 +2,8 @@
 """Einstein summation, composed of transpositions, sums, products and matmuls.
 
 A *term* is the labels of one operand, one letter per axis. Operands are contracted two at a time,
-in the order that numpy.einsum_path finds. A label of such a pair is *needed* if the result or
-another operand has it. There are four kinds of labels:
+in the order that numpy.einsum_path finds. A label of these two operands is *needed* if the result
+or a third operand has it. There are four kinds of labels:
 
 - in both operands and needed: a batch axis of the matmul;
 - in both operands and not needed: the inner axis of the matmul, which sums over it;
@@ -195,10 +195,10 @@ def _simplify_term(equation: str, labels: str, x: Node, extents: dict[str, int])
 
 
 def _contraction_path(operands: Sequence[LabeledNode], result: str) -> Iterable[Sequence[int]]:
-    """Return a list of contractions: each one has the positions of its operands in a list.
+    """Return the contractions in order, each as the indices of its operands in a list of operands.
 
-    The list has all operands at first. As in numpy.einsum_path, each contraction removes its
-    operands from the list and appends its result. For three operands: [(0, 2), (0, 1)].
+    This list is `operands` at first. Each contraction removes its operands from it and appends its
+    result, as in numpy.einsum_path. An example for three operands is [(0, 2), (0, 1)].
     """
     if len(operands) < 3:
         return [tuple(range(len(operands)))]

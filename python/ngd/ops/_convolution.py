@@ -124,9 +124,10 @@ class ConvolutionOp(Op):
     def cost(self, operands: Sequence[Type], results: Sequence[Type], **attrs: Any) -> Cost:
         """Return the cost: two operations per product of an element and a weight.
 
-        Each element of the convolution's result is a sum of products, one per weight of its
-        output channel: C / groups * (size of the kernel) products, with C input channels. A bias
-        and each post-operation cost one operation per element of this op's result.
+        Each element of y = conv(x, w) is a sum of C / groups * (size of the kernel) products, with
+        C channels of x. The two gradients of conv have as many products as conv. A bias costs one
+        more operation per element of the result of this op. So does each elementwise op in the
+        attribute `post`, which the kernel applies to its result.
         """
         types = (*operands, *results)
         terms = math.prod(types[self.weights].shape[1:])
@@ -134,9 +135,9 @@ class ConvolutionOp(Op):
         return Cost.touching(2 * types[self.result].count * terms + extra, types)
 
     def samples(self) -> Iterable[Sample]:
-        """Yield one test sample per tuple (data shape, weights shape, strides, padding, ...).
+        """Yield the cases that tests run, one per tuple (data shape, weights shape, strides, ...).
 
-        The method `sample` of the op class makes the sample from the shapes and attributes.
+        The method `sample` makes a case from the shapes and attributes in a tuple.
         """
         for x, w, strides, padding, dilations, groups in (
             ((2, 3, 5), (4, 3, 3), (1,), (1, 1), (1,), 1),
@@ -154,7 +155,10 @@ class ConvolutionOp(Op):
             yield self.sample(x, w, result.shape, attrs)
 
     def sample(self, x: Shape, w: Shape, y: Shape, attrs: dict[str, Any]) -> Sample:
-        """Return a test sample of this op, from the shapes of data x, weights w and result y."""
+        """Return a case that tests run: random operands of this op, and its attributes.
+
+        x, w and y are the shapes of data, weights and result of a convolution with `attrs`.
+        """
         raise NotImplementedError(self.name)
 
 
@@ -294,8 +298,9 @@ conv: Final[Conv] = register(Conv())
 def with_channel_bias(node: Node, bias: Node, channels: int) -> Node | None:
     """Return a copy of a convolution that also adds a bias, or None if its kernel cannot add it.
 
-    The kernel adds a bias that has one element per channel, unless the convolution has a bias or
-    post-operations already. `channels` is the axis of the channels in the result.
+    The kernel can add a bias that has one element per channel. It cannot if the convolution already
+    has a bias, or has the attribute `post`: elementwise ops that the kernel applies to its result.
+    `channels` is the axis of the channels in the result.
     """
     padded_shape = (*(1,) * (node.ndim - bias.ndim), *bias.shape)
     is_per_channel = all(

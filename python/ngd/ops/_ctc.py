@@ -37,10 +37,11 @@ IMPOSSIBLE: Final = -1e30
 
 
 def path_of(labels: Node, num_labels: Node, blank: int) -> Node:
-    """Return the labels of the path, [N, L]: a blank before, between and after the labels.
+    """Return the path of each sequence, [N, L]: its labels, and blanks before, between and after.
 
-    N is the number of sequences. L = 2 S + 1 is the length of the path of S labels. Positions after
-    the end of a target are blanks.
+    `labels` is [N, S], so L is 2 S + 1. For example, the path of the labels [3, 4] is
+    [0, 3, 0, 4, 0] if `blank` is 0. Sequence n has num_labels[n] labels. Blanks replace the later
+    entries of its row in `labels`.
     """
     n, count = labels.shape
     is_label = arange(count) < reshape(num_labels, (n, 1))
@@ -52,9 +53,8 @@ def path_of(labels: Node, num_labels: Node, blank: int) -> Node:
 def shifted(alpha: Node, by: int) -> Node:
     """Return alpha, [N, L], moved by `by` positions: element [n, s] is alpha[n, s - by].
 
-    N is the number of sequences and L the length of the path with blanks.
-
-    The first `by` elements of each row are the logarithm of the probability 0.
+    alpha has logarithms of probabilities, for N sequences and the L positions of their paths. The
+    first `by` elements of each row of the result are IMPOSSIBLE, which stands for log(0).
     """
     n, count = alpha.shape
     before = full((n, min(by, count)), IMPOSSIBLE, alpha.dtype)
@@ -62,10 +62,12 @@ def shifted(alpha: Node, by: int) -> Node:
 
 
 def last_alpha(scores: Node, path: Node, num_steps: Node, blank: int) -> Node:
-    """Return alpha after the last step of each sequence, for all positions of the path: [N, L].
+    """Return alpha after the last step of each sequence, [N, L].
 
-    N is the number of sequences and L the length of the path with blanks. scores[t, n, s] is the
-    logarithm of the probability that sequence n has label path[n, s] in step t.
+    N is the number of sequences. L is the length of `path`, which has the labels of each sequence
+    and blanks around them. alpha[n, s] is the logarithm of a probability: the sum over all
+    alignments of sequence n that end at position s of its path. scores[t, n, s] is the logarithm of
+    the probability that sequence n has label path[n, s] in step t.
     """
     steps, n, count = scores.shape
     skips = concat([full((n, min(2, count)), False, bool), not_equal(path[:, 2:], path[:, :-2])], 1)

@@ -19,7 +19,8 @@ class After(Op):
 
     For example, rematerialisation copies an op, to compute its result a second time. The compiler
     would merge the copy with the original op if both had the same operands. So the copy reads
-    after(x, *others) instead of each operand x.
+    after(x, *others) instead of each operand x. `others` are nodes that are computed shortly before
+    the result of the copy is needed.
     """
 
     name = "after"
@@ -55,29 +56,30 @@ after: Final[After] = register(After())
 
 
 class Rule(Protocol):
-    """A protocol for functions that return the adjoints of a with_gradient node's operands."""
+    """A protocol for gradient rules, the functions that compute the gradient of `WithGradient`."""
 
     def __call__(
         self, results: Sequence[Node], operands: Sequence[Node], dy: Sequence[Node | None]
     ) -> Sequence[Node | None]:
-        """Return the adjoints of the operands of a with_gradient node, which are nodes or None.
+        """Return the adjoint of each of `results`, followed by the adjoint of each of `operands`.
 
-        The user's function reads `operands` and computes `results`. The with_gradient node reads
-        (*results, *operands), and returns `results` unchanged. This method returns None for each
-        entry of `results`, followed by the adjoint of each entry of `operands`, or None for an
-        operand without gradient. `dy` has the adjoint of each entry of `results` as the node
-        returns it, or None if the loss does not depend on this entry.
+        The rule belongs to a function that reads `operands` and computes `results`. `dy` has one
+        adjoint per result, or None for a result that the loss does not depend on. The rule derives
+        the adjoints of `operands` from `dy`. It returns None for an operand without gradient. None
+        for a result means that the ops of the function are not differentiated.
         """
         ...
 
 
 class WithGradient(Op):
-    """The results of a user's function that has a gradient rule of its own.
+    """The results of a function that has a gradient rule of its own.
 
-    The function reads operands and computes values by other ops. A with_gradient node reads
-    (*values, *operands) and returns the values unchanged. In the backward pass, the rule returns
-    None for each value and the adjoint of each operand. So the gradients of the function's own ops
-    are not used. Attributes of a node: count, the number of values; rule, the `Rule`.
+    The function reads the nodes `operands` and computes the nodes `results` by other ops. A node of
+    this op has the inputs (*results, *operands) and returns the results unchanged. In the backward
+    pass, the rule returns the adjoints of all inputs. It usually returns None for the results, so
+    that the ops of the function are not differentiated.
+
+    Attributes of a node: `count`, the number of results, and `rule`, the gradient rule.
     """
 
     name = "with_gradient"
@@ -117,9 +119,10 @@ class WithGradient(Op):
 def no_gradient(
     results: Sequence[Node], operands: Sequence[Node], dy: Sequence[Node | None]
 ) -> Sequence[Node | None]:
-    """Return None for each operand. This is the gradient rule of the test samples of with_gradient.
+    """Return None as the adjoint of each of `results` and `operands`.
 
-    The operands of these samples are integers, which have no gradient.
+    This is the gradient rule in the cases that tests run (`WithGradient.samples`). The operands of
+    these cases are integers, which have no gradient.
     """
     return [None for _ in (*results, *operands)]
 

@@ -2,7 +2,8 @@
 """Base classes of elementwise ops, with the broadcasting of NumPy and the promotion of NumPy 2.
 
 The public calls promote operands by explicit casts, so that all operands of a node have one dtype.
-Shapes broadcast in the node itself. 16-bit floats are computed in float32, and each op rounds once.
+Operands of different shapes need no such conversion: each op broadcasts them. 16-bit floats are
+computed in float32, and each op rounds once.
 
 There are four differences from NumPy:
 
@@ -11,7 +12,8 @@ There are four differences from NumPy:
 - floor, ceil and round return integers unchanged;
 - reciprocal of an integer is a float.
 
-The attribute `compute` of an op is its arithmetic in NumPy, in the dtype of the operands.
+The attribute `compute` of an op is the NumPy function that computes it. This function gets 16-bit
+floats as float32, and all other operands in their own dtype.
 """
 
 from __future__ import annotations
@@ -72,7 +74,7 @@ class Elementwise(Op):
     """The dtype of the result, or None if it is the dtype of the operands."""
     compute: ClassVar[Callable[..., Any]]
     domain: ClassVar[tuple[tuple[float, float], ...]]
-    """One interval (low, high) per operand. Test samples draw each operand from its interval."""
+    """One interval (low, high) per operand, from which tests draw the values of the operand."""
     kink_at_zero: ClassVar[bool] = False
 
     def infer(self, *inputs: Type) -> Type:
@@ -98,7 +100,10 @@ class Elementwise(Op):
 
 
 class Unary(Elementwise):
-    """The base of elementwise ops of one operand. Ops on floats cast integers to floats."""
+    """The base of elementwise ops of one operand.
+
+    An op that is defined only for floats casts an integer operand to floats.
+    """
 
     domain: ClassVar[tuple[tuple[float, float], ...]] = ((-2, 2),)
 
@@ -117,10 +122,10 @@ class Binary(Elementwise):
 
 
 def one_dtype(values: Sequence[Value]) -> DType | None:
-    """Return the common dtype of the operands if no operand needs a cast, else None.
+    """Return the common dtype of the operands if it needs no promotion rules, else None.
 
-    The result is a dtype only if all nodes have this dtype and all other operands are Python
-    scalars. With a scalar, the dtype must also be a float: a scalar adapts to each floating dtype.
+    There are two such cases: all operands are nodes of one dtype, or they are nodes of one floating
+    dtype and Python scalars. A Python scalar takes the floating dtype of the nodes.
     """
     dtype, weak = None, False
     for v in values:
@@ -179,10 +184,10 @@ def note_promotion(where: str, operands: Sequence[Any], nodes: Sequence[Node]) -
 
 
 def is_cast_by_user(value: Node) -> bool:
-    """Return True if a float64 value comes from a cast of a narrower float that the user made.
+    """Return True if a float64 value is computed from a cast to float64 that the user wrote.
 
-    The result is False if ngd inserted the cast for promotion: then the cast has a note, which
-    `note_promotion` recorded.
+    For example, the user wrote x.astype("float64") for a float32 node x. A cast does not count if
+    it has a note from `note_promotion`, because ngd inserted it to promote an operand.
     """
     visited, stack = set[Node](), [value]
     while stack and len(visited) < MANY:
@@ -199,7 +204,11 @@ def is_cast_by_user(value: Node) -> bool:
 
 
 def advice(other: Node) -> str:
-    """Return the advice of a warning: how to cast `other`, the cause of a promotion to float64."""
+    """Return the advice in a warning about a promotion to float64.
+
+    The operand `other` caused the promotion. The advice is to cast it, or to make it a Python
+    float.
+    """
     if not is_float(other.dtype):
         return f'Cast the operand {other.type}: x.astype("float32").'
     if other.op is CONSTANT and not other.shape:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exponentials and logarithms of other bases, and functions that are composed of them."""
+"""Functions composed of other ops: exp2, log2, log10, logaddexp, logaddexp2, cbrt and hypot."""
 
 from __future__ import annotations
 
@@ -214,9 +214,10 @@ def logaddexp(a: Value, b: Value) -> Node:
 
 
 def _larger_and_distance(where_: str, a: Value, b: Value) -> tuple[Node, Node, DType]:
-    """Return max(a, b), abs(a - b), and the dtype of the result.
+    """Return max(a, b), abs(a - b), and the dtype to which the caller casts its own result.
 
-    For equal infinities abs(a - b) is 0, instead of the NaN of inf - inf.
+    16-bit floats are cast to float32 first. For equal infinities abs(a - b) is 0, instead of the
+    NaN of inf - inf.
     """
     operands = align(where_, a, b)
     (first, dtype), (second, _) = (as_compute_dtype(where_, x) for x in operands)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The op that calls a Python function in a step, for ngd.call_host and ngd.print."""
+"""The op by which a compiled step calls a Python function, for ngd.call_host and ngd.print."""
 
 from __future__ import annotations
 
@@ -95,10 +95,10 @@ class HostFunction:
         return array.astype(wanted.dtype, copy=False)
 
     def fill(self, inputs: Sequence[memoryview], outputs: Sequence[memoryview | None]) -> None:
-        """Call the function on views of the memory of a step, and write its results to `outputs`.
+        """Call the function on memory of a compiled step, and write its results to this memory.
 
-        The compiled program passes the views. A view in `outputs` is None if the
-        compiled step does not use this result; the result is then discarded.
+        `inputs` has one view of memory per argument, and `outputs` one per result. A view in
+        `outputs` is None if the compiled step does not use the result, which is then discarded.
         """
         arrays = [array_of(each, view) for each, view in zip(self.inputs, inputs, strict=True)]
         for wanted, view, value in zip(self.results, outputs, self(*arrays), strict=True):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ngd.call_host and ngd.print: Python code inside a step."""
+"""ngd.call_host and ngd.print, which call Python functions from a compiled step."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def call_host(
     *nodes: Any,
     gradient: Callable[..., Any] | None = None,
 ) -> Any:  # long because each argument is described
-    """Call a Python function on NumPy arrays inside a step.
+    """Call a Python function on NumPy arrays whenever the compiled step runs.
 
-    Use it for an operation that ngd does not have. It is slow: Python runs in every step, and the
-    step waits for it. The function must depend on its arguments only, because a step may leave out
-    a call whose results it does not use.
+    Use it for an operation that ngd does not have. It is slow: the compiled step waits for Python
+    each time. The results of the function must depend only on its arguments. Do not rely on side
+    effects, because the compiled step may leave out a call if it does not use the results.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ def call_host(
 
 
 def print(x: Any, name: str = "", *, rank: int | None = None, first_only: bool = False) -> Node:
-    """Print the value of a node in each call of a step, and return the node.
+    """Print the value of a node in each call of the compiled step, and return the node.
 
     Parameters
     ----------
@@ -173,7 +173,10 @@ def _is_type(leaf: Any) -> bool:
 
 
 def _as_type(leaf: Any) -> Type:
-    """Return the Type that a user declared by a node, a Type, or a pair of a shape and a dtype."""
+    """Return the Type of one result of call_host, as the user declared it in `leaf`.
+
+    `leaf` is a Type, a pair (shape, dtype), or a node whose type the result has.
+    """
     if isinstance(leaf, (Node, Type)):
         return leaf.type if isinstance(leaf, Node) else leaf
     if not _is_type(leaf):

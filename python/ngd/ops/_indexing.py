@@ -151,9 +151,10 @@ def embedding_bag(
 def _bags(rows: Node, factors: Node, offsets: Value | None) -> tuple[Node, Node]:
     """Return the sum of the rows of each bag, and the sum of the factors of these rows.
 
-    `rows` are already multiplied by `factors`. The factor of a row is its weight, or 1 without
-    weights; the factor of the row padding_idx of the table is 0. Without offsets, rows[i] has the
-    rows of bag i. With offsets, bag i starts at row offsets[i].
+    A bag is a list of rows of a table (see `embedding_bag`). Without offsets, rows[i] has the rows
+    of bag i. With offsets, bag i starts at row offsets[i]. `rows` are already multiplied by
+    `factors`. A factor is the weight of a row, or 1 without weights. It is 0 for a row that
+    `padding_idx` excludes.
     """
     if offsets is None:
         return sum(rows, 1), sum(factors, 1)
@@ -165,7 +166,11 @@ def _bags(rows: Node, factors: Node, offsets: Value | None) -> tuple[Node, Node]
 
 
 def _factors(rows: Node, chosen: Node, mode: str, weights: Value | None) -> Node:
-    """Return the factor of each row in the sum of its bag: its weight, or 1 without weights."""
+    """Return the factors by which embedding_bag multiplies the rows of the table before it sums.
+
+    They are `weights` in the dtype of `rows`, or ones if `weights` is None. They have the shape of
+    the indices `chosen`.
+    """
     if weights is None:
         return ones(chosen.shape, rows.dtype)
     factors = cast(as_node(weights, where="embedding_bag"), rows.dtype)
