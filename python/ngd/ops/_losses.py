@@ -54,16 +54,16 @@ def nll_loss(
     labels
         Integers in [0, C), in the shape of log_probabilities without C.
     weight
-        [C], a factor for each class, or None. The mean divides by the sum of the weights.
+        [C], a factor for each class, or None. "mean" is sum(loss) / sum(weight[labels]).
     ignore_index
-        A label that is allowed too. Its elements have the loss 0, and the mean leaves them out.
+        A label that is allowed too. Its loss is 0, and "mean" does not count it.
     reduction
         "mean", "sum" or "none".
 
     Raises
     ------
     OutOfRangeError
-        A label is outside of [0, C), when the compiled step runs.
+        A label is neither in [0, C) nor ignore_index. The error is raised when the function runs.
     ShapeError
         The shapes do not fit.
 
@@ -153,7 +153,7 @@ def gaussian_nll_loss(
 ) -> Node:  # long because each argument is described
     """Return (log(var) + (prediction - target) ** 2 / var) / 2, where var is at least eps.
 
-    The gradient of var passes even where var is below eps.
+    Where var is below eps, the gradient with respect to var is not 0: it is that at var = eps.
 
     Parameters
     ----------

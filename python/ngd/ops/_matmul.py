@@ -138,7 +138,8 @@ class MatMul(Op):
     def cost(self, operands: Sequence[Type], results: Sequence[Type], **attrs: Any) -> Cost:
         """Return the cost: a multiplication and an addition per term of the sums.
 
-        A bias and each post-operation cost one operation per element of the result.
+        A bias costs one operation per element of the result. So does each elementwise op, such as
+        relu, that the matmul applies to its result (the attribute `post`).
         """
         depth = _shape_as_read(operands[0].shape, attrs["transpose_a"])[-1]
         kernel_operands, _ = split_added(operands, attrs.get("post", ()))
@@ -146,10 +147,10 @@ class MatMul(Op):
         return Cost.touching(results[0].count * (2 * depth + extra), (*operands, *results))
 
     def simplify(self, node: Node) -> Node | None:
-        """Replace a transposition of an operand by an attribute, or return None.
+        """Return a matmul without the transposition of an operand, or None if no operand has one.
 
-        The attribute transpose_a or transpose_b of the new node makes the kernel read the operand
-        transposed. The result is None if no operand is a transposition of its last two axes.
+        Only transpositions of the last two axes are removed. The new node has the attribute
+        transpose_a or transpose_b instead, so that its kernel reads the operand transposed.
         """
         for i, attr in ((0, "transpose_a"), (1, "transpose_b")):
             if swaps_last_two(node.inputs[i]):

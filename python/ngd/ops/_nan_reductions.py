@@ -274,7 +274,7 @@ def nanvar(x: Value, axis: Axis = None, keepdims: bool = False, ddof: int = 0) -
     Returns
     -------
     Node
-        NaN where at most ddof elements are not NaN.
+        NaN where the number of elements that are not NaN is at most ddof.
 
     Examples
     --------
@@ -306,7 +306,8 @@ def nanstd(x: Value, axis: Axis = None, keepdims: bool = False, ddof: int = 0) -
     Returns
     -------
     Node
-        NaN where at most ddof elements are not NaN. The gradient is 0 where the result is 0.
+        NaN where the number of elements that are not NaN is at most ddof. The gradient is 0 where
+        the result is 0.
 
     Examples
     --------
@@ -441,10 +442,9 @@ def nanmedian(x: Value, axis: Axis = None, keepdims: bool = False) -> Node:
 def _nan_quantile(where_: str, x: Value, q: Any, axis: Axis, keepdims: bool, method: str) -> Node:
     """Return quantiles of the elements that are not NaN.
 
-    The axes in `axis` are joined into one last axis. A line is all elements along this axis. Each
-    line is sorted, with NaN at the end. The position of a quantile in a line is q * (n - 1), where
-    n is the number of elements of the line that are not NaN. If the position is between two
-    elements, `method` determines the result, such as "linear" for interpolation.
+    All elements along the axes in `axis` are sorted, with NaN at the end. If n of them are not NaN,
+    the quantile q is the element at position q * (n - 1). If this position is between two elements,
+    `method` determines the result, such as "linear" for interpolation.
     """
     expect_quantiles(where_, q, method)
     node, dtype = as_compute_dtype(where_, x)

@@ -145,8 +145,8 @@ class Standardize(Op):
     Notes
     -----
     The variance is divided by the number of elements (ddof=0 in NumPy). The computed mean has a
-    rounding error, so the mean of the differences x - mean is not exactly 0. This second mean is
-    subtracted from the differences, and is added to the mean that the op returns.
+    rounding error, so the mean of x - mean is a small correction instead of 0. The op subtracts the
+    correction from x - mean, and adds it to the mean that it returns.
 
     Examples
     --------
@@ -302,7 +302,10 @@ def _operand(where: str, x: Value) -> tuple[Node, Node]:
 
 
 def _last(where: str, x: Node, normalized_shape: int | Sequence[int]) -> tuple[Shape, Shape]:
-    """Return normalized_shape as a tuple, and the indices of the last axes of x that have it."""
+    """Return normalized_shape as a tuple, and the indices of the last axes of x.
+
+    For example, x of shape (2, 3, 4) and normalized_shape (3, 4) give ((3, 4), (1, 2)).
+    """
     extents = normalized_shape
     shape = (extents,) if isinstance(extents, (int, np.integer)) else tuple(extents)
     if not shape or x.shape[-len(shape) :] != shape:

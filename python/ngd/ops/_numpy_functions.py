@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ops that NumPy's functions call for nodes, and error hints for those without op."""
+"""The functions that replace NumPy functions if an argument is a node.
+
+For example, np.sum(x) calls ops.sum if x is a node. If a NumPy function has no replacement, the
+dict INSTEAD may have a hint for the error message.
+"""
 
 from __future__ import annotations
 

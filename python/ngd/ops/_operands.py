@@ -52,10 +52,10 @@ Public calls cast integers of other dtypes to one of them.
 """
 
 MAX_WEAK_NODES: Final = 64
-"""The maximum number of nodes that `is_weak_node` searches, so that the search is short.
+"""The maximum number of nodes that `is_weak_node` visits, so that a call takes little time.
 
-`is_weak_node` searches the nodes that a scalar is computed from. If there are more nodes, it
-returns False.
+To decide if a scalar takes the dtype of the other operand, `is_weak_node` visits the nodes that the
+scalar is computed from. With more nodes than this, it returns False.
 """
 
 
@@ -157,8 +157,8 @@ def is_weak(value: Any) -> bool:
 def is_weak_node(node: Node) -> bool:
     """Return True for a node that takes the dtype of the other operand, as a Python float does.
 
-    Such a node is a float64 scalar: the placeholder for a Python float argument of a step, or a
-    scalar that is computed only from such placeholders and constants.
+    Such a node is a float64 scalar. It is the placeholder for a Python float that the user passes
+    to an @ngd.function, or it is computed only from such placeholders and constants.
     """
     has_weak_input, seen, pending = False, set[Node](), [node]
     while pending:
@@ -257,8 +257,9 @@ def scalar(value: Any, dtype: DType, where: str) -> Node:
 def local_number(value: float, like: Node) -> Node:
     """Return a constant that may differ between ranks, such as 1 / (number of rows of a shard).
 
-    Ranks compare a hash of their steps (passes/fingerprint.py). The attribute `local` excludes the
-    value from this hash, so ranks with shards of different lengths have equal steps.
+    Ranks compare the hashes of their compiled functions (passes/fingerprint.py). The attribute
+    `local` excludes the value from the hash. So the hashes are equal even if the shards of the
+    ranks have different lengths.
     """
     number = scalar(value, like.dtype, "local_number")
     return Node(CONSTANT, (), {**number.attrs, "local": True}, number.type)
@@ -314,7 +315,7 @@ def widen(x: Array) -> Array:
 def narrow(x: Any, dtype: DType) -> Array:
     """Round an array to the dtype of a result.
 
-    If that is a 16-bit float, float64 is rounded to float32 first.
+    If `dtype` is a 16-bit float, a float64 array is rounded to float32 first.
     """
     array = np.asarray(x)
     if dtype in FLOATS_16_BIT and array.dtype == float64:

@@ -134,7 +134,7 @@ class Pool(Op):
         return Type(dtype, (*x.shape[:2], *counts))
 
     def attribute_samples(self) -> Iterable[tuple[Shape, dict[str, Any]]]:
-        """Yield pairs of a shape of x and the attributes of a node, for test samples."""
+        """Yield (shape of x, attributes of the node) for each test case of a pooling op."""
         for shape, kernel, strides, padding, ceil in (
             ((2, 3, 6), (2,), (2,), (0, 0), False),
             ((1, 2, 7), (3,), (2,), (1, 1), True),
@@ -188,8 +188,9 @@ class MaxPool(Pool):
     dilation : int or sequence of int, default 1
         The distance between the elements of a window.
     ceil_mode : bool, default False
-        If True, elements that are left over at the end of an axis get one more window, if it starts
-        before the end of x. This window ends beyond the padding.
+        If True, an axis gets one more window if its last window ends before the end of the padded
+        axis. The added window must start before the end of x, and it ends after the padded axis.
+        For example, 5 elements with kernel 2 give 3 windows instead of 2.
     return_indices : bool, default False
         If True, the indices of the maxima are returned too.
 
@@ -346,8 +347,9 @@ class AvgPool(Pool):
         after) per axis. "valid" is no padding, and "same" makes ceil(n / stride) windows for n
         elements.
     ceil_mode : bool, default False
-        If True, elements that are left over at the end of an axis get one more window, if it starts
-        before the end of x. This window ends beyond the padding.
+        If True, an axis gets one more window if its last window ends before the end of the padded
+        axis. The added window must start before the end of x, and it ends after the padded axis.
+        For example, 5 elements with kernel 2 give 3 windows instead of 2.
     count_include_pad : bool, default True
         If True, the zeros of the padding count as elements of a window.
 
@@ -432,9 +434,10 @@ avg_pool: Final[AvgPool] = register(AvgPool())
 
 
 class AvgPoolGrad(Op):
-    """The adjoint of avg_pool.
+    """The op that computes the gradient of avg_pool with respect to x.
 
-    The adjoint of a window is divided equally among the elements of the window.
+    The gradient of each mean is divided by the number by which avg_pool divides the sum of the
+    window. The quotient is added to each element of x in the window.
     """
 
     # Attributes of a node: spatial, the sizes of the spatial axes of x, and those of avg_pool.

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The precision of 16-bit floats in expansions and gradients.
+"""Functions that keep float32 precision when several nodes compute one op on 16-bit floats.
 
-Ops on 16-bit floats compute in float32 and round once. A kernel and a reference do this themselves.
-The expansion or the gradient of an op has several nodes, and each of them would round. So the
-functions here build these nodes in float32, and cast only the final result.
+An op on 16-bit floats computes in float32 and rounds only its result. A kernel does this itself,
+and `Op.reference`, the NumPy code of an op, does it too. But `Op.expand` and `Op.grad` build
+several nodes of other ops, and each of these nodes would round. So the functions here cast the
+operands to float32 first, and cast only the final results back to 16 bits.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ def with_float32_operands(node: Node) -> Node:
 
 
 def expansion(node: Node) -> tuple[Node, ...]:
-    """Return nodes of other ops that compute the results of a node, in the same types.
+    """Return the nodes that replace the results of a node, in the same types.
 
-    16-bit floats are computed in float32, and only the results are rounded.
+    The nodes are those of `Op.expand`, which compute the results by other ops. But if an operand is
+    a 16-bit float, the nodes compute the same op in float32 and cast its results.
     """
     if is_narrow(node):
         float32_results = with_float32_operands(node).results

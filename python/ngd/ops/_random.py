@@ -2,9 +2,11 @@
 """Random numbers from a counter: the same seed and offset give the same numbers on every device.
 
 The generator is Philox 4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1,
-2, 3, SC'11, section 3.3). The key is the 64-bit seed, low word first. Words 0 and 1 of the counter
-are the index of a block, low word first, and words 2 and 3 are the 64-bit offset. A block is four
-32-bit words: four values, or two values of float64. Values are stored in row-major order.
+2, 3, SC'11, section 3.3). It maps a key and a counter to a block of four random 32-bit words. The
+key is the 64-bit seed, low word first. Words 0 and 1 of the counter are the index of the block, low
+word first, and words 2 and 3 are the 64-bit offset. The elements of a result, in row-major order,
+take the words of block 0, then those of block 1, and so on: one word per element, or two per
+float64.
 
 In the body of ops.scan, iteration t adds t * 2^40 to the offset (control/tracing.py).
 """
@@ -52,7 +54,10 @@ _HIGH: Final = np.uint64(32)
 
 
 def philox_4x32_10(counter: Array, key: tuple[int, int]) -> Array:
-    """Map n counters [4, n] of four 32-bit words each to random words [4, n], for a key."""
+    """Return n blocks of four random words, [4, n], for n counters [4, n] and one key.
+
+    A counter has four 32-bit words, and the key has two.
+    """
     c0, c1, c2, c3 = counter.astype(np.uint64)
     for round in range(10):
         k0, k1 = (np.uint64((k + round * w) & 0xFFFFFFFF) for k, w in zip(key, _WEYL, strict=True))
@@ -154,8 +159,8 @@ class Draw(Op):
 class RandomUniform(Draw):
     """Return random numbers in [0, 1), which are multiples of 2^-bits.
 
-    The bits are those of the significand: 53 for float64, 24 for float32, 11 for float16 and 8 for
-    bfloat16.
+    Here bits is the number of bits of the dtype's significand: 53 for float64, 24 for float32, 11
+    for float16 and 8 for bfloat16.
 
     Parameters
     ----------
@@ -316,8 +321,8 @@ class Dropout(Op):
 
     Notes
     -----
-    An element becomes 0 if the float32 number of ops.random_uniform at its position is less than
-    rate, for every dtype of x.
+    ops.random_uniform draws one float32 number per element. If the number is less than rate, the
+    element becomes 0. So the same elements become 0 for every dtype of x.
 
     Examples
     --------

@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 LEAST: Final = 2.0**-54
-"""Half of the smallest positive uniform number in float64.
+"""Half of the smallest positive number that ops.random_uniform draws in float64.
 
 It replaces a draw of 0 before a logarithm, because log(0) is -inf.
 """
@@ -80,18 +80,18 @@ def randint(
     seed: int | Node,
     offset: int | Node = 0,
 ) -> Node:
-    """Draw integers in [low, high), whose probabilities are equal up to 2 ** -32.
+    """Draw integers in [low, high), whose probabilities differ by at most 2 ** -64.
 
     Parameters
     ----------
     shape : int or sequence of int
         The shape of the result.
     low, high : int
-        The bounds, as ints.
+        The bounds: low is a possible result, and high is not. Nodes are not allowed.
     dtype : dtype, default int64
         An integer dtype that represents all integers in [low, high).
     seed, offset : int or node
-        The same as for ops.random_bits.
+        The same as for ops.random_uniform.
 
     Raises
     ------
@@ -307,14 +307,17 @@ def multinomial(
     Raises
     ------
     ShapeError
-        p has no class, or num_samples does not fit.
+        p has no axis or no class, num_samples is less than 1, or replacement is False and
+        num_samples is greater than the number of classes.
     ValueError
-        An array p has a weight that is negative or not finite, or too few positive weights for
-        draws without replacement. The weights of a node are not checked; classes of weight 0 are
-        then drawn after all other classes.
+        p is an array, and a weight is negative or not finite, or too few weights are positive: less
+        than num_samples without replacement, or none with replacement.
 
     Notes
     -----
+    If p is a node, its weights are not checked. Draws without replacement then return classes of
+    weight 0 after all other classes.
+
     The draws without replacement are the indices of the num_samples largest elements of log(p) plus
     Gumbel noise: Kool et al. 2019 (arXiv:1903.06059), section 2.2.
 
@@ -373,7 +376,7 @@ def truncated_normal(
     shape : int or sequence of int
         The shape of the result.
     low, high : float
-        The bounds, as numbers.
+        The bounds of the result. They are numbers, and nodes are not allowed.
     dtype : dtype, default float32
         A floating dtype.
     seed, offset : int or node
