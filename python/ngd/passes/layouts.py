@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layouts: give the operands of heavy ops the order of axes that their kernels prefer.
+"""Layouts: the order of axes that the kernels of heavy ops, such as convolutions, prefer.
 
 A *layout* is an order of axes in memory. The bytes of every value are in the order of the axes of
 its shape. So the graph expresses another layout by a transposition, whose result has another shape.
@@ -38,20 +38,27 @@ result. A small operand may be transposed for the op."""
 
 @cache
 def variants() -> Mapping[Op, Op]:
-    """Return, for each op that has a variant in another layout, this variant."""
+    """Return a dict from each op that has a variant in another layout to this variant.
+
+    For example, the variant of a convolution computes the same with the channels as the last axis.
+    """
     own_layout = (op for op in OPS.values() if op.layout.row_major_op is not None)
     return {op.layout.row_major_op: op for op in own_layout}
 
 
 def assign_layouts(graph: Graph, target: Target, options: CompileOptions) -> Graph:
-    """Replace heavy ops by variants that the device has kernels for, and move transpositions."""
+    """Choose the layouts of heavy ops, such as convolutions, and move transpositions.
+
+    If the device has a kernel for an op's variant, which computes the same in another order of
+    axes, the variant replaces the op.
+    """
     if not any(node.op in variants() for node in graph.nodes):
         return graph
     accepted: list[Node] = []
     computed: set[Transposition] = set()
 
     def use_variant(node: Node, variant: Op) -> Node | None:
-        """Return the value of a node, computed by a variant of its op.
+        """Return the value of a node, computed by `variant`: its op with another order of axes.
 
         None if the variant cannot compute it, or if the device has no kernel for the variant.
         """
@@ -100,11 +107,11 @@ def move_transposition(node: Node, computed: Set[Transposition]) -> Node | tuple
 def move_elementwise_transposition(
     node: Node, axes: Shape, computed: Set[Transposition]
 ) -> Node | None:
-    """Return the replacement of an elementwise node with transposed operands, or None.
+    """Return an equal node that transposes the result instead of operands, or None.
 
-    Some operands of the node are transpositions by `axes`. The replacement computes the op in the
-    order of axes before this transposition, and transposes the result. Return None if an operand is
-    not cheap to compute in that order (`without_transposition`).
+    For example, transpose(x) + transpose(y) becomes transpose(x + y). At least one operand of
+    `node` is transposed by `axes`. Return None if the transposition of another operand costs too
+    much to undo (`without_transposition`), or if the result would have another type.
     """
     if len(axes) != node.ndim:
         return None
@@ -125,9 +132,10 @@ def without_transposition(
 ) -> Node | None:
     """Return an operand with a transposition by `axes` undone, or None if that costs too much.
 
-    An elementwise node reads the operand. If the operand is x transposed by `axes`, return x. For
-    another operand, return the operand transposed by the inverse of `axes` if the operand is small,
-    or if this transposition costs nothing, for example because it is in `computed`.
+    `node` is the elementwise node that reads the operand. If the operand is x transposed by `axes`,
+    return x. For another operand, return the operand transposed by the inverse of `axes`, if the
+    operand is small or this transposition costs nothing. A transposition costs nothing if it moves
+    no elements, or if it is in `computed`, the transpositions that the new graph computes anyway.
     """
     if operand.op.layout.is_transpose and operand.attrs["axes"] == axes:
         return operand.inputs[0]

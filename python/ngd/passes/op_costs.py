@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The costs of nodes: `Op.cost` for heavy ops, and rules for all other ops.
+"""The costs of nodes: `Op.cost` for heavy ops, such as matmuls, and rules for all other ops.
 
 A cost is a number of operations, and a number of bytes that are read and written. The bytes are
 those of the operands and results. An op that only moves elements is an exception: it reads as many
-bytes as it writes. If an op is composed of other ops, its number of operations is the sum over
-those ops, but their operands and results are not counted as bytes. Any other op has one operation
-for each element of its largest operand or result.
+bytes as it writes. If an op is composed of other ops, such as gelu, its number of operations is the
+sum over its component ops, but the operands and results of the component ops are not counted as
+bytes. Any other op has one operation for each element of its largest operand or result.
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ def cost_of_graph(graph: Graph) -> Cost:
 
 
 def cost_of(node: Node, bodies: Sequence[Cost] | None = None) -> Cost:
-    """Return the cost of a node; `bodies` has the costs of the graphs that it runs, if known."""
+    """Return the cost of a node.
+
+    `bodies` has the costs of the graphs that a loop or branch runs. If it is None, they are
+    computed.
+    """
     op, results = node.op, [result.type for result in node.results]
     if isinstance(op, Leaf) or offset_of(node) is not None:
         return Cost()
@@ -47,7 +51,7 @@ def cost_of(node: Node, bodies: Sequence[Cost] | None = None) -> Cost:
 
 
 def operations(node: Node, operands: Sequence[Type], results: Sequence[Type]) -> int:
-    """Return the number of scalar operations of a node. The op of the node is not a heavy op."""
+    """Return the number of scalar operations of a node whose op does not define `Op.cost`."""
     op = node.op
     if op.comm.is_collective or isinstance(op, Start):
         return 0

@@ -14,7 +14,9 @@ class CompileOptions(NamedTuple):
     precision: DType = float32
     """The dtype of matrix multiplications and of stored activations."""
     shard: str = "none"
-    """The sharded weight update: "none", "host" or "world"."""
+    """The sharded weight update. With "host", the ranks of a host share one copy of a variable that
+    the step updates, and each rank updates its shard. With "world", the hosts also divide the
+    optimizer state. With "none", each rank updates its own copy."""
     memory_limit: int | None = None
     """The largest number of bytes for the values of a call; None to set no limit."""
 

@@ -25,7 +25,10 @@ def shard_bounds(count: int, ranks: int) -> tuple[int, ...]:
 
 
 def is_divided(typed: Type, ranks: int) -> bool:
-    """Return whether a variable of this type is divided; then no shard is empty."""
+    """Return whether a variable of this type is divided into shards, one per rank.
+
+    If it is divided, no shard is empty.
+    """
     return ranks > 1 and typed.bytes > SMALL_BYTES and typed.count >= UNIT * ranks
 
 
@@ -41,8 +44,7 @@ class Partition:
     host_ranks: Ranks
     """The ranks of this host."""
     counterparts: Ranks = ONE_RANK
-    """The counterparts: the rank with the same local index on each host, in the order of the hosts.
-    """
+    """The ranks with this rank's local index: one on each host, in the order of the hosts."""
     is_once_over_hosts: bool = False
     """True if all hosts together have one copy of the optimizer state: the variables that a step
     reads only to compute next values. False if each host has a copy of every variable."""
@@ -55,8 +57,8 @@ class Partition:
     def slice(self, count: int) -> tuple[int, int]:
         """Return the begin and end of this rank's shard of a variable with `count` elements.
 
-        The ranks of one host divide the variable into shards. On several hosts, `part` may be
-        smaller than the shard.
+        The ranks of one host divide the variable into shards. On several hosts, this rank may
+        update only a part of its shard: see the method `part`.
         """
         offsets = shard_bounds(count, self.host_ranks.size)
         return offsets[self.host_ranks.rank], offsets[self.host_ranks.rank + 1]

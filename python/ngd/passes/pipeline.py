@@ -60,8 +60,9 @@ PER_OP: Final[tuple[Entry, ...]] = (
     When(was_changed, (simplify,)),
     fuse_post_operations,
 )
-"""The passes before the fusion of elementwise ops. They order collectives, expand ops, simplify the
-graph, shard weight updates, choose layouts, and fuse post-operations into heavy ops."""
+"""The passes before the fusion of elementwise ops. They order collectives, replace ops for which
+the device has no kernel, simplify the graph, shard weight updates, and choose layouts. They also
+fuse biases and ops such as activations into the matmuls and convolutions before them."""
 
 FUSION: Final[tuple[Entry, ...]] = (
     share_sums,
@@ -144,7 +145,7 @@ def run_pass(each: Pass, graph: Graph, target: Target, options: CompileOptions) 
 def expect_equal_types(before: Graph, after: Graph) -> None:
     """Raise a CompileError if a pass has changed the type of an output.
 
-    `Graph.verify` checks the types of updates.
+    `Graph.verify` checks the types of the next values of variables.
     """
     for old, new in zip(before.outputs, after.outputs, strict=True):
         if old.type != new.type:

@@ -2,8 +2,8 @@
 """Mixed precision: matmuls multiply 16-bit floats, and activations are stored as 16-bit floats.
 
 Only operands and stored results are 16-bit floats. Matmuls and convolutions accumulate in float32.
-Elementwise kernels, reductions and statistics widen 16-bit operands to float32, and round each
-result once, when they store it.
+Elementwise kernels, reductions and the statistics of normalizations (mean, variance) widen 16-bit
+operands to float32. They round each result once, when they store it.
 Variables, their updates, outputs, and operands of collectives stay float32, and so does every value
 of an op that has no kernel for 16-bit floats.
 
@@ -13,9 +13,9 @@ The pass uses these words:
 - A *move* is an op that copies, repeats or views elements, or an op such as average pooling, which
   adds only a few elements for each element of its result.
 - A float32 value is *exact* if the next value of a variable, or the operand of a collective, is
-  computed from it by elementwise ops and moves. An exact value is never rounded. If the
-  result of a reduction is exact, its operand is exact if it is computed from variables and
-  constants only, such as weights that are averaged. Activations that are reduced may be rounded.
+  computed from it by elementwise ops and moves. An exact value is never rounded. A reduction with
+  an exact result makes its operand exact only if the operand is computed from variables and
+  constants, such as weights that are averaged. Activations that are reduced may be rounded.
 - A float32 value is *wanted* in 16 bits if a product multiplies it. If an elementwise kernel
   computes a wanted value, the operands that this kernel reads without broadcasting are wanted, too.
 - A float32 value is needed *wide* if one of its readers cannot read 16-bit floats.
@@ -89,10 +89,11 @@ class Uses:
         self.products: dict[Node, DType] = {}
         """For each matmul or convolution with 16-bit operands, the dtype in which it is stored."""
         self.others: set[Node] = set()
-        """The nodes that read 16-bit floats and are not products or elementwise: copies, pools and
-        statistics."""
+        """The nodes that read 16-bit floats and are not matmuls, convolutions or elementwise ops.
+        They are moves (copies, views, pooling), or the mean and variance of a normalization."""
         self.unsupported: Node | None = None
-        """The first product in the graph without a kernel for 16-bit floats, or None."""
+        """The first matmul or convolution in the graph without a kernel for 16-bit floats, or
+        None."""
         for node in reversed(graph.nodes):
             if not isinstance(node.op, Leaf):
                 self.visit(node)
@@ -100,7 +101,7 @@ class Uses:
     def visit(self, node: Node) -> None:
         """Record in which dtypes a node needs its operands.
 
-        Visit nodes in reverse order: all readers of a node before the node.
+        The caller visits nodes in reverse order: all readers of a node before the node.
         """
         wide_flags = zip(node.results, stay_float32(node), strict=True)
         self.float32_values.update(result for result, is_wide in wide_flags if is_wide)
@@ -123,9 +124,11 @@ class Uses:
     def demand_exact(self, node: Node, floats: Sequence[Node]) -> None:
         """Add to `exact` the float32 operands of a node that must never be rounded.
 
-        They are the operands of a collective, and of an elementwise op or a move with an exact
-        result. For a reduction with an exact result, they are only the operands that are computed
-        from variables and constants.
+        `exact` has the values from which an operand of a collective, or the next value of a
+        variable, is computed. So the operands of a collective are added, and the operands of an
+        elementwise op or a move (copy, broadcast, view) that has a result in `exact`. If a
+        reduction has a result in `exact`, only its operands that are computed from variables and
+        constants are added.
         """
         exact: set[Node] = set()
         reduces = node.op.kernel.reduction or is_reducing_kernel(node)
@@ -141,8 +144,9 @@ class Uses:
     def visit_move(self, node: Node, floats: Sequence[Node]) -> None:
         """Record in which dtype an op that moves elements needs its operands.
 
-        If the op should move 16-bit floats (`moves_16_bits`), it is added to `others`, and its
-        operands to `wanted`. Otherwise its operands stay float32.
+        If the op should move 16-bit floats (`moves_16_bits`), add it to `others`, the ops that read
+        16-bit floats. Also add its operands to `wanted`, the values that a reader needs as 16-bit
+        floats. Otherwise its operands stay float32.
         """
         if node.op.kernel.is_view:  # other inputs only order the execution; they are not read
             floats = [x for x in node.inputs[:1] if x.dtype == float32]
@@ -153,10 +157,10 @@ class Uses:
             self.float32_values.update(floats)
 
     def visit_product(self, node: Node) -> None:
-        """Record in `products` the dtype in which a matmul or convolution is stored.
+        """Record in `products` the dtype in which the result of a matmul or convolution is stored.
 
-        If it stays float32, or the device has no kernel for 16-bit factors, its operands stay
-        float32 and nothing is recorded.
+        If the result must stay float32 (ngd.full_precision), or the device has no kernel for 16-bit
+        operands, the operands stay float32 and nothing is recorded.
         """
         if node.keeps_float32:
             self.float32_values.update(node.inputs)
@@ -183,8 +187,9 @@ class Uses:
     def moves_16_bits(self, node: Node) -> bool:
         """Return whether an op that moves elements should move 16-bit floats.
 
-        It should if a result is wanted in 16 bits, no result must stay float32, and the device has
-        a kernel. A broadcast or a view needs no kernel. A part of a larger leaf stays float32.
+        It should if a reader needs a result in 16 bits, no result must stay float32, and the device
+        has a kernel. A broadcast or a view needs no kernel. A slice of a larger input, variable or
+        constant stays float32.
         """
         floats = [r for r in node.results if r.dtype == float32]
         if not self.wanted.intersection(floats) or self.float32_values.intersection(floats):
@@ -320,7 +325,10 @@ class Rewriting:
 
 
 def moves(node: Node) -> bool:
-    """Return whether an op is a move: it copies, repeats or views elements, or adds only a few."""
+    """Return whether an op is a move: it copies, repeats or views elements, or adds a few of them.
+
+    For example, average pooling adds only a few elements for each element of its result.
+    """
     kernel = node.op.kernel
     is_move = kernel.is_copy or kernel.is_broadcast or kernel.is_view
     return is_move or node.op.numerics.can_keep_16_bits
@@ -329,7 +337,8 @@ def moves(node: Node) -> bool:
 def made_of_variables(graph: Graph) -> set[Node]:
     """Return the values that are computed from variables and constants only.
 
-    Values that are computed by a matmul or a convolution are left out.
+    A value is left out if it is the result of a matmul or convolution, or is computed from such a
+    result.
     """
     made: set[Node] = set()
     for node in graph.nodes:
@@ -363,7 +372,7 @@ def selecting_reductions() -> frozenset[str]:
     """Return the kinds of the reductions that return one of the elements, such as a maximum.
 
     The gradient of such a reduction finds the chosen element by comparing the elements with the
-    result. So the elements must not be rounded if the result is not.
+    result. So if the result is not rounded, the elements must not be rounded either.
     """
     choosing = (op for op in OPS.values() if not op.fusion.is_linear_reduction)
     return frozenset(op.kernel.reduction for op in choosing if op.kernel.reduction)
@@ -372,7 +381,8 @@ def selecting_reductions() -> frozenset[str]:
 def chosen_values(node: Node) -> list[Node]:
     """Return the values from which a node chooses elements, such as the operand of a maximum.
 
-    If the node is a fused kernel with reductions, they may also be results that it reduces.
+    A fused kernel may compute the maximum of one of its own results or inputs. Then this result or
+    input is returned.
     """
     if node.op.kernel.reduction in selecting_reductions():
         return list(node.inputs)
@@ -439,7 +449,7 @@ class NarrowKernel:
         the number of its 16-bit copy, among the results of the new kernel."""
 
     def read(self, operands: Sequence[Node]) -> None:
-        """Add casts for the operands that are now 16-bit floats."""
+        """Add casts to float32 to the body, for the operands that are now 16-bit floats."""
         inputs = self.original.inputs
         narrow = [n for n, x in enumerate(operands) if x.dtype != inputs[n].dtype]
         if narrow:

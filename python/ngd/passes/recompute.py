@@ -45,8 +45,8 @@ from .views import is_view, source_of
 
 ROUNDS: Final = 8
 SMALL: Final = 16
-"""A copy may be computed from a value that is kept only for this purpose. This value must have at
-most 1 / SMALL of the bytes of the copied value."""
+"""A value may be kept in memory only to recompute a larger value from it. It must have at most
+1 / SMALL of the bytes of the larger value."""
 LONGEST: Final = 16
 """The largest number of ops that recompute one value."""
 
@@ -104,7 +104,11 @@ def difference(all: Cost, without: Cost) -> Cost:
 
 
 class Copy(NamedTuple):
-    """A second computation of a value by `ops`, in their order, from the values in `kept`."""
+    """A second computation of `value` by `ops`, which are computed in their order.
+
+    `kept` has the values that the ops read, and that must therefore be kept in memory. Inputs,
+    variables and constants are not listed.
+    """
 
     value: Node
     ops: list[Node]
@@ -124,10 +128,10 @@ class Waiting:
             n for n in self.order if rounds and n.op.kernel.reduction in selecting_reductions()
         )
         self.compared = {source_of(node.inputs[0]) for node in ordered}
-        """Values that are not copied: with mixed precision, the operands of reductions such as a
-        maximum. To find the largest elements, the gradient compares such an operand with the
-        maximum, but mixed precision may round a copy of the operand in another way. Without mixed
-        precision, the set is empty."""
+        """The values that must not be recomputed. With mixed precision, they are the operands of
+        reductions such as a maximum. To find the largest elements, the gradient compares such an
+        operand with the maximum. A recomputed operand could be rounded differently, and then no
+        element would be equal to the maximum. Without mixed precision, the set is empty."""
         self.peak = self.peak_position()
 
     def last_reads(self) -> dict[Node, int]:
@@ -162,14 +166,18 @@ class Waiting:
         return at
 
     def waits(self, value: Node) -> bool:
-        """Return whether a value is kept at the peak and read after it."""
+        """Return whether a value is kept at the peak and read after it.
+
+        The peak is the instruction after which most bytes are kept.
+        """
         return value in self.position and self.position[value] <= self.peak < self.last[value]
 
     def copied(self, bytes_to_save: float) -> Graph:
         """Return a graph that recomputes values after the peak instead of keeping them.
 
-        Values are chosen until their sizes add up to `bytes_to_save`, or no other value can be
-        recomputed. If no value can be recomputed, return the graph itself.
+        The peak is the instruction after which most bytes are kept. Values are chosen until their
+        sizes add up to `bytes_to_save`, or no other value can be recomputed. If no value can be
+        recomputed, return the graph itself.
         """
         copies: dict[Node, Copy] = {}
         kept: set[Node] = set()
@@ -188,7 +196,12 @@ class Waiting:
         return self.with_copies(copies) if copies else self.graph
 
     def copy_of(self, value: Node, copies: dict[Node, Copy]) -> Copy | None:
-        """Return a copy of a value, or None if it cannot be computed from values that are kept."""
+        """Return the ops that compute `value` a second time, or None if this is not possible.
+
+        There are at most LONGEST ops, and each takes about one pass over memory. They read inputs,
+        variables, constants, values that are kept at the peak, and small values. They do not read
+        the values in `copies`, which are themselves recomputed.
+        """
         kept: list[Node] = []
         ops: set[Node] = set()
         stack = [value]
@@ -211,7 +224,11 @@ class Waiting:
         return Copy(value, sorted(ops, key=self.position.__getitem__), kept)
 
     def with_copies(self, copies: dict[Node, Copy]) -> Graph:
-        """Return the graph whose readers after the peak read the copies."""
+        """Return the graph in which readers after the peak read recomputed values.
+
+        The peak is the instruction after which most bytes are kept. `copies` has the values to
+        recompute.
+        """
         new: dict[Node, Node] = {}
         copied_nodes: dict[Node, Node] = {}
 
@@ -239,10 +256,9 @@ class Waiting:
         return self.graph.rewrite(change, self.order_with_leaves())
 
     def order_with_leaves(self) -> list[Node]:
-        """Return the nodes in an order for `Graph.rewrite`, which needs the leaves, too.
+        """Return all nodes for `Graph.rewrite`: the leaves, then the others as they are executed.
 
-        The leaves, which are not executed, are first. The other nodes follow in the order of
-        execution.
+        The leaves (inputs, variables and constants) are not executed, so `order` has none of them.
         """
         leaves = [node for node in self.graph.nodes if isinstance(node.op, Leaf)]
         return [*leaves, *self.order]
@@ -269,11 +285,13 @@ class Waiting:
         return made[copy.value]
 
     def gates(self, position: int) -> list[Node]:
-        """Return a list with the gate of a copy, or an empty list if there is no gate.
+        """Return a list with the op that a recomputation waits for, or an empty list.
 
-        The copy is computed after its gate. `position` is that of the first reader of the copy in
-        the order of execution. The gate is the last node between the peak and `position` that is
-        not cheap.
+        This op is the *gate*: a value is recomputed only after it, because it would otherwise be
+        kept for too long. `position` is the position of the first reader of the recomputed value.
+        The gate is the last op before `position` that takes more than about one pass over memory.
+        Return an empty list if there is no such op after the peak, the instruction after which most
+        bytes are kept.
         """
         for i in range(position - 1, self.peak, -1):
             node = self.order[i]

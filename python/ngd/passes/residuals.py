@@ -47,8 +47,8 @@ def choose_residuals(
     gradients : sequence of Node
         The results of the backward pass.
     overwritten : sequence of Node
-        Inputs that no longer have their values in the backward pass. They are stored like values
-        that are not cheap.
+        Inputs that the forward pass writes to, so the backward pass cannot read their old values.
+        If a gradient reads such a value, it is stored.
 
     Returns
     -------
@@ -85,8 +85,9 @@ def read_values(
 def topological_values(roots: Sequence[Node], ends: set[Node]) -> list[Node]:
     """Return `roots` and the nodes that they are computed from, each node once.
 
-    A depth-first walk from readers to operands gives the order, which is not topological. The walk
-    includes a node of `ends`, but does not visit the operands of this node.
+    A depth-first walk from the roots to their operands finds the nodes. So the order is not
+    topological, in spite of the name. The walk includes a node of `ends`, but does not visit the
+    operands of this node.
     """
     found: dict[Node, None] = {}
     stack = list(roots)
@@ -100,9 +101,9 @@ def topological_values(roots: Sequence[Node], ends: set[Node]) -> list[Node]:
 
 
 def _is_given(value: Node, overwritten: set[Node]) -> bool:
-    """Return whether a value is a leaf that the backward pass can read again.
+    """Return whether the backward pass can read a value as an input, a variable or a constant.
 
-    A leaf in `overwritten` cannot be read, because it has another value in the backward pass.
+    An input in `overwritten` cannot be read, because it has another value in the backward pass.
     """
     return isinstance(value.op, Leaf) and value not in overwritten
 
@@ -112,9 +113,10 @@ def _shared_sources(
 ) -> set[Node]:
     """Return values that save memory if they are stored, because cheap values depend on them.
 
-    This is step 2 of the choice of residuals (see the module docstring). `cheap` has the cheap
-    values that gradients read. Each returned value is not cheap. It has fewer bytes than the values
-    in `cheap` that can be recomputed from it.
+    This is step 2 of the choice of residuals (see the module docstring). `cheap` has the values
+    that gradients read and that take about one pass over memory to compute. A value that takes
+    longer is returned if the values in `cheap` that can be recomputed from it have more bytes
+    together than it has.
     """
     sources: dict[Node, frozenset[Node]] = {}
     for value in forward:

@@ -21,7 +21,7 @@ from ...ops._casting import cast
 
 
 class Operand:
-    """A value that a statement reads. Operands of one class and number are equal."""
+    """A value that a statement reads. Two operands with equal classes and numbers are equal."""
 
     __slots__ = ("number", "text")
     prefix: ClassVar[str]
@@ -129,8 +129,8 @@ class Products(NamedTuple):
 class KernelBody:
     """The computation of a kernel: statements, stored results, reductions, and matmuls.
 
-    It also has the strides of the inputs. `reductions` and `products` (the matmuls) are None if the
-    kernel has none.
+    The body also has the strides of the inputs. `reductions` and `products` (the matmuls) are None
+    if the kernel has none.
     """
 
     statements: tuple[Statement, ...]
@@ -256,8 +256,8 @@ class KernelBody:
 class FusedKernel(Op):
     """A kernel of elementwise ops, which may also compute reductions and matmuls.
 
-    The reductions reduce results or operands of the elementwise ops, which read the results of the
-    matmuls.
+    The elementwise ops read the results of the matmuls. The reductions reduce results or operands
+    of the elementwise ops.
 
     A node of this op has one attribute: `body`, its `KernelBody`.
 
@@ -292,7 +292,7 @@ class FusedKernel(Op):
         return self.name, attrs["body"].lowered
 
     def printed_attrs(self, attrs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the attributes that the text of a graph shows: those of the C++ kernel."""
+        """Return the attributes that a printed graph shows: the attributes of the C++ kernel."""
         lowered: Mapping[str, Any] = attrs["body"].lowered
         return lowered
 
@@ -328,7 +328,7 @@ def body_of(node: Node) -> KernelBody:
 
 
 def is_elementwise_kernel(node: Node) -> bool:
-    """Return whether a node is a fused kernel without reductions and products."""
+    """Return whether a node is a fused kernel that computes neither reductions nor matmuls."""
     return isinstance(node.op, FusedKernel) and node.op.is_elementwise
 
 

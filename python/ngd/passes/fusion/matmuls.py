@@ -2,12 +2,12 @@
 """Matmuls that elementwise kernels compute block by block, and whose results are not stored.
 
 For example, the gradient of a layer's weights is a matmul, and an elementwise kernel reads the
-gradient to update the weights.
-In a step whose batch is small compared to the layer, writing the gradient and reading it again
-takes a tenth of the time of the matmul. Such a matmul is A^T B, and A and B are its *factors*
-(`Op.gradient_factors`). If the gradient is a sum over the ranks, the ranks may exchange the factors
-(gradient_factors.py). The kernel then computes one matmul for the factors of each rank, and adds
-the results. The device reports whether the fused kernel is faster.
+gradient to update the weights. In a step whose batch is small compared to the layer, writing the
+gradient and reading it again takes a tenth of the time of the matmul. Such a matmul is A^T B, and A
+and B are its *factors* (`Op.gradient_factors`). If the gradient is a sum over the ranks, the ranks
+may exchange the factors (gradient_factors.py). Then the kernel computes one matmul per rank, from
+the factors of that rank, and adds the results. The device reports whether the fused kernel is
+faster.
 
 The fusion saves the memory of the result, but the factors stay in memory until the kernel runs. So
 the two factors together may have no more bytes than the result. Factors that are inputs or
@@ -36,9 +36,9 @@ from .patterns import uses
 
 MOST_PRODUCTS: Final = 4
 MOST_DEPTH: Final = 256
-"""The largest depth of a matmul A^T B in a kernel. The depth is the number of rows of A and of B,
-over which the matmul sums. It is a limit of the C++ kernel, and so is `MOST_PRODUCTS`, the largest
-number of matmuls in one kernel (src/cpp/kernels/fused/elementwise_product.cpp)."""
+"""The largest number of rows of A and of B in a matmul A^T B that a kernel computes. MOST_PRODUCTS
+is the largest number of matmuls in one kernel. Both are limits of the C++ kernel
+(src/cpp/kernels/fused/elementwise_product.cpp)."""
 
 
 def fuse_products(graph: Graph, target: Target, options: CompileOptions) -> Graph:
@@ -76,15 +76,15 @@ def fusible_operands(kernel: Node, counts: Mapping[Node, int]) -> list[int]:
 
 
 def can_be_fused(product: Node, counts: Mapping[Node, int]) -> bool:
-    """Return whether a matmul has a single reader, and factors that need little memory."""
+    """Return whether a node has a single reader and is a matmul A^T B with small A and B."""
     return counts[product] == 1 and has_small_factors(product)
 
 
 def has_small_factors(product: Node) -> bool:
-    """Return whether a node is a matmul A^T B with few rows, whose factors need little memory.
+    """Return whether a node is a matmul A^T B with few rows, whose A and B need little memory.
 
-    A and B have at most MOST_DEPTH rows. Together, the factors that are not leaves have at most the
-    bytes of the result.
+    A and B have at most MOST_DEPTH rows. Together, they have at most the bytes of the result. An
+    input, variable or constant is not counted, because it stays in memory anyway.
     """
     factors = product.op.gradient_factors(product)
     if factors is None or factors[0].shape[0] > MOST_DEPTH:

@@ -37,7 +37,7 @@ class Pattern:
     any_order: bool = False
     """True if the two operands may be in either order."""
     read_once: bool = False
-    """True if the node may have only one reader, because the replacement removes the node."""
+    """True if the node must not have a second reader, because the replacement removes the node."""
 
     def may_match(self, op: Op, operands: Sequence[Op]) -> bool:
         """Return False if no node with this op and these ops of operands can match.
@@ -66,7 +66,10 @@ class Pattern:
             yield from ({self.name: node, **m} for m in self.of_operands(inputs, counts))
 
     def of_operands(self, inputs: Sequence[Node], counts: Mapping[Node, int]) -> Iterator[Match]:
-        """Yield all matches of the patterns in `operands` with `inputs`, one pattern per node."""
+        """Yield all matches of the patterns in `operands` with `inputs`: pattern n with input n.
+
+        `counts` has the number of readers of each node.
+        """
         found: list[Match] = [{}]
         for pattern, node in zip(self.operands, inputs, strict=True):
             found = [{**one, **m} for one in found for m in pattern.matches(node, counts)]
@@ -120,7 +123,8 @@ def apply_rules(graph: Graph, rules: Sequence[Rule], target: Target) -> Graph:
 def uses(graph: Graph) -> Counter[Node]:
     """Return the number of reads of each node.
 
-    If a node is an output of the graph or the next value of a variable, this counts as a read, too.
+    If a node is an output of the graph, or a value that the step stores to a variable, this counts
+    as a read, too.
     """
     reads = [graph.roots, *[node.inputs for node in graph.nodes]]
     return Counter(chain.from_iterable(reads))

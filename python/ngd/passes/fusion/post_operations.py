@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fusion of biases and post-operations into the kernel of the heavy op before them.
 
-A *heavy op* (`Op.is_heavy`) is, for example, a matmul or a convolution. A *post-operation* is
-an op that the kernel of a heavy op applies to its result before it stores it, such as an activation
-or a residual sum. For example, relu(a @ b + bias) becomes one matrix multiplication. A heavy op
-lists the post-operations of its kernel (`Fusion.post_operations`). With 16-bit floats the separate
-ops would round each result, so they are not fused.
+A *heavy op* (`Op.is_heavy`) is, for example, a matmul or a convolution. A *post-operation* is an op
+that the kernel of a heavy op applies to the result before the kernel stores it, such as an
+activation or a residual sum. For example, relu(a @ b + bias) becomes one matrix multiplication. A
+heavy op lists the post-operations of its kernel (`Fusion.post_operations`). With 16-bit floats the
+separate ops would round each result, so they are not fused.
 
 The kernel does not store the operand of a post-operation. So a post-operation is fused only if
 nothing else reads its operand. For example, the gradients of gelu and silu read the operands of
@@ -13,9 +13,9 @@ gelu and silu. So these two are fused in inference, but not in a step that compu
 The fused node keeps the call site of the heavy op, so that reports and errors name the line and the
 layer of the heavy op.
 
-The pass also runs before `expand` if the graph has ops that are composed of other ops, such as gelu
-(has_composites). Equal nodes are merged before that. Otherwise one of two equal nodes could be
-fused away while the other one is still read.
+The pass `expand` replaces an op such as gelu by the ops that it is composed of. So if the graph has
+such ops (has_composites), they are fused before `expand` runs, and equal nodes are merged before
+the fusion. Otherwise one of two equal nodes could be fused away while the other one is still read.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ RESHAPED: Final = Pattern("view", lambda op: op.kernel.is_view, (HEAVY,), read_o
 def same_type(match: Match) -> bool:
     """Return whether the types allow the fusion of a heavy op and the op that reads its result.
 
-    The second op must return the shape and dtype that it reads from the heavy op. The dtype must be
-    float32 or float64: separate 16-bit ops would round once more than the fused ones.
-    `ngd.full_precision` must apply to both ops or to neither.
+    The heavy op is, for example, a matmul. The result of the second op must have the shape and
+    dtype that the second op reads. The dtype must be float32 or float64: separate 16-bit ops would
+    round once more than the fused ones. `ngd.full_precision` must apply to both ops or to neither.
     """
     behind = match["behind"]
     read = match.get("view", match["heavy"])
@@ -58,7 +58,7 @@ def same_type(match: Match) -> bool:
 
 
 def with_bias(match: Match) -> Node | None:
-    """Return the heavy op with a fused bias, or None if its kernel cannot add the bias."""
+    """Return a heavy op, such as a matmul, plus a bias as one node; None if this is impossible."""
     heavy = match["heavy"]
     with at_site(heavy.site):
         return heavy.op.with_bias(heavy, match["bias"])
@@ -73,9 +73,11 @@ def post_operation_name(behind: Node) -> str:
 
 
 def takes_residual(match: Match) -> bool:
-    """Return whether the kernel of the heavy op should add the residual. It can add only one.
+    """Return whether the kernel of a heavy op, such as a matmul, should add the residual.
 
-    The result is also False in two cases in which an elementwise kernel should add the residual:
+    The residual is the other operand of an addition that reads the heavy op's result. The kernel
+    can add only one residual. The result is also False in two cases in which an elementwise kernel
+    should add the residual:
 
     - The residual is a broadcast. The heavy op's kernel would need the result of the broadcast in
       memory.
@@ -91,13 +93,16 @@ def takes_residual(match: Match) -> bool:
 
 
 def with_residual(match: Match) -> Node:
-    """Return the heavy op with a fused residual sum."""
+    """Return the result of a heavy op (such as a matmul) plus a residual, from one kernel."""
     heavy = match["heavy"]
     return with_post_operation(match, ADDED, (reshape(match["residual"], heavy.shape),))
 
 
 def takes_post(match: Match) -> bool:
-    """Return whether the kernel of the heavy op can apply the op that follows the heavy op."""
+    """Return whether the kernel of a heavy op, such as a matmul, can apply the op that follows.
+
+    The op that follows, such as relu, reads only the result of the heavy op.
+    """
     behind = match["behind"]
     is_unary = (
         len(behind.inputs) == 1
@@ -107,15 +112,18 @@ def takes_post(match: Match) -> bool:
 
 
 def with_post(match: Match) -> Node:
-    """Return the heavy op with the op that follows it as one more post-operation."""
+    """Return the result of an op such as relu, computed by the kernel of the matmul before it.
+
+    The op before it may also be another heavy op, such as a convolution.
+    """
     return with_post_operation(match, post_operation_name(match["behind"]))
 
 
 def with_post_operation(match: Match, name: str, operands: tuple[Node, ...] = ()) -> Node:
-    """Return the heavy op with one more post-operation.
+    """Return a heavy op, such as a matmul, whose kernel also applies the op `name` to its result.
 
-    If the op was applied to a view of the heavy op's result (a reshape, for example), return the
-    same view of the new heavy op's result.
+    If the graph applies `name` to a view of the heavy op's result (a reshape, for example), return
+    the same view of the new node. `operands` has the other operands of `name`.
     """
     heavy = match["heavy"]
     attrs = {**heavy.attrs, "post": (*heavy.attrs.get("post", ()), name)}
@@ -139,18 +147,25 @@ RULES: Final = (
 
 
 def fuse_post_operations(graph: Graph, target: Target, options: CompileOptions) -> Graph:
-    """Fuse biases and post-operations into heavy ops, by the table of rules."""
+    """Fuse biases and ops such as activations into the matmul or other heavy op before them."""
     return apply_rules(graph, RULES, target)
 
 
 @cache
 def post_operation_names() -> frozenset[str]:
-    """Return the names of the post-operations of all heavy ops."""
+    """Return the names of the ops that the kernel of some heavy op can apply to its result.
+
+    For example, the kernel of a matmul can apply "relu".
+    """
     return frozenset(post for op in OPS.values() for post in op.fusion.post_operations)
 
 
 def has_composites(graph: Graph, options: CompileOptions, changed: bool) -> bool:
-    """Return whether a graph has a possible post-operation that is composed of other ops (gelu)."""
+    """Return whether a graph has an op, such as gelu, to fuse before `expand` replaces it.
+
+    Such an op is composed of other ops, and the kernel of some heavy op (for example a matmul) can
+    apply it.
+    """
     return any(
         node.op.has_expansion and post_operation_name(node) in post_operation_names()
         for node in graph.nodes

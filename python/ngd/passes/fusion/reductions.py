@@ -5,9 +5,13 @@ First, `share_sums` moves factors that are constant along the axes out of a sum,
 product is summed anyway. For example, the backward pass of a norm needs sum(dy) and sum(dy *
 weight), and sum(dy * value) and sum(dy * weight * value). If weight is constant along the axes, the
 sums with weight are computed as weight * sum(dy) and weight * sum(dy * value), so two sums are
-saved. Then `fuse_reductions` adds reductions to elementwise kernels: reductions of the kernel's
-results, and reductions of its operands that have the depth of the kernel (elementwise.depths). All
-reductions of one kernel have the same axes. A result that only these reductions read is not stored.
+saved.
+
+Then `fuse_reductions` adds reductions to elementwise kernels. A kernel may compute reductions of
+its results. It may also compute a reduction of one of its operands if the reduction and the kernel
+have the same *depth*: the number of ops that are not elementwise on the longest path to a node
+(elementwise.depths). All reductions of one kernel have the same axes. A result that only these
+reductions read is not stored.
 
 Neither pass makes a cycle. A reduction of a result comes after the kernel anyway. A reduction of an
 operand is fused only if it has the depth of the kernel. A kernel or a reduction is deeper than
@@ -43,23 +47,23 @@ from .kernel_body import (
 )
 
 EXACT: Final = (float32, float64)
-"""The dtypes of sums that may be shared. A 16-bit sum may overflow if a small factor is moved out.
-"""
+"""The dtypes of the sums from which `share_sums` moves factors out. If a small factor is moved out
+of a 16-bit sum, the sum may overflow."""
 MAX_FACTORS: Final = 8
 MAX_REDUCTIONS: Final = 8
 
 Product: TypeAlias = tuple[Shape, tuple[int, Shape], tuple[int, ...]]
-"""The key of a sum of a product. Sums with equal keys differ only in factors that are constant
-along the axes of the sum. The key has three parts: the axes of the sum; the operand's number of
-axes, and the sizes of the summed axes; the sorted ids of the factors that vary along the summed
-axes."""
+"""A key for a sum of a product, such as sum(a * b). Two sums with equal keys differ only in factors
+that are constant along the summed axes. The key is (axes, (ndim, sizes), ids): the summed axes, the
+number of axes of the operand, the sizes of the summed axes, and the sorted ids of the factors that
+vary along them."""
 
 
 class SumBundle(NamedTuple):
     """A sum that is computed from another sum, in the form that `order_bundles` takes.
 
-    `members` is the sum. `outside` has the nodes that `order_bundles` puts before it: the operand
-    of the sum, and the operand of the other sum.
+    `members` has one element, the sum. `outside` has the nodes that `order_bundles` puts before the
+    sum: the operand of the sum, and the operand of the other sum.
     """
 
     members: Sequence[Node]
@@ -67,7 +71,11 @@ class SumBundle(NamedTuple):
 
 
 def share_sums(graph: Graph, target: Target, options: CompileOptions) -> Graph:
-    """Move constant factors out of a sum if the sum of its other factors is computed anyway."""
+    """Move factors out of a sum if the sum of its other factors is computed anyway.
+
+    For example, sum(w * x) becomes w * sum(x) if the graph also has sum(x), and w is constant along
+    the summed axes.
+    """
     taken = dict(shareable_sums(graph))
     if not taken:
         return graph
@@ -118,7 +126,10 @@ def shareable_sums(graph: Graph) -> Iterator[tuple[Node, tuple[Node, list[Node]]
 
 
 def factors(node: Node, max_factors: int = MAX_FACTORS) -> Iterator[Node]:
-    """Yield the factors of a node; a node that is not a product is its own factor."""
+    """Yield the factors of a product: a, b and c for a * b * c. Another node is its own factor.
+
+    At most `max_factors` are yielded, so a factor may itself be a product.
+    """
     if node.op.fusion.is_multiplication and max_factors > 1:
         for operand in node.inputs:
             yield from factors(operand, max_factors // 2)
@@ -166,7 +177,7 @@ class ReducingKernel(NamedTuple):
 
     @property
     def outside(self) -> Sequence[Node]:
-        """The operands of the kernel. They must come before the kernel and its reductions."""
+        """The operands of the kernel. `order_bundles` puts them before the members."""
         return self.kernel.inputs
 
     @property
@@ -236,9 +247,12 @@ def reductions_by_kernel(graph: Graph, reductions: Sequence[Node]) -> dict[Node,
     """Return for each elementwise kernel the reductions that it may compute.
 
     A kernel may compute any reduction of its results. It may compute a reduction of one of its
-    operands if two conditions hold (elementwise.py). The reduction and the kernel have the same
-    depth, so that no cycle is made. The reduction and the kernel are first needed by the same
-    collective, so that no collective is delayed.
+    operands if two conditions hold:
+
+    - The reduction and the kernel have the same depth. Each of them has a larger depth than every
+      node that it needs (elementwise.depths). So neither needs the other, and no cycle is made.
+    - The first collective that needs the kernel is also the first one that needs the reduction
+      (elementwise.needs). So no collective is delayed.
     """
     depth_of = depths(graph)
     need_of = needs(graph, depth_of)
@@ -274,9 +288,9 @@ def kernels_by_dense_operand(graph: Graph) -> dict[Node, list[Node]]:
 def body_with_reductions(
     kernel: Node, stored: Sequence[Node], reductions: Sequence[Node]
 ) -> KernelBody:
-    """Return the body of a kernel with reductions.
+    """Return the body of `kernel` after reductions are added.
 
-    It stores the results `stored` of the kernel, and computes the nodes `reductions`.
+    The new body stores only the results in `stored`, and computes the nodes in `reductions`.
     """
     body, dense = body_of(kernel), dense_operands(kernel)
     read = [node.inputs[0] for node in reductions]

@@ -58,8 +58,8 @@ class Storage:
     """The storage that contains this one, or None if this one is not a part of another. There is
     only one level: the containing storage is not a part of a third one."""
     offset: int = 0
-    """The offset of a part in the storage `whole`, in bytes; 0 if `whole` is None. In an arena, the
-    byte offset `position` already includes it."""
+    """The offset of a part in the storage `whole`, in bytes; 0 if `whole` is None. In an arena,
+    `position` is the sum of this offset and the position of `whole`."""
 
     def keep(self, until: int) -> None:
         """Extend the lifetime to instruction number `until`, if the lifetime ends before it."""
@@ -107,9 +107,9 @@ class Instruction:
     group: Ranks | None = None
     """The group of the start of a collective; None: the group of the executable."""
     bodies: list[Plan] = field(default_factory=list)
-    """The plans of the graphs that a loop or branch runs; empty for another instruction. Such plans
-    need memory for their arenas, which the outer plan provides. So a loop or branch has two more
-    `outputs` after its results: memory for the private arenas, and memory for the shared arenas."""
+    """The plans of the graphs that a loop or branch runs; empty for another instruction. The outer
+    plan provides the memory for the arenas of these plans. So the last two `outputs` of a loop or
+    branch are not results: they are the memory for the private and for the shared arenas."""
     cost: Cost = field(default_factory=Cost)
     made_of: tuple[tuple[str, str], ...] = ()
     """The names of the ops that a kernel computes, each with its call site."""
@@ -137,7 +137,7 @@ class Plan:
     unshared_bytes: int = 0
     """The size of the arenas if every value had bytes of its own."""
     recomputed: Cost = field(default_factory=Cost)
-    """The additional operations and bytes of rematerialisation (recompute.py), a part of `cost`."""
+    """The operations and bytes for recomputing values (recompute.py). `cost` includes them."""
 
     @property
     def cost(self) -> Cost:
@@ -150,10 +150,10 @@ class Plan:
         self.verify_pending()
 
     def verify_start(self, step: Instruction) -> None:
-        """Raise an error if the result of a start overlaps its operand in another storage.
+        """Raise an error if operand and result of a collective overlap, but are in two storages.
 
-        An overlap within one storage is legal: the collective works in place. Two storages with
-        common bytes are a mistake of the planner.
+        `step` starts the collective. An overlap within one storage is legal: the collective works
+        in place. Two storages with common bytes are a mistake of the planner.
         """
         operand, result = step.inputs[0], step.outputs[0]
         same_storage = (operand[1].whole or operand[1]) is (result[1].whole or result[1])
@@ -213,7 +213,7 @@ class Plan:
 
 
 class Spans:
-    """A set of spans in several spaces, each with a number that the caller chooses.
+    """A set of spans in several spaces (kinds of memory), each with a number from the caller.
 
     A span is a range of bytes in an arena, or of arrays in another space. Any two spans of the set
     are disjoint or equal. Equal spans may have different numbers.
@@ -223,18 +223,18 @@ class Spans:
         self.spaces: dict[str, list[tuple[int, int, int]]] = {}
 
     def add(self, space: str, begin: int, end: int, number: int) -> None:
-        """Add a span."""
+        """Add the span from `begin` to `end` of the lane `space`, with the caller's `number`."""
         if begin < end:
             insort(self.spaces.setdefault(space, []), (begin, end, number))
 
     def remove(self, space: str, begin: int, end: int, number: int) -> None:
-        """Remove a span that was added."""
+        """Remove a span that was added by `add` with the same arguments."""
         if begin < end:
             runs = self.spaces[space]
             del runs[bisect_left(runs, (begin, end, number))]
 
     def overlapping(self, space: str, begin: int, end: int) -> int | None:
-        """Return the number of a span in the set that shares a byte with the given one, or None."""
+        """Return the `number` of a span in the set that overlaps the given one, or None."""
         runs = self.spaces.get(space, ())
         last = bisect_left(runs, (end,)) - 1
         return runs[last][2] if begin < end and last >= 0 and runs[last][1] > begin else None
