@@ -236,7 +236,7 @@ digamma: Final[Digamma] = register(Digamma())
 
 
 def _erfinv(x: float) -> float:
-    """Return erfinv(x) for the NumPy reference, from NormalDist().inv_cdf of Python."""
+    """Return erfinv(x) by NormalDist().inv_cdf of Python, for evaluation of the op in NumPy."""
     if not -1 < x < 1:
         return math.copysign(math.inf, x) if x in (-1, 1) else math.nan
     from statistics import NormalDist  # imported here, because it is slow

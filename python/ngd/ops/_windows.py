@@ -78,10 +78,10 @@ def spatial_axes(where: str, x: Type) -> int:
 def paddings(
     where: str, padding: Padding, x: Shape, kernel: Shape, strides: Shape, dilations: Shape
 ) -> Shape:
-    """Return the zeros before and after each axis as (before, after, before, after, ...).
+    """Return the number of zeros at both ends of each axis: (before, after, before, after, ...).
 
-    With padding "same" there are ceil(n / stride) windows along an axis of n elements. If the
-    number of zeros is odd, there is one more after the axis than before it.
+    With padding "same" there are ceil(n / stride) windows along an axis of n elements. If an axis
+    needs an odd number of zeros, there is one more after the axis than before it.
     """
     axes = len(kernel)
     if isinstance(padding, str):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batching rules of loops, branches, the op `after`, and ops on groups of rows.
+"""Batching rules of loops, branches, the op `after`, and grouped_matmul.
 
 The examples are the entries along the batch axis. The op after(x, *others) returns x, but only
-after `others` have been computed. An op on groups of rows is applied to one example after the
-other, in a loop (`one_by_one`).
+after `others` have been computed. grouped_matmul and the op for its weight gradient are applied to
+one example after the other, in a loop (`one_by_one`).
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ def batch_scan(batching: Batching, node: Node, operands: Sequence[Batched]) -> R
 def batch_cond(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
     """Batch both branches of a cond.
 
-    If the predicate has the batch axis, examples take different branches: `choose_by_example`
-    computes both.
+    If the predicate has the batch axis, examples take different branches. `choose_by_example` then
+    computes both branches for all examples, and selects the result of each example.
     """
     names = ("on_true", "on_false")
     graphs = {name: node.attrs[name].graph for name in names}

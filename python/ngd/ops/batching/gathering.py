@@ -17,10 +17,10 @@ from .rewrite import Batched, Batching, Results, batches
 
 
 def rows_of_examples(batching: Batching, node: Node, indices: Node, extent: int) -> Node:
-    """Return, for each index of a row in an example, the number of the row in all examples.
+    """Convert the row indices of each example to indices into the joined rows of all examples.
 
-    `indices` has the batch axis. Row i of example b has the number b * extent + i, where `extent`
-    is the number of rows of an example. An index that is out of range for an example raises an
+    `indices` has the batch axis, and so has the result. Each example has `extent` rows, so index i
+    of example b becomes b * extent + i. An index that is out of range for its example raises an
     error when the compiled step runs, as without vmap.
     """
     caller = node.attrs.get("caller") or node.op.name

@@ -89,7 +89,10 @@ def batch_convolution(batching: Batching, node: Node, operands: Sequence[Batched
 
 @batches(ConvWeightGrad)
 def batch_weight_grad(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Compute the gradients of the weights of all examples: each example is a group of channels."""
+    """Compute the gradients of the weights of all examples by one grouped convolution.
+
+    The channels of all examples are joined. So each example is one or more groups of channels.
+    """
     new_operands = [fold_into_channels(batching.with_batch_axis(x)) for x in operands]
     result = node.op.node(new_operands, in_groups(batching, node))
     return reshape(result, (batching.size, *node.shape))

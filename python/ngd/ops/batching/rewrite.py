@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rewrite of a graph to operands with a leading batch axis, and the table of batching rules.
+"""The class that turns a graph for one example into a graph for a batch, and the batching rules.
 
-A function is traced without the mapped axis. `Batching` rewrites the traced graph. A traced node is
-*mapped* if it depends on a mapped input; its new node then has the batch axis as axis 0. Any other
-node is computed once for all examples.
+ngd.vmap traces the user's function for one example, without the batch axis. `Batching` then makes
+nodes for all examples, which replace the traced nodes. A traced node is *mapped* if its value may
+differ between examples. Its replacement then has the batch axis as axis 0. A node that is not
+mapped is computed once for all examples.
 
-A rule belongs to a class of ops (`batches`), and a subclass inherits it. An op without a rule is
-applied by `Op.batching`, or replaced by its expansion. If it has neither, `Batching` raises a
-CompileError.
+The decorator `batches` registers a batching rule for classes of ops, and subclasses inherit it. For
+an op without a rule, `Batching` uses the attribute `Op.batching`, or else the expansion of the op:
+other ops that compute the same results. An op that has neither raises a CompileError.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from ..control.bodies import body_input
 
 @dataclass(frozen=True, slots=True)
 class Batched:
-    """The new node that replaces a traced node.
+    """The node that replaces a node of the traced graph, in the graph for all examples.
 
-    `is_mapped` is True if axis 0 of the new node is the batch axis. If it is False, all examples
-    share the value.
+    `is_mapped` is True if axis 0 of the node is the batch axis. If it is False, the node has no
+    batch axis, and all examples share its value.
     """
 
     node: Node
@@ -42,17 +43,17 @@ class Batched:
 
 
 Results: TypeAlias = Node | Sequence[Node | Batched]
-"""The return value of a batching rule, for the results of one op.
+"""The return value of a batching rule: the nodes that replace the results of one op.
 
-A rule may return a sequence with one entry per result of the op. It may also return a single node
-instead. If the op has several results, this node means the sequence of all results of the op that
-made the node. A node that is not in a `Batched` has the batch axis.
+A rule returns a sequence with one entry per result: a `Batched`, or a node with the batch axis. For
+an op with one result, it may return just this node. For an op with several results, such as top_k,
+it may return the first result of a new op. All results of the new op are then the replacements.
 """
 BatchingRule: TypeAlias = Callable[["Batching", Node, Sequence[Batched]], Results]
-"""A function that returns the new results of a traced node; see `Results`.
+"""A function that returns the nodes that replace the results of a traced node (see `Results`).
 
-Its arguments are the Batching, the traced node and the new nodes of its operands. At least one
-operand is mapped, unless the node draws random numbers.
+Its arguments are the Batching, the traced node, and a `Batched` per operand of the traced node. At
+least one operand has the batch axis, unless the node draws random numbers.
 """
 
 RULES: Final[dict[type[Op], BatchingRule]] = {}
@@ -72,23 +73,23 @@ def batches(*kinds: type[Op]) -> Callable[[AnyRule], AnyRule]:
 
 
 class Batching:
-    """A rewrite of a traced graph to operands with a leading batch axis of `size` examples.
+    """A map from the nodes of a traced graph to nodes that compute `size` examples at once.
 
-    The mapped function is the function that the user passed to ngd.vmap. Each node has a number
-    (`Node.id`), which grows with each new node. `since` is a number from before the call of the
-    mapped function. Nodes with a number of at least `since` belong to the function; older nodes do
-    not. The body of a loop or a branch has a Batching of its own, whose `outer` is the Batching of
-    the graph around the body.
+    The mapped function is the function that the user passed to ngd.vmap. Each node has a number,
+    `Node.id`, and a later node has a larger number. Nodes with a number of at least `since` were
+    made by the mapped function. Older nodes were not, and are not replaced. The body of a loop or
+    a branch has a Batching of its own, whose `outer` is the Batching of the graph around the body.
     """
 
     def __init__(self, size: int, since: int, outer: Batching | None = None) -> None:
         self.size, self.since, self.outer = size, since, outer
         self.new: dict[Node, Batched] = {}
         self.fresh: dict[Node, bool] | None = None
-        """For each input of a body, True if the mapped function creates the operand of this input.
+        """A dict with a bool per input of the body of a loop or branch; None if there is no body.
 
-        A body reads a seed as an input, so its nodes do not show where the seed was created. The
-        dict is None in the Batching of the outermost graph, which has no body inputs.
+        The bool is True if the mapped function creates the value that the loop or branch passes to
+        this input. `is_fresh` needs it if the value is a random seed: the input node itself does
+        not show whether the seed was created inside or outside of the mapped function.
         """
 
     def find(self, node: Node) -> Batched:
@@ -102,9 +103,10 @@ class Batching:
         return self.outer.find(node) if self.outer is not None else Batched(node, False)
 
     def rewrite(self, roots: Sequence[Node]) -> list[Batched]:
-        """Rewrite the traced nodes `roots`, and the traced nodes that they depend on.
+        """Replace the traced nodes `roots`, and the traced nodes that they depend on.
 
-        Return one `Batched` per root, the new node that replaces it.
+        Return one `Batched` per root: the node that replaces it, or the root itself if it does not
+        change.
         """
         with at_site("") as move_to, keep_float32(False):
             for node in topological(roots):
@@ -116,7 +118,10 @@ class Batching:
         return [self.find(root) for root in roots]
 
     def add(self, node: Node) -> None:
-        """Make the new nodes for the results of one traced node, and store them in `self.new`."""
+        """Make the nodes that replace the results of a traced node, and store them in `self.new`.
+
+        If the node does not change, store nothing: `find` then returns the traced node.
+        """
         operands = [self.find(x) for x in node.inputs]
         new_inputs = tuple(x.node for x in operands)
         if any(x.is_mapped for x in operands) or self.draws(node):
@@ -161,10 +166,10 @@ class Batching:
         return any(self.is_fresh(x) for x in seed.inputs)
 
     def body(self, graph: Graph, node: Node) -> Batching:
-        """Return a Batching for `graph`, a body of the loop or branch `node`.
+        """Return a Batching for `graph`: the body of the loop, or one branch of the cond, `node`.
 
-        `new`, the dict from traced nodes to new nodes, is empty. The caller enters the new node of
-        each input of the body.
+        Its dict `new`, from traced nodes to their replacements, is empty. Before a rewrite, the
+        caller adds the replacement of each input of the body to this dict.
         """
         batching = Batching(self.size, -1, self)
         operands = node.inputs[len(node.inputs) - len(graph.inputs) :]
@@ -172,10 +177,10 @@ class Batching:
         return batching
 
     def body_on_inputs(self, graph: Graph, node: Node, mapped: Sequence[bool]) -> Batching:
-        """Return a Batching for a body of a traced node, with the new nodes of the body's inputs.
+        """Return a Batching for `graph`, a body of a loop or cond, and replace the body's inputs.
 
-        `mapped` has a bool per input of the body. If it is True, a new body input with the batch
-        axis replaces the input. If it is False, the traced input is also the new one.
+        `mapped` has a bool per input of the body. If it is True, a new input with the batch axis
+        replaces the input. If it is False, the input does not change.
         """
         batching = self.body(graph, node)
         for traced, is_mapped in zip(graph.inputs, mapped, strict=True):
@@ -235,9 +240,10 @@ def after_batch_axis(axes: Sequence[int]) -> Shape:
 
 
 def expand(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Return the rewritten results of the expansion of an op that has no batching rule.
+    """Replace an op that has no batching rule by its expansion, for all examples.
 
-    The expansion is a graph of other ops that computes the same results.
+    The expansion is a graph of other ops that computes the same results for one example. The
+    batching rules of these ops are applied.
     """
     return batching.rewrite(expansion(node))
 
@@ -245,7 +251,7 @@ def expand(batching: Batching, node: Node, operands: Sequence[Batched]) -> Resul
 def align_batch_axis(x: Batched, ndim: int) -> Node:
     """Insert axes of size 1 after the batch axis, so that `ndim` axes follow the batch axis.
 
-    A node that is not mapped is returned unchanged: it broadcasts along the batch axis.
+    If x has no batch axis, return its node unchanged: it broadcasts along the batch axis.
     """
     if not x.is_mapped or x.node.ndim > ndim:
         return x.node

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batching rules of functions of the user: custom gradient rules, and Python calls in a step."""
+"""Batching rules of user functions: custom gradients, and Python functions for ngd.call_host."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ from .rewrite import Batched, Batching, Results, batches
 
 @batches(WithGradient)
 def batch_with_gradient(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Keep the user's gradient rule, and apply it to each example.
+    """Keep the gradient rule of the node, so that it gives the gradient of each example.
 
-    A rule whose attribute `follows_graph` is True reads only its arguments and the nodes from which
-    they are computed. So this rule is called with the nodes that have the batch axis. Any other
-    rule may read other nodes of the traced function. A BatchedRule calls it with the traced nodes,
-    and rewrites the adjoints that it returns, so that they have the batch axis.
+    If the attribute `follows_graph` of the rule is True, the rule reads only its arguments and the
+    nodes from which they are computed. So it can be called with the nodes for all examples.
+
+    Any other rule may use nodes of the traced function, which computes one example. So a
+    BatchedRule calls it with traced nodes, and replaces the adjoints that it returns by nodes that
+    compute them for all examples.
     """
     count, rule = node.attrs["count"], node.attrs["rule"]
     if getattr(rule, "follows_graph", False):
@@ -39,10 +41,11 @@ def batch_with_gradient(batching: Batching, node: Node, operands: Sequence[Batch
 
 
 class BatchedRule:
-    """The gradient rule of a with_gradient node whose operands have the batch axis.
+    """The gradient rule of a with_gradient node that computes all examples.
 
-    A rule of `custom_gradient` may read any node of the traced function. Therefore it is called
-    with the traced nodes, and the adjoints that it returns are rewritten for the batch.
+    It calls the user's rule of `custom_gradient` with the nodes of the traced function, which
+    computes one example: the rule may also use other nodes of this function. Then `Batching`
+    replaces the adjoints that the rule returns by nodes that compute them for all examples.
     """
 
     def __init__(self, batching: Batching, node: Node, rule: Rule) -> None:
@@ -77,9 +80,9 @@ class BatchedRule:
     def adjoint(self, part: Batched | None, operand: Node) -> Node | None:
         """Return the adjoint of an operand of the user's function, for all examples.
 
-        `part` is the adjoint that the user's rule returned, rewritten for the batch, or None. If it
-        is None, return None. If the operand has no batch axis, all examples share it, and its
-        adjoint is the sum over the examples.
+        The user's rule returns an adjoint for one example. `part` is the node that replaces it and
+        computes all examples. If `part` is None, the operand has no gradient: return None. If the
+        operand has no batch axis, all examples share it: return the sum over the examples.
         """
         if part is None or self.batching.find(operand).is_mapped:
             return None if part is None else self.batching.with_batch_axis(part)

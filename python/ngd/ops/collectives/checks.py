@@ -61,11 +61,12 @@ def expect_rows(where: str, x: Type) -> None:
 
 
 def of_equal_blocks(kind: Kind, x: Type, size: int) -> Type:
-    """Return the result type of a collective in which each rank has a block of equal size.
+    """Return the result type of a collective with equal blocks of rows, one block per rank.
 
-    `kind` is the row of the collective in the table of comm/kinds.py. For example, it has the
-    field `operand`, which is "blocks" if the operand has one block per rank. x is the type of the
-    operand, and `size` the number of ranks.
+    `kind` is the entry of the collective in the table of comm/kinds.py, x the type of the operand,
+    and `size` the number of ranks. For example, with 4 ranks, all_gather of float32[2, 3] returns
+    float32[8, 3], and reduce_scatter of float32[8, 3] returns float32[2, 3]. Raise ShapeError if
+    the rows of the operand cannot be divided into equal blocks.
     """
     expect_rows(kind.name, x)
     if kind.operand == "blocks" and x.shape[0] % size:

@@ -28,9 +28,9 @@ def sparse_all_reduce(
 ) -> tuple[Node, Node]:  # long because each argument is described
     """Reduce over all ranks only the elements of largest magnitude of each rank.
 
-    The elements that a rank does not send are the next residual, which the next call adds to its x
-    (error feedback). So no element is lost over many steps. ngd.TopK does the same for arrays
-    outside of a step.
+    Each rank adds its residual to its x, and sends the elements of largest magnitude of this sum.
+    The elements that it does not send are the residual for the next call, so they are sent later
+    (error feedback). ngd.TopK does the same for ngd.all_reduce, outside of a compiled step.
 
     Parameters
     ----------
@@ -55,13 +55,13 @@ def sparse_all_reduce(
     ShapeError, DTypeError
         The operands have different shapes, or other dtypes.
     ValueError
-        The ratio is not in (0, 1], or the op is another one.
+        The ratio is not in (0, 1], or op is neither "sum" nor "mean".
 
     Notes
     -----
     Stich, Cordonnier and Jaggi, "Sparsified SGD with Memory" (NeurIPS 2018), Algorithm 1.
 
-    In a step, a variable with `per_rank=True` stores the residual of each rank.
+    In a compiled step, a variable with `per_rank=True` can store the residual of each rank.
 
     ::
 

@@ -37,9 +37,13 @@ class LaunchedWorld:
 
 
 Ranks: TypeAlias = Group | LaunchedWorld
-"""The attribute `group` of a collective: a Group, or a LaunchedWorld until the world is joined."""
+"""The type of the attribute `group` of a collective.
+
+If the graph is built before ngd.init joins the world, the attribute may be a LaunchedWorld, which
+has only the rank and the number of ranks. ngd.compile replaces it by the world, which is a Group.
+"""
 ONE_RANK: Final = LaunchedWorld(0, 1)
-"""A world of one rank, in which the NumPy references compute."""
+"""A world that has only rank 0. `OwnRank.reference` computes its result for this world."""
 
 
 def joined_world() -> Group | None:
@@ -52,7 +56,11 @@ def joined_world() -> Group | None:
 
 
 def world_ranks() -> Ranks:
-    """Return the world, or a LaunchedWorld if the world is not joined yet."""
+    """Return the world.
+
+    If it is not joined, return a LaunchedWorld with the rank and the number of ranks that the
+    launcher set.
+    """
     global _last_joined
     group = open_world()
     if group is None:
@@ -62,7 +70,7 @@ def world_ranks() -> Ranks:
 
 
 def settle_world(graph: Graph) -> None:
-    """Replace each LaunchedWorld in the collectives of a graph by the world, which is joined first.
+    """Join the world (ngd.init), and replace each LaunchedWorld in a graph's collectives by it.
 
     If the graph has no LaunchedWorld, do nothing. Raise CompileError if a LaunchedWorld differs
     from the world in the number of ranks, or in the rank of this process.

@@ -27,8 +27,9 @@ class Send(Collective):
     """Send x to another rank, which receives it with ops.recv.
 
     The send runs only if the compiled step needs its result, a token: make the token an output of
-    the step, or add it to an output. Both ranks make their sends and receives in the same order, as
-    with MPI.
+    the step, or add it to an output. A rank receives the arrays of another rank in the order in
+    which they were sent, as with MPI. So both ranks must call ops.send and ops.recv for these
+    arrays in the same order.
 
     Parameters
     ----------
@@ -54,12 +55,12 @@ class Send(Collective):
     Notes
     -----
     The gradient of a send is a receive: this rank receives the adjoint of x from the rank `to`,
-    with the same tag. The rank `to` must send this adjoint, which the gradient of its ops.recv
-    does. ops.recv has a program with both gradients.
+    with the same tag. The rank `to` must send this adjoint. It does so if it computes the gradient
+    of its ops.recv. The documentation of ops.recv has a program with both gradients.
 
     Examples
     --------
-    ops.recv has a program for two ranks. The token is a scalar::
+    The documentation of ops.recv has a program for two ranks. The token is a scalar::
 
         >>> token = ops.send(ngd.placeholder("x", (8, 4)), 1)
         >>> token.shape
@@ -136,8 +137,9 @@ class Recv(Collective):
     differentiate by `after` too, and make the adjoint of `after` an output of the compiled
     step. Otherwise the adjoint of the array is not sent, and the rank `source` waits for it.
 
-    In this program for two ranks, gw is the gradient of the sum of the losses of both ranks,
-    because the value of the token is 0.
+    In this program, rank 0 has no loss, so it differentiates the token of its send, whose value is
+    0. gw is then the gradient of the loss of rank 1 with respect to w. Rank 1 returns `back`, the
+    adjoint of `after`, so that it sends the adjoint of h.
 
     ::
 

@@ -7,13 +7,14 @@ collectives need the number of ranks for the shape of their result, so they run 
 the world is not joined when the graph is built, these ops take the rank and the number of ranks
 from the launcher, and ngd.compile joins the world.
 
-A rank that gets no result has zeros instead, as all ranks except the root of `reduce`. So each
-collective, except reductions such as max, is a linear map from the operands of all ranks to the
-results of all ranks. Its gradient is the transpose of this map, which is a collective too
-(docs/adr/0003-gradient-of-all-reduce.md).
+On a rank that gets no result, a collective returns zeros. For example, `reduce` returns zeros on
+all ranks except the root. So each collective, except reductions such as max, is a linear map from
+the operands of all ranks to the results of all ranks. Its gradient is the transpose of this map,
+which is a collective too (docs/adr/0003-gradient-of-all-reduce.md).
 
-The NumPy references compute the result in a world of one rank. If a graph is evaluated in NumPy
-with a group, the evaluator calls the collective of the group instead.
+The method `reference` of an op computes its result in NumPy. For a collective, this is the result
+in a world of one rank. If a graph is evaluated in NumPy with a group of several ranks, the
+evaluator calls the collective of the group instead.
 """
 
 from __future__ import annotations
@@ -87,10 +88,11 @@ class Collective(Op):
         return self.keeps_equal_operands(attrs) and all(x.uniform for x in inputs)
 
     def keeps_equal_operands(self, attrs: Mapping[str, Any]) -> bool:
-        """Return True if the result equals the operand whenever all ranks have the same operand.
+        """Return True if the result is x whenever all ranks have the same operand x.
 
-        A sum does not: it is multiplied by the number of ranks, and this number may differ between
-        groups. A mean does not either, because its sum is rounded.
+        For example, it is True for the maximum. It is False for the sum, which is x times the
+        number of ranks and so may differ between groups. It is False for the mean, too: the mean
+        may differ from x by rounding.
         """
         return False
 
@@ -307,10 +309,10 @@ def power_of_two(x: Node) -> Node:
 
 
 def reductions_to_test() -> list[tuple[dict[str, Any], DType | None]]:
-    """Return pairs ({"reduce_op": name}, dtype), one per reduction that the tests try.
+    """Return pairs ({"reduce_op": name}, dtype), for the tests of collectives that reduce.
 
-    The `samples` methods of ops that reduce read these pairs. The dtype is that of the operand. It
-    is None for a reduction that accepts all dtypes of numbers.
+    The method `samples` of such a collective yields one test case per pair. The dtype is that of
+    the operand. It is None if the test runs the case with every dtype of numbers.
     """
     any_dtype: list[tuple[str, DType | None]] = [(op, None) for op in ("sum", "min", "max", "prod")]
     one_dtype: list[tuple[str, DType | None]] = [
