@@ -376,9 +376,8 @@ class Optimizer:
         parameters : structure of Variable
             The variables to train, in nested dicts, lists, tuples or dataclasses.
         weight : scalar, optional
-            The weight of this rank's loss in the mean, for example its number of samples. By
-            default all ranks have the same weight. The mean excludes a rank with weight 0, even if
-            its loss is NaN.
+            The weight of this rank's loss in the mean, such as its number of samples. By default
+            all weights are equal. The mean excludes a rank with weight 0, even if its loss is NaN.
         group : Group, optional
             The ranks to average over. The default is the group of the compiled step.
         micro_batches : int, default 1
