@@ -9,8 +9,9 @@
         return loss, optimizer.minimize(loss, model.parameters())
 
 An optimizer makes nodes of the graph. With `updates=True`, the function returns a pair: its result,
-and the next values of variables. The learning rate is a variable, or a schedule (a function of the
-number of updates so far). So one compiled step is enough for a whole training.
+and a dict from each variable to the value that the step assigns to it. The learning rate is a
+variable, or a schedule (a function of the number of updates so far). So it can change during the
+training, and the step is not compiled again.
 """
 
 from .._util.signature_errors import check_public_names as _check_public_names

@@ -19,7 +19,8 @@ from .options import Check, at_least, flag, fraction, pair
 def moments(g: Node, state: State) -> tuple[Node, Node]:
     """Return Adam's moments: the moving averages of the gradient and of its square.
 
-    Also set them, by `state.keep`, as the next values of "first_moment" and "second_moment".
+    Also set them, by `state.keep`, as the new values of the state variables "first_moment" and
+    "second_moment".
     """
     first, second = state["betas"]
     m = first * state.now("first_moment") + (1 - first) * g
@@ -100,7 +101,7 @@ class Adam(Optimizer):
         )
 
     def rule(self, w: Node, g: Node, state: State) -> Node:
-        """Return the next value of a variable, by one step of Adam."""
+        """Return `w` after one Adam update with the gradient `g`."""
         return w - adam_step(decay_gradient(w, g, state), state)
 
 
@@ -155,7 +156,7 @@ class AdamW(Adam):
         )
 
     def rule(self, w: Node, g: Node, state: State) -> Node:
-        """Return the next value of a variable, by weight decay and one step of Adam."""
+        """Return `w` after weight decay and one Adam update with the gradient `g`."""
         return decay_weight(w, state) - adam_step(g, state)
 
 
@@ -173,7 +174,8 @@ class RMSprop(Optimizer):
     weight_decay : float, default 0
         The factor of the L2 penalty: weight_decay * w is added to the gradient.
     momentum : float, default 0
-        The factor of the momentum buffer, which sums the scaled gradients.
+        The factor of the momentum buffer b. If it is not 0, the update is
+        b <- momentum * b + g / (sqrt(v) + eps);  w <- w - lr * b.
     centered : bool, default False
         Subtract the square of the gradient's average from v (Graves, 2013, arXiv:1308.0850,
         equations 38 to 45, except where eps is added).
@@ -225,7 +227,7 @@ class RMSprop(Optimizer):
         )
 
     def rule(self, w: Node, g: Node, state: State) -> Node:
-        """Return the next value of a variable, by one step of RMSprop."""
+        """Return `w` after one RMSprop update with the gradient `g`."""
         alpha = state["alpha"]
         g = decay_gradient(w, g, state)
         v = state.keep("square", alpha * state.now("square") + (1 - alpha) * (g * g))
@@ -298,7 +300,7 @@ class Adagrad(Optimizer):
         )
 
     def rule(self, w: Node, g: Node, state: State) -> Node:
-        """Return the next value of a variable, by one step of Adagrad."""
+        """Return `w` after one Adagrad update with the gradient `g`."""
         g = decay_gradient(w, g, state)
         s = state.keep("square", state.now("square", state["initial_accumulator_value"]) + g * g)
         rate = state.lr / (1.0 + (state.step - 1.0) * state["lr_decay"])

@@ -63,8 +63,8 @@ class ExponentialMovingAverage:
         Parameters
         ----------
         next : mapping of Variable to Node
-            The updates of the variables, for example from `optimizer.minimize`. The averages
-            include these next values.
+            The new values of the variables, for example from `optimizer.minimize`. The averages
+            include these values.
         of : structure of Variable, optional
             The variables to average, in nested dicts, lists, tuples or dataclasses. The default is
             all variables in `next`. These include the optimizer's state if `next` is the result of
@@ -73,7 +73,7 @@ class ExponentialMovingAverage:
         Returns
         -------
         dict of Variable to Node
-            The next values of the averages and of the step counter, for `updates=` of ngd.compile.
+            The new values of the averages and of the step counter, for `updates=` of ngd.compile.
         """
         variables = list(next) if of is None else trees.leaves_of(of)
         step = ops.cast(self._step, float64)

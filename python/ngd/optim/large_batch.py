@@ -80,7 +80,7 @@ class LARS(Optimizer):
         )
 
     def rule(self, w: Node, g: Node, state: State) -> Node:
-        """Return the next value of a variable, by one step of LARS."""
+        """Return `w` after one LARS update with the gradient `g`."""
         lr = state.scalar(state.lr)
         if state["adapt"]:
             weights, gradient = norm(w), norm(g)
@@ -151,7 +151,7 @@ class LAMB(Optimizer):
         )
 
     def rule(self, w: Node, g: Node, state: State) -> Node:
-        """Return the next value of a variable, by one step of LAMB."""
+        """Return `w` after one LAMB update with the gradient `g`."""
         m, v = moments(g, state)
         first, second = corrections(state)
         size = ops.sqrt(v / state.scalar(second)) + state["eps"]

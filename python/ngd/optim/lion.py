@@ -57,7 +57,7 @@ class Lion(Optimizer):
         )
 
     def rule(self, w: Node, g: Node, state: State) -> Node:
-        """Return the next value of a variable, by one step of Lion."""
+        """Return `w` after one Lion update with the gradient `g`."""
         first, second = state["betas"]
         m = state.now("momentum")
         c = first * m + (1 - first) * g

@@ -123,7 +123,7 @@ class LossScale:
         return trees.map(self._unscaled, gradients), all_finite(gradients, self.group)
 
     def updates(self, finite: Node) -> dict[Variable, Node]:
-        """Return the updates of the scale and of its counter.
+        """Return the new values of `scale` and `good_steps`, as nodes.
 
         Parameters
         ----------
@@ -133,7 +133,7 @@ class LossScale:
         Returns
         -------
         dict of Variable to Node
-            The next values, for `updates=` of ngd.compile.
+            The new value of each of the two variables, for `updates=` of ngd.compile.
         """
         good_steps = self.good_steps + 1
         must_grow = good_steps == self.growth_interval

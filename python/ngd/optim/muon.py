@@ -126,7 +126,7 @@ class Muon(Optimizer):
         )
 
     def rule(self, w: Node, g: Node, state: State) -> Node:
-        """Return the next value of a variable, by one step of Muon."""
+        """Return `w` after one Muon update with the gradient `g`."""
         if w.ndim < 2:
             raise ValueError(f"muon: expected parameters of two axes or more; got {w!r}")
         momentum = state["momentum"]

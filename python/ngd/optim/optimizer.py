@@ -125,9 +125,9 @@ def decay_weight(w: Node, state: State) -> Node:
 class State:
     """The argument `state` of `Optimizer.rule`: the data of one variable in one update.
 
-    A State has the learning rate, the number of the update, and the optimizer state of the variable
-    (`now` and `keep`). `state["momentum"]` is the value of the option "momentum".
-    `Optimizer.apply` makes one State per variable.
+    A State has the learning rate, the number of the update, and the optimizer state of the
+    variable: `now` reads it, and `keep` sets it. `state["momentum"]` is the value of the option
+    "momentum". `Optimizer.apply` makes one State per variable.
 
     Attributes
     ----------
@@ -138,7 +138,7 @@ class State:
     dtype : dtype
         The dtype of the computation: float64 for a float64 variable, and float32 otherwise.
     next : dict of Variable to Node
-        The updates of the state, which `keep` sets.
+        The new values that `keep` has set, by state variable.
 
     Examples
     --------
@@ -166,7 +166,7 @@ class State:
         self.step = step
         """The number of this update, counted from 1, in float64."""
         self.next: dict[Variable, Node] = {}
-        """The next value of each state variable that the rule has set."""
+        """The new value of each state variable that the rule has set by `keep`."""
 
     def __getitem__(self, option: str) -> Any:
         return self.options[option]
@@ -182,27 +182,27 @@ class State:
         return ops.cast(value, self.dtype)
 
     def now(self, name: str, initial: float = 0.0) -> Variable:
-        """Return a variable of the state. The variable has the shape of the parameter.
+        """Return a variable of the state, with the shape of the parameter. The first call makes it.
 
         Parameters
         ----------
         name : str
             The name of the state, such as "momentum".
         initial : float, default 0
-            The first value of all elements.
+            The value of all elements when the variable is made.
         """
         key = f"{self._optimizer._names.names[self._variable]}.{name}"
         return self._optimizer.state_variable(key, self._variable.shape, self.dtype, initial)
 
     def keep(self, name: str, value: Node) -> Node:
-        """Set the next value of one variable of the optimizer state, and return this value.
+        """Set the value that the update assigns to a variable of the state, and return this value.
 
         Parameters
         ----------
         name : str
             The name of the variable, as given to `State.now`, such as "momentum".
         value : Node
-            The next value, of the shape of the parameter.
+            The new value, of the shape of the parameter.
         """
         old = self.now(name)
         self.next[old] = update_where(old, value, self._where)
@@ -296,7 +296,7 @@ class Optimizer:
             self.lr = self.state_variable("lr", (), float64, number(where, "lr", lr, least=0))
 
     def rule(self, w: Node, g: Node, state: State) -> Node:
-        """Return the next value of a variable. A subclass implements this method.
+        """Return the new value of a variable after one update. A subclass implements this method.
 
         Parameters
         ----------
@@ -310,7 +310,7 @@ class Optimizer:
         Returns
         -------
         Node
-            The next value, of the same shape.
+            The new value, of the same shape.
         """
         raise NotImplementedError(type(self).__name__)
 
@@ -376,9 +376,8 @@ class Optimizer:
         parameters : structure of Variable
             The variables to train, in nested dicts, lists, tuples or dataclasses.
         weight : scalar, optional
-            The weight of this rank's loss in the mean, for example its number of samples. By
-            default all ranks have the same weight. The mean excludes a rank with weight 0, even if
-            its loss is NaN.
+            The weight of this rank's loss in the mean, such as its number of samples. By default
+            all weights are equal. The mean excludes a rank with weight 0, even if its loss is NaN.
         group : Group, optional
             The ranks to average over. The default is the group of the compiled step.
         micro_batches : int, default 1
@@ -389,7 +388,8 @@ class Optimizer:
         Returns
         -------
         dict of Variable to Node
-            The next values, for `updates=` of ngd.compile or for ngd.function(updates=True).
+            The new values of the parameters and of the optimizer state, for `updates=` of
+            ngd.compile or for ngd.function(updates=True).
         """
         count(f"{self.name}: minimize", "micro_batches", micro_batches)
         variables = self._variables("minimize", parameters)
@@ -429,7 +429,7 @@ class Optimizer:
         Returns
         -------
         dict of Variable to Node
-            The next values of the sums, for `updates=` of ngd.compile.
+            The new values of the sums, for `updates=` of ngd.compile.
 
         Notes
         -----
@@ -487,9 +487,9 @@ class Optimizer:
         return [ops.where(own_weight == 0, 0, g) for g in gradients]
 
     def _expect_weights(self, where: str, weight: Any) -> None:
-        """Raise ValueError if this call has a weight and an earlier one had none, or vice versa.
+        """Raise ValueError if only some calls for micro-batches have the argument `weight`.
 
-        The calls are those for micro-batches.
+        These are the calls of `accumulate`, and of `minimize` with micro_batches > 1.
         """
         has_weight = weight is not None
         if self._has_weights is None:
@@ -515,7 +515,8 @@ class Optimizer:
         Returns
         -------
         dict of Variable to Node
-            The next values, for `updates=` of ngd.compile or for ngd.function(updates=True).
+            The new values of the parameters and of the optimizer state, for `updates=` of
+            ngd.compile or for ngd.function(updates=True).
         """
         self._variables("apply", list(gradients))
         if self.clip_norm is not None:

@@ -62,7 +62,10 @@ def options_of(kind: type) -> tuple[str, ...]:
 
 
 def public_name(kind: type) -> str:
-    """Return the name of an optimizer class for messages: "optim.Adam" if it is one of ngd."""
+    """Return the name of an optimizer class for messages, such as "optim.Adam".
+
+    A class that a user has defined outside of ngd.optim has no prefix "optim.".
+    """
     inside = kind.__module__.startswith(f"{__package__}.")
     return f"optim.{kind.__name__}" if inside else kind.__qualname__
 
@@ -83,9 +86,9 @@ def check_call(where: str, kind: type, args: tuple[Any, ...], options: Mapping[s
 
 
 def is_parameters(value: Any) -> bool:
-    """Return True if a value looks like a model's parameters: an iterable or a variable with axes.
+    """Return True if a value looks like a model's parameters: an iterable or a non-scalar variable.
 
-    Strings, bytes, nodes and NumPy arrays do not count as iterables.
+    Strings, bytes, NumPy arrays and nodes that are not variables do not count.
     """
     if isinstance(value, Variable):
         return value.shape != ()
@@ -192,7 +195,8 @@ def checked(where: str, checks: Mapping[str, Check], options: Mapping[str, Any])
 def add_names(where: str, variables: Iterable[Variable], names: UniqueNames) -> None:
     """Add variables to `names`, which gives each variable a unique name.
 
-    Raise ValueError for equal names in one model, or for equal names outside of models.
+    Raise ValueError if two variables of one model have the same name, or two variables that belong
+    to no model. Variables of different models may have the same name: `names` adds a prefix.
     """
     try:
         names.add(variables)

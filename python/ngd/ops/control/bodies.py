@@ -2,8 +2,10 @@
 """Bodies of loops and branches: graphs inside the graph (`Body` in ngd/graph).
 
 A body is traced once, so the size of a program does not depend on the number of iterations. Nodes
-that a body reads from outside become operands (`close_over`). A node that depends neither on a
-carried value nor on a slice is computed once, outside the loop.
+that a body reads from outside become operands (`close_over`). In each iteration, the body of a loop
+reads two kinds of changing inputs: the carried values, which the preceding iteration has computed,
+and one slice along axis 0 of some tensors. A node that depends on none of these inputs is computed
+once, outside the loop.
 
 A body may contain collectives. Then a loop must have the same number of iterations on all ranks,
 and the predicate of a branch must be known to be equal on all ranks: its node has the mark
@@ -63,11 +65,11 @@ class Control(Op):
         return op
 
     def first_shared_positions(self, node: Node) -> tuple[int, int]:
-        """Return (i, j), the positions of the first operand and body input that are shared.
+        """Return (i, j), the positions from which operands and body inputs correspond.
 
-        From these positions on, operands and body inputs correspond: operand i + n is body input
-        j + n, for n = 0, 1, 2, ... The op passes these operands unchanged to the body. Operands
-        before position i have other uses, such as the predicate of a branch.
+        Operand i + n is body input j + n, for n = 0, 1, 2, ... The op passes these operands
+        unchanged to the body. Operands before position i have other uses, such as the predicate of
+        a branch.
         """
         raise NotImplementedError(self.name)
 
@@ -76,7 +78,7 @@ class Control(Op):
 
         A loop or a branch is built with all constants as operands, because a gradient may be taken
         with respect to them. The compiler calls this method later, when the graph already contains
-        all gradients. Return None if no operand is a small constant.
+        all gradients. Return the new node, or None if no operand is a small constant.
         """
         outside, inside = self.first_shared_positions(node)
         constants = {
@@ -175,9 +177,10 @@ def close_over(
     input).
 
     The body computes all nodes that depend on `inputs`. If `since` is None, it computes no other
-    nodes. Otherwise `since` is a node number from before the call of the function of the body. The
-    body then also computes the nodes with a number above `since`, which the function created,
-    except nodes that are known before the compiled step runs, such as placeholders.
+    nodes. Otherwise `since` is the result of `newest()` from before the call of the function that
+    the user gave as the body. The body then also computes the nodes that this function created:
+    their `id` is greater than `since`. The body does not compute nodes whose value is known before
+    the compiled step runs, such as placeholders.
     """
     order = topological(outputs)
     computed = nodes_computed_inside(order, inputs, since)
@@ -189,9 +192,10 @@ def close_over(
 def nodes_computed_inside(
     order: Sequence[Node], inputs: Sequence[Node], since: int | None
 ) -> set[Node]:
-    """Return the set of a body's inputs and of the nodes that the body computes.
+    """Return the set of a body's inputs and of the nodes of `order` that the body computes.
 
-    The docstring of `close_over` defines `since` and the nodes that a body computes.
+    The body computes the nodes that depend on `inputs`. If `since` is not None, it also computes
+    nodes whose `id` is greater, except those that are known before the compiled step runs.
     """
     computed = set(inputs)
     for node in order:

@@ -21,10 +21,11 @@ from .._shape import reshape
 def inputs_with_adjoints(body: Graph, carries: int, wanted: Sequence[bool]) -> dict[Node, None]:
     """Return the inputs of a loop's body that need adjoints, as the keys of a dict.
 
-    The dict is an ordered set: its values are None. An input needs an adjoint if it is a float and
-    its entry in `wanted` is True: the caller then uses the adjoint of the operand. A carried value
-    also needs one if its next value depends on an input that needs one, because adjoints of carried
-    values flow from iteration to iteration. The first `carries` inputs are the carried values.
+    The dict is an ordered set: its values are None. `wanted` has one bool per input: True if the
+    caller needs the adjoint of the loop's operand for this input. Then the input needs an adjoint
+    if it is a float. The first `carries` inputs are the carried values. A carried value also needs
+    an adjoint if its value in the next iteration depends on an input that needs one, because
+    adjoints of carried values flow from iteration to iteration.
     """
     inputs = body.inputs
     with_adjoint: dict[Node, None] = {
@@ -55,17 +56,17 @@ def worth_keeping(outputs: Sequence[Node], inputs: Sequence[Node]) -> list[Node]
 def heavy_ends(outputs: Sequence[Node], inputs: Sequence[Node]) -> list[Node]:
     """Return the results of the heavy ops of a body, such as matmul, convolution and attention.
 
-    If an addition of a bias or a residual is the only reader of such a result, the kernel of the
-    heavy op can do the addition. In this case the list has the sum instead of the result.
+    If the only reader of such a result adds a bias or a residual to it, the kernel of the heavy op
+    can do this addition. Then the list has the sum, and not the result before the addition.
 
     The loop stores these results for its gradient. The gradient computes all other values again,
     and runs the collectives among them again. All ranks must run the same collectives, but shapes
-    may differ between ranks. So only the ops decide whether a result is in the list, not the
-    shapes.
+    may differ between ranks. So the choice of the results depends only on the ops, not on shapes.
 
-    The list is empty if an op of the body has a user-defined gradient. The rule of this gradient
-    may read any node of the body, and a gradient of the gradient differentiates these nodes. For
-    this, the nodes must be computed again; a stored value has no ops to differentiate.
+    The list is empty if an op of the body has a user-defined gradient. The user's function may read
+    any node of the body, and a second-order gradient differentiates through these nodes. So the
+    gradient must compute them again. A stored value is only an input of the gradient's body: it has
+    no ops that can be differentiated.
     """
     order = topological(outputs)
     if has_rule(order):
@@ -112,9 +113,10 @@ def has_rule(nodes: Iterable[Node]) -> bool:
 def products_of(adjoint: Node) -> list[Node]:
     """Return the matrix products AᵀB whose sum is the adjoint of a weight in one iteration.
 
-    The list is empty if the adjoint is not such a sum. It is also empty if A or B is the stacked
-    result of an inner loop. Such a product has many rows already, and the outer loop would store
-    them for all iterations of both loops. Users nest loops to save this memory.
+    The list is empty if the adjoint is not such a sum. It is also empty if A or B is a result of a
+    loop or a branch inside the body. An inner loop stacks A and B over its own iterations. The
+    outer loop would then store these stacks for each of its iterations. Users nest loops to save
+    this memory.
     """
     if adjoint.op is add:
         parts = [products_of(x) if x.type == adjoint.type else [] for x in adjoint.inputs]

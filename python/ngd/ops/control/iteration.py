@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loops and choices that are composed of `scan` and `cond`, with JAX's names."""
+"""JAX's `map`, `fori_loop`, `while_loop` and `switch`, built on the ops `scan` and `cond`."""
 
 from __future__ import annotations
 
@@ -204,10 +204,10 @@ def switch(index: Value, branches: Sequence[Callable[..., Any]], *operands: Any)
 def _choose_function(
     index: Node, functions: Sequence[Callable[..., Any]], operands: Sequence[Any], first: int = 0
 ) -> Any:
-    """Return the result of the function with the number `index`, functions[index - first].
+    """Return the result of functions[index - first], which the step chooses when it runs.
 
-    `functions` is a part of the list of all functions, and `first` is the number of the first
-    function in this part. A `cond` chooses between the halves of the part. Further conds choose in
+    `functions` is a slice of the list of all functions, and `first` is the position of this slice
+    in the list. A `cond` chooses between the two halves of the slice. Further conds choose within
     each half.
     """
     if len(functions) == 1:

@@ -70,7 +70,10 @@ class Parts(NamedTuple):
 
     @classmethod
     def of(cls, operands: Sequence[Any], carries: int, slices: int) -> Parts:
-        """Split operands or body inputs by the numbers of carried values and of slices."""
+        """Split operands or body inputs into carried values, slices and fixed values.
+
+        `carries` and `slices` are the numbers of carried values and of slices.
+        """
         both = carries + slices
         return cls(operands[:carries], operands[carries:both], operands[both:])
 
@@ -79,10 +82,11 @@ class Scan(Control):
     """A loop with carried values.
 
     Operands: the first carried values, the tensors that are read slice by slice, and the fixed
-    values. Results: the last carried values, the stacked results of all iterations, and the carry
-    histories. Only the gradient reads the carry histories: it computes each iteration again from
-    them. The results of heavy ops, such as matmul, are not computed again. They are stacked as
-    further results of the iterations, for the gradient (`worth_keeping`).
+    values, which all iterations read. Results: the last carried values, the stacked results of all
+    iterations, and the carry histories. A carry history is the stack of a carried value at the
+    start of each iteration. Only the gradient reads it: the gradient computes each iteration again
+    from it. The results of heavy ops, such as matmul, are not computed again. The scan stacks them
+    for the gradient, as further results of the iterations (`worth_keeping`).
     """
 
     # Attributes of a node: body, carries and slices (their numbers), length, reverse.
@@ -106,7 +110,7 @@ class Scan(Control):
         return self.name, {k: int(v) for k, v in attrs.items() if not isinstance(v, Body)}
 
     def cost(self, operands: Sequence[Type], results: Sequence[Type], **attrs: Any) -> Cost:
-        """Return the cost of all iterations together."""
+        """Return the numbers of operations and bytes of all iterations together."""
         body: Cost = attrs["bodies"][0]
         return body.times(attrs["length"])
 
@@ -125,10 +129,10 @@ class Scan(Control):
     def expect_agreement(self, node: Node) -> None:
         """Raise CompileError if ranks may run different collectives in the body.
 
-        A carried value is equal on all ranks if its first value is, and if every iteration keeps it
-        equal. This method first assumes that each carried value with an equal first value stays
-        equal. It then marks a carried value as different if its next value may differ between
-        ranks, and repeats this until no mark changes.
+        The predicate of a branch in the body may depend on carried values. So this method first
+        finds the carried values that are equal on all ranks in every iteration. It starts with
+        those whose first value is equal. It then removes those to which the body may give different
+        values on different ranks, until none is removed. Then it checks the body.
         """
         (body,), n = bodies_of(node), node.attrs["carries"]
         equal = [x.uniform for x in node.inputs]
@@ -262,10 +266,10 @@ class ScanGradient:
         """
         self.loop = ScanBuilder(attrs["length"], not attrs["reverse"])
         self.carry_adjoints = self.carry(adjoints[:count])
-        """The adjoint of each carried value at the end of an iteration of the scan, or None.
+        """For each carried value, its adjoint at the end of an iteration of the scan, or None.
 
-        Each adjoint is a carried input of the gradient's body. It is None for a carried value
-        whose adjoint is not computed, because the value is not in `active_inputs`.
+        The gradient's loop carries this adjoint, so it is an input of the gradient's body. It is
+        None if the carried value is not in `active_inputs`: its adjoint is not computed.
         """
         self.output_adjoints = self.read_output_adjoints(
             body.outputs, adjoints[count : len(body.outputs)]
@@ -278,10 +282,10 @@ class ScanGradient:
             None if adjoint is None else self.loop.slice(adjoint)
             for adjoint in adjoints[len(body.outputs) :]
         ]
-        """For each carried value, the input of the gradient's body for an adjoint, or None.
+        """For each carried value, a slice of the adjoint of its carry history, or None.
 
-        This adjoint is one slice of the adjoint of the carry history, the stack of the values at
-        the start of each iteration. It is None if the loss does not depend on the history.
+        The carry history is the stack of the value at the start of each iteration. The slice is an
+        input of the gradient's body. It is None if the loss does not depend on the history.
         """
         self.read_operands(node.results[len(node.results) - count :])
         self.stored = self.read_stored(body, node.results[count:])
@@ -292,11 +296,12 @@ class ScanGradient:
         """
 
     def carry(self, adjoints: Sequence[Node | None]) -> list[Node | None]:
-        """Add to the gradient's loop one carried adjoint per active carried value of the scan.
+        """Let the gradient's loop carry the adjoints of the carried values of the scan.
 
-        Return, for each carried value of the scan, the body input for its adjoint, or None if the
-        value is not active: its adjoint is not computed. A carried adjoint starts as the adjoint of
-        the last carried value, or as zeros if this does not exist.
+        Return, for each carried value of the scan, the body input for its adjoint. Return None
+        instead if the value is not in `active_inputs`: its adjoint is not computed. `adjoints` has
+        the adjoint of each last carried value, which the scan returns, or None. The loop starts
+        with this adjoint, or with zeros for None.
         """
         return [
             self.loop.carry(zeros(value.shape, value.dtype) if adjoint is None else adjoint)
@@ -310,9 +315,11 @@ class ScanGradient:
     ) -> dict[Node, Node]:
         """Return a dict from each output of the scan's body to its adjoint in the gradient's body.
 
-        The adjoint of a next carried value is carried. The adjoint of a stacked result is a slice
-        of the adjoint of the stack. `adjoints` has the adjoints of the stacks. If a node is several
-        outputs, its adjoints are added. An output without an adjoint is left out.
+        The first outputs of the scan's body are the new carried values: `carry_adjoints` has their
+        adjoints. The scan stacks the other outputs, and `adjoints` has the adjoints of the stacks.
+        The adjoint of such an output is a slice of the adjoint of its stack. If a node occurs
+        several times in `outputs`, its adjoints are added. An output without an adjoint is left
+        out.
         """
         slices = [None if adjoint is None else self.loop.slice(adjoint) for adjoint in adjoints]
         sums: dict[Node, Node] = {}
@@ -375,10 +382,11 @@ class ScanGradient:
         return [by_input.get(x) for x in chain(*self.body_inputs)]
 
     def set_next_carries(self, adjoints: Mapping[Node, Node]) -> None:
-        """Set the next value of each carried adjoint: the adjoint at the start of the iteration.
+        """Pass each carried adjoint to the next iteration of the gradient's loop.
 
-        A carried value at the start of an iteration of the scan is the value at the end of the
-        preceding iteration, whose adjoints the gradient's loop computes next.
+        This is the adjoint of the carried value at the start of an iteration of the scan. The
+        same value is the carried value at the end of the preceding iteration of the scan. The
+        gradient's loop runs in the other direction, so it processes that iteration next.
         """
         for value, after, start in zip(
             self.body_inputs.carries, self.carry_adjoints, self.start_adjoints, strict=True
@@ -391,9 +399,9 @@ class ScanGradient:
     ) -> list[Node]:
         """Let the gradient's loop sum the adjoints of fixed values over all iterations.
 
-        Return the fixed values for which the loop has such a sum. The keys of `products` are fixed
-        values whose adjoint is a sum of matrix products. They are left out: `over_iterations`
-        computes their adjoints after the loop.
+        A fixed value is the same in all iterations. Return the fixed values whose adjoints the loop
+        sums. The keys of `products` are left out: they are fixed values whose adjoint is a sum of
+        matrix products, which `over_iterations` computes after the loop.
         """
         summed = [x for x in self.body_inputs.fixed if x in adjoints and x not in products]
         for value in summed:
@@ -548,7 +556,8 @@ def expect_pair(returned: Any) -> tuple[Any, Any]:
 def next_carries(structure: trees.Structure, current: Sequence[Node], carry: Any) -> list[Node]:
     """Return the leaves of the carry that the body returned, as nodes.
 
-    Raise DTypeError or ShapeError if a type differs from that of the carried value before.
+    `current` has the leaves of the first carry. Raise DTypeError or ShapeError if the types of a
+    leaf and of the leaf of `current` at the same position differ.
     """
     leaves = structure.match(carry, "scan: the carry that the body returns")
     nodes = []
