@@ -94,7 +94,7 @@ class Host:
         self.environment = inherited | overrides | dict(environment)
         self.running: list[subprocess.Popen[bytes]] = []
         self.last_ended_world = 0
-        """The number of the newest world that has ended."""
+        """The number of the newest world (ranks that mpirun started together) that has ended."""
         self.lock = threading.Lock()
         """A lock that is held while processes of a world are started or ended."""
 
@@ -139,10 +139,11 @@ class Host:
         return socket.gethostname(), f"{mpirun}, {version}"
 
     def lead(self, world: int, arguments: Sequence[str], cluster: Mapping[str, str]) -> int:
-        """Run mpirun on the first host of a world and return the exit code of mpirun.
+        """Run mpirun on this host, to start ranks on this and other hosts; return its exit code.
 
-        `arguments` are the arguments of mpirun. `cluster` has environment variables for daemon.py:
-        how to find the actors of the other hosts.
+        `world` is the number of this start of the ranks, and `arguments` are those of mpirun.
+        mpirun calls daemon.py to run commands on the other hosts. `cluster` has the environment
+        variables that daemon.py reads.
         """
         agent = Path(self.folder, "agent")
         line = shlex.join([sys.executable, daemon.__file__])
@@ -160,7 +161,7 @@ class Host:
         Raises
         ------
         WorkerError
-            The world that the command belongs to has ended.
+            The ranks with the number `world`, which mpirun started together, have been ended.
         """
         with self.lock:
             if world <= self.last_ended_world:
@@ -181,19 +182,16 @@ class Host:
         return process.wait()
 
     def has_started(self) -> bool:
-        """Return True if all ranks of the present world have started on this host."""
+        """Return True if all ranks of this host have started, since the last `end_world`."""
         return len(list(self.world.glob("begun-*"))) == self.ranks
 
     def announce(self) -> bool:
-        """Notify the ranks that new hosts wait to join the next world.
-
-        The ranks find the file HOSTS_WAIT in the folder of the host.
-        """
+        """Create the file HOSTS_WAIT, which notifies the ranks that new hosts wait to join."""
         Path(self.folder, HOSTS_WAIT).touch()
         return True
 
     def end_world(self, world: int) -> tuple[bool, bool]:
-        """End all processes of a world and remove its files.
+        """End all processes of a world (the ranks of one call of mpirun) and remove its files.
 
         Returns
         -------
@@ -245,7 +243,7 @@ class HostRecord:
     address: str
     actor: Any
     name: str
-    """The name of the actor."""
+    """The name of the Ray actor that runs commands on the host, such as `host 0`."""
     begin_ref: Any
     """The reference to the result of `Host.begin`."""
     identity: tuple[str, str] | None = None
@@ -254,7 +252,7 @@ class HostRecord:
 
     @property
     def is_ready(self) -> bool:
-        """True if the host can take part in a world."""
+        """True if `Host.begin` has succeeded, so that ranks can be started on the host."""
         return self.identity is not None
 
 
@@ -371,10 +369,11 @@ class _Job:
         self.worlds = 0
 
     def run(self, restarts_left: int) -> None:
-        """Run one world after the other, until all ranks of a world have ended without an error.
+        """Start the ranks, if necessary again, until all of them have ended without an error.
 
-        If the ranks ended to let new hosts join, start another world with these hosts. After a
-        failure, start another world if a restart is left, and otherwise raise WorkerError.
+        A world is the ranks that mpirun starts together on the hosts that are ready. If its ranks
+        end to let new hosts join, start another world. After a failure, start another world if a
+        restart is left, and otherwise raise WorkerError.
         """
         while True:
             world = self._gather()
@@ -398,7 +397,7 @@ class _Job:
             logger.warning("ngd.ray.run_elastic: %s; %d restarts are left", reason, restarts_left)
 
     def close(self) -> None:
-        """End all actors. If a host is not ready or does not answer, its guard ends its ranks."""
+        """End all actors. If an actor does not end its ranks, its guard (`guard.py`) ends them."""
         closed = [
             (each, each.actor.close.remote()) for each in self.hosts.values() if each.is_ready
         ]
@@ -478,7 +477,8 @@ class _Job:
     def _add_host(self, host: HostRecord) -> None:
         """Mark a host as ready when its actor has returned from `Host.begin`.
 
-        If the host cannot be used, drop it; before the first world, raise WorkerError instead.
+        If `Host.begin` raised, or `_difference_to_others` returns a reason, drop the host. If ranks
+        have never been started, raise WorkerError instead.
         """
         try:
             identity = self._answer_of(host, host.begin_ref)
@@ -537,7 +537,7 @@ class _Job:
         return f"mpirun returned {exit_code}" if exit_code else None
 
     def _start_ranks(self, world: list[HostRecord]) -> Any:
-        """Let the first host run mpirun for a new world; return the reference to its exit code."""
+        """Let the first host run mpirun for all hosts; return a Ray reference to its exit code."""
         addresses = [host.address for host in world]
         size = self.ranks * len(world)
         variables = {"NGD_ELASTIC_HOSTS": "1", "NGD_EXPECT_SIZE": str(size)}

@@ -51,8 +51,9 @@ def processes(session: int) -> list[int]:
 def main() -> None:
     """Fork a child that does the work of the guard, and exit at once in the parent.
 
-    The child reads lines from its standard input until the actor of the host ends. Then it ends the
-    remaining sessions and removes the folder.
+    The child reads lines such as "+12" from its standard input, until the Ray actor that writes
+    them ends. Then the child kills the processes of the sessions that have not ended, and removes
+    the folder of the actor.
     """
     if os.fork():  # when Ray ends an actor, it kills the children, but not the grandchildren
         os._exit(0)

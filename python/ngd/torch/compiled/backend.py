@@ -150,8 +150,8 @@ class CompiledGraph:
 def _signature(argument: Any) -> Any:
     """Return the properties of an argument that a program depends on.
 
-    For a tensor these are shape, strides, dtype, `requires_grad` and `is_leaf`, and for a Parameter
-    only `requires_grad`. For any other argument, return the argument itself.
+    For a Parameter, return only `requires_grad`. For any other tensor, return shape, strides,
+    dtype, `requires_grad` and `is_leaf`. For any other argument, return the argument itself.
     """
     if type(argument) is torch.nn.Parameter:  # Dynamo compiles again if another property changes
         return argument.requires_grad
@@ -238,7 +238,7 @@ class LockedStep:
 
 
 class GraphProgram:
-    """The forward program and the backward program of a static graph.
+    """The forward program and the backward program of a graph with fixed shapes.
 
     Parameters
     ----------
@@ -292,8 +292,9 @@ class GraphProgram:
     def _translated(self, captured: GraphCapture, draws: Draws) -> list[Node]:
         """Return the results of the captured graph as nodes.
 
-        ngd computes contiguous arrays. If PyTorch's tensor has its dimensions in another order in
-        memory (`Value.order`), the node is transposed to that order.
+        ngd computes contiguous arrays. PyTorch's tensor may have its dimensions in another order in
+        memory (`Value.order`), such as (0, 2, 3, 1) for channels-last images. Then return a node
+        with the dimensions in that order. `forward` gives the array the shape of PyTorch's tensor.
         """
         inputs = iter(self.inputs)
         values = {
@@ -328,7 +329,10 @@ class GraphProgram:
         return [number for number, node in enumerate(self.inputs) if node in needed]
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Run the graph, write the new contents of its changed inputs, and return the values."""
+        """Run the graph, and return the tensors that `StaticGraph.values` describes.
+
+        If the graph writes to inputs, copy their new contents to the input tensors.
+        """
         draws = next_draws() if self.has_draws else None
         if self.differentiable:
             results = _Differentiable.apply(self, draws, *tensors)
@@ -343,7 +347,7 @@ class GraphProgram:
     def forward(
         self, tensors: Sequence[torch.Tensor], draws: Array | None
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Run the forward program. Return the results, and the residuals for the backward pass."""
+        """Run the forward program. Return its results and residuals (values for `backward`)."""
         arrays = self._forward([*tensors, draws])
         for number, value in enumerate(self.values):
             arrays[number] = arrays[number].transpose(np.argsort(value.order))
@@ -365,7 +369,8 @@ class GraphProgram:
         Parameters
         ----------
         saved : sequence of Tensor
-            The inputs that the backward pass reads, then the residuals.
+            The inputs that the backward pass reads, then the residuals: intermediate values that
+            the forward program has returned.
         draws : array or None
             The seed and the offset of the random numbers that the forward pass has drawn; None if
             it has drawn none.
@@ -376,8 +381,8 @@ class GraphProgram:
         Returns
         -------
         list of Tensor or None
-            The gradient of the loss with respect to each input; None if the input is not
-            trained, or if no adjoint reaches it.
+            The gradient of the loss with respect to each input; None if the input requires no
+            gradient, or if the loss does not depend on it.
         """
         given = {n: adjoints[n] for n in self.differentiable if adjoints[n] is not None}
         with self._lock:
@@ -392,9 +397,11 @@ class GraphProgram:
         return gradients
 
     def _compiled_backward(self, given: tuple[int, ...]) -> tuple[LockedStep, list[bool]]:
-        """Return the backward program for the case that only the results `given` have adjoints.
+        """Compile and return the backward program of a loss that depends only on some results.
 
-        The second value has one boolean per trained input: True if an adjoint reaches it.
+        `given` has the numbers of these results. Also return one boolean per input that requires a
+        gradient. It is True if one of these results depends on the input. Then the program returns
+        the gradient of the input.
         """
         gradients = self._gradients({number: self.adjoints[number] for number in given})
         outputs = read_residuals([g for g in gradients if g is not None], self._stored)
@@ -404,12 +411,12 @@ class GraphProgram:
         return step, [gradient is not None for gradient in gradients]
 
     def _in_order(self, number: int, adjoint: Any) -> torch.Tensor:
-        """Return the gradient of result `number`, with the dimensions in the order of its node.
+        """Return `adjoint`, the gradient of a result, with the dimensions in the node's order.
 
-        PyTorch gives the gradient in the order of the tensor's shape. The node of a value has its
-        dimensions in memory order, `Value.order` (see `_translated`), so the gradient is permuted
-        to this order. The node with the new contents of an input has the order of the input's
-        shape, so its gradient is returned unchanged.
+        Result `number` is either a value that the program returns, or the new contents of an input.
+        The node of a value has its dimensions in memory order (`Value.order`, see `_translated`).
+        In PyTorch's gradient they have the order of the tensor's shape. So the gradient of a value
+        is permuted, and the gradient of new contents is returned unchanged.
         """
         values = self.values
         return adjoint.permute(values[number].order) if number < len(values) else adjoint
@@ -461,7 +468,7 @@ class _Differentiable(torch.autograd.Function):
     def forward(
         context: Any, program: GraphProgram, draws: Array | None, *tensors: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        """Run the forward program and return its results. Store the inputs of `backward`."""
+        """Run the forward program and return its results. Store the tensors for `backward`."""
         results, residuals = program.forward(tensors, draws)
         context.program, context.draws = program, draws
         context.save_for_backward(*program.saved(tensors), *residuals)

@@ -54,7 +54,8 @@ class Capture(NamedTuple):
     inputs : list of Input
         Its inputs in order.
     mutated : list of str
-        The buffers whose next values are the first outputs of the graph.
+        The paths of the buffers to which the forward pass writes. The first outputs of the graph
+        are their new contents.
     results : TreeSpec
         The structure of the other outputs.
     """
@@ -262,7 +263,10 @@ NGD: Final = str(Path(__file__).parents[2])
 
 
 def _as_compile_error(where: str, error: Exception) -> Exception:
-    """Return an error of torch.export as a CompileError that names the line of the model."""
+    """Return a CompileError for an error of torch.export, with the source line of the user's code.
+
+    An error of ngd is returned unchanged.
+    """
     if isinstance(error, Error):
         return error
     frames = traceback.extract_tb(error.__traceback__)
@@ -303,7 +307,7 @@ def _expect_same_graph(
 
 
 def _path(target: str | None) -> str:
-    """Return the path of a parameter or a buffer in the user's model."""
+    """Return the path in the user's model, "fc.weight" for "model.fc.weight" in an export."""
     return str(target).removeprefix("model.")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The counter of random draws.
+"""Count the steps that draw random numbers. Each step derives its numbers from the count.
 
 The counter is stored in `optimizer.param_groups[0]`, so a checkpoint of `optimizer.state_dict()`
 contains it.
@@ -56,7 +56,7 @@ class RandomCounter:
         return ops.add(self.variable * np.int64(2**32), rank)
 
     def read(self) -> None:
-        """Read the counter from the optimizer, because `load_state_dict` may have replaced it."""
+        """Read the counter from `param_groups[0]`, where `load_state_dict` may have changed it."""
         value = int(self._optimizer.param_groups[0].get(KEY, self._value))
         if value != self._value:
             self._value = value

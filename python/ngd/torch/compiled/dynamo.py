@@ -50,11 +50,11 @@ class View(NamedTuple):
     is_of_input : bool
         True for a view of an input.
     number : int
-        The number of the input or value.
+        The index of the input in the list of inputs, or of the value in the list of values.
     size, stride : tuple of int
         The shape and the strides.
     offset : int
-        The offset of its first element from that of the input or value.
+        The number of elements between the first element of the input or value and that of the view.
     is_detached : bool
         True if no gradient flows through the view.
     """
@@ -67,7 +67,7 @@ class View(NamedTuple):
     is_detached: bool
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return this view of `tensor`, the input or value whose number is `number`."""
+        """Return the view of `tensor`, which is the input or value with the index `self.number`."""
         if self.is_detached:
             tensor = tensor.detach()
         if tensor.shape == self.size and tensor.stride() == self.stride and not self.offset:
@@ -76,7 +76,7 @@ class View(NamedTuple):
 
 
 class Fixed(NamedTuple):
-    """An output that is not a tensor."""
+    """An output of a graph that is not a tensor. Each call returns the same object, `value`."""
 
     value: Any
 
@@ -99,15 +99,15 @@ class StaticGraph(NamedTuple):
         A text that lists the ops of the graph. Graphs with the same text compute the same, so they
         can share a program.
     attributes : list of Tensor
-        The tensors that the graph of Dynamo holds. They are inputs of `module`, after the arguments
-        of the call.
+        The tensors that are attributes of the graph of Dynamo. In `module` they are inputs, after
+        the tensors that are arguments of the call.
     values : list of Value
         Descriptions of the tensors that the graph computes. Views of inputs or of other values are
         left out.
     outputs : list of Output
         The outputs of the graph of Dynamo: values, views, and objects that are not tensors.
     tracked : frozenset of int
-        The numbers of the inputs that the graph writes to and for which autograd records the write.
+        The indices of the inputs that the graph changes by a write that autograd records.
     """
 
     module: fx.GraphModule
@@ -296,15 +296,17 @@ def memory_of(tensor: torch.Tensor) -> int:
 
 
 class _Outputs:
-    """The outputs of a graph, sorted into values and views.
+    """The outputs of a graph. Some of them are values: tensors with memory of their own.
 
     Attributes
     ----------
     numbers : list of int
-        For each value, its number among the outputs of the graph.
-    values, outputs
-        Values are tensors with new memory, and outputs may be views of them. StaticGraph describes
-        both lists.
+        The indices, in the list of all outputs, of the outputs that are values.
+    values : list of Value
+        The descriptions of the values.
+    outputs : list of Output
+        All outputs: the index of a value in `values`, a view of a value or of an input, or an
+        object that is not a tensor.
     """
 
     def __init__(self, where: str, inputs: Sequence[torch.Tensor], results: Sequence[Any]) -> None:
@@ -350,12 +352,12 @@ class _Outputs:
         )
 
     def _bases(self) -> dict[int, int]:
-        """Return the base of each tensor storage: the index of an output that fills the storage.
+        """Select one output of each storage as the base; the others become views of the base.
 
-        The keys are the numbers of the storages (`memory_of`). The other outputs in the storage
-        become views of the base. Storages of inputs have no entry. A storage that no output fills
-        has no entry either: each output in it becomes a value of its own. Raise if two outputs in
-        such a storage have an element in common.
+        Return the index of the base by the number of the storage (`memory_of`). A base fills its
+        whole storage. Storages of inputs are left out. If no output fills a storage, it is left
+        out too, and each output in it becomes a value of its own. Raise if two outputs in a storage
+        without a base have an element in common.
         """
         groups: dict[int, list[int]] = {}
         for number, result in enumerate(self._results):
@@ -398,7 +400,7 @@ def _is_whole(tensor: torch.Tensor) -> bool:
 
 
 def _overlap(tensors: Sequence[torch.Tensor]) -> bool:
-    """Return True if two tensors in the same memory have an element in common."""
+    """Return True if two of `tensors`, which all share one storage, have a common element."""
     offsets = []
     for each in tensors:
         size = each.untyped_storage().nbytes() // each.element_size()

@@ -31,8 +31,8 @@ IS_TRAINING, MOMENTUM = 5, 6
 """The positions of the arguments `training` and `momentum` of batch_norm."""
 BATCH_NORM: Final = aten._native_batch_norm_legit_functional.default
 NEXT_STATISTICS: Final = (3, 4)
-"""The positions of the next running mean and variance in the results of the op BATCH_NORM, the
-functional form of batch normalization."""
+"""The positions of the new running mean and variance in the results of BATCH_NORM. This op of batch
+normalization returns the new statistics, and does not write to its arguments."""
 IN_PLACE: Final = frozenset(
     {"add_", "sub_", "mul_", "div_", "neg_", "clamp_", "clamp_min_", "clamp_max_", "masked_fill_"}
     | {"relu_", "leaky_relu_", "elu_", "silu_", "hardswish_", "hardsigmoid_", "hardtanh_"}
@@ -111,10 +111,10 @@ class Plan:
         return all(self._is_read_only(user) for node in aliases for user in node.users)
 
     def carry_out(self) -> None:
-        """Replace the in-place ops, and add the next values of buffers to the outputs.
+        """Replace the in-place ops, and make the new contents of buffers outputs of the graph.
 
-        The code of the module is not compiled again, which would take time. Later code reads only
-        the graph.
+        The Python code of the module is not generated again from the changed graph, which would
+        take time. ngd reads only the graph.
         """
         current: dict[fx.Node, fx.Node] = {}
         for node in list(self.graph.nodes):
@@ -190,9 +190,9 @@ class Plan:
         return part
 
     def _return_buffers(self, nexts: dict[fx.Node, fx.Node]) -> None:
-        """Make the next values of buffers the first outputs of the graph.
+        """Insert the new contents of buffers before the other outputs of the graph.
 
-        `nexts` has the node of each next value, by the node of the buffer.
+        `nexts` maps the node of each changed buffer to the node that computes its new contents.
         """
         output = self.graph.output_node()
         output.args = ((*nexts.values(), *output.args[0]),)
@@ -203,10 +203,10 @@ class Plan:
 
 
 def fits_constants(node: fx.Node) -> bool:
-    """Return True if PyTorch can compute an op once, during the translation of the graph.
+    """Return True if PyTorch can compute an op of constants once, during the translation.
 
-    All operands of the op are constants. The op must not write to them, and it must not draw random
-    numbers.
+    The caller has checked that all operands are constants. Return False if the op writes to them or
+    draws random numbers.
     """
     target: Any = node.target
     if target is operator.getitem or target is aten.detach_.default:

@@ -22,12 +22,13 @@ SET_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
 
 
 class Value(NamedTuple):
-    """A record of a tensor of the graph: its memory, and if it is detached from autograd.
+    """A record of a tensor of the graph: the owner of its memory, and if it is detached.
 
     Attributes
     ----------
     memory : Node
-        The node that allocated the memory.
+        The node that allocated the tensor's memory. For a view of a tensor, this is the node that
+        made the tensor. For an input of the graph, it is the node of the input.
     is_detached : bool
         True if the tensor is the result of `detach`, or a view of such a result. Autograd sees no
         write to such a tensor. Autograd may see a write to the same memory through another tensor.
@@ -40,7 +41,9 @@ class Value(NamedTuple):
 class _Walk:
     """A walk over the graph that raises for writes that autograd does not see.
 
-    `trained` has the nodes that allocated the memory of tensors that require a gradient.
+    `trained` has each node whose memory (see `Value`) belongs to a tensor that requires a gradient.
+    At first these are parameters. If autograd records an op that reads such a tensor, the walk adds
+    the memory that the op writes to, and the memory of its result.
     """
 
     def __init__(self, where: str, trained: set[fx.Node]) -> None:

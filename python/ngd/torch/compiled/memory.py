@@ -154,12 +154,11 @@ class ModelMemory:
             each.show()
 
     def show(self, computed: Collection[Node]) -> None:
-        """Replace the memory of the model's tensors by that of their variables, for a program.
+        """Make the model's tensors views of their variables, before a program runs.
 
-        `computed` has the variables of the program. A tensor becomes a view of its variable if
-        `computed` has the variable. Other tensors stay as they are. If a variable has moved to
-        other memory since the last call, this method also points every existing view to the current
-        memory.
+        `computed` has the variables of the program. Only the tensors of these variables become
+        views. If a variable has moved to other memory since the last call, update all views,
+        including those that earlier calls have made.
         """
         for tensor, of in self.variables.items():
             if of in computed and tensor not in self._shared:

@@ -123,7 +123,10 @@ class Cohort(NamedTuple):
 
 
 class TranslatedOptimizer:
-    """An optimizer of PyTorch whose updates are nodes, and whose state is in ngd's variables.
+    """A translation of a PyTorch optimizer: ngd computes its updates and stores its state.
+
+    The updates are nodes of the graph of a step. The state, such as the momentum, is in
+    variables of ngd.
 
     Parameters
     ----------
@@ -164,10 +167,10 @@ class TranslatedOptimizer:
     def read_rates(self) -> None:
         """Assign the learning rates that have changed, for example by a scheduler.
 
-        The learning rates are variables of ngd and not arguments of a program. The compiler assumes
-        that an argument may differ between ranks, so parameters that are updated with it might
-        differ, too. It assumes that a variable is equal on all ranks. All ranks must therefore set
-        equal learning rates.
+        A learning rate is a variable of ngd, because the compiler assumes that a variable is equal
+        on all ranks. If the rate were an argument of the program, the compiler would assume that
+        the rate, and the parameters after the update, may differ between ranks. All ranks must
+        therefore set equal learning rates.
         """
         for number, group_optimizer in self._groups.items():
             rate = float(self.optimizer.param_groups[number]["lr"])
@@ -176,7 +179,7 @@ class TranslatedOptimizer:
                 cast(Variable, group_optimizer.lr).assign(rate)
 
     def updates(self, gradients: Mapping[Variable, Node]) -> dict[Variable, Node]:
-        """Return the next values of the parameters and of their optimizer state, by variable.
+        """Return the nodes of the new values of parameters and optimizer state, by variable.
 
         Parameters
         ----------
@@ -198,10 +201,11 @@ class TranslatedOptimizer:
         return updates_
 
     def _cohorts_of(self, number: int, trained: Sequence[torch.Tensor]) -> list[Cohort]:
-        """Return the cohorts that a program trains in one parameter group.
+        """Return the cohorts of one parameter group that contain the parameters `trained`.
 
-        A cohort has the parameters with the same number of updates. If the program trains only some
-        parameters of a cohort, the cohort is split first.
+        A cohort is a set of parameters of the group with the same number of updates. If `trained`
+        has only some parameters of a cohort, the others first move to a new cohort. Parameters
+        without a cohort get one.
 
         Parameters
         ----------
@@ -274,11 +278,11 @@ class TranslatedOptimizer:
         self.generation += 1
 
     def _add_states(self, cohort: Cohort, parameters: Sequence[torch.Tensor]) -> None:
-        """Store the state variables of parameters in `_states`, with the values of PyTorch's state.
+        """Add the state variables of parameters, such as their momentum, to `_states`.
 
-        The parameters belong to one cohort: parameters with the same number of updates. ngd's
-        optimizer of the cohort has created the variables. Parameters whose variables are already in
-        `_states` are skipped.
+        `cohort.optimizer`, which updates these parameters, has created the variables. If PyTorch's
+        state already has a value, for example from a checkpoint, copy it to the variable. Skip
+        parameters that are already in `_states`.
         """
         by_name = cohort.optimizer.state.variables
         for p in parameters:
@@ -321,9 +325,10 @@ class TranslatedOptimizer:
         self.show_state()
 
     def _read_counts(self, cohort: Cohort) -> None:
-        """Read the number of updates of a cohort from PyTorch's state.
+        """Read from PyTorch's state how often the parameters of a cohort have been updated.
 
-        If the number differs between the parameters of the cohort, split the cohort.
+        All parameters of a cohort must have the same number of updates. Parameters whose number
+        differs from that of the first parameter move to new cohorts.
         """
         by_count: dict[int, list[torch.Tensor]] = {}
         for p in cohort.parameters:

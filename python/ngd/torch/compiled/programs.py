@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The programs of a training step: graph, gradients and updates for one signature of the batch."""
+"""Build the programs of a training step: forward pass, gradients and updates.
+
+A program is compiled for batches with equal structure, shapes, dtypes and Python values.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ from .translate import translate
 
 
 class Form(NamedTuple):
-    """The kind of a program. If `trains` and `accumulates` are False, it is an evaluation.
+    """The kind of a program. A program that neither trains nor accumulates is an evaluation.
 
     Attributes
     ----------
@@ -37,7 +40,7 @@ class Form(NamedTuple):
     accumulates : bool
         True if it adds the gradients of a micro-batch to this rank's sums, without an update.
     has_sums : bool
-        True if it trains, and adds the sums of earlier micro-batches to the gradients first.
+        True if it trains with the sum of the gradients of this and of earlier micro-batches.
     has_weight : bool
         True if the program has an argument for the weight of this rank's loss.
     """
@@ -49,7 +52,7 @@ class Form(NamedTuple):
 
 
 class Program(NamedTuple):
-    """A compiled step for one signature of the batch.
+    """A step that is compiled for batches with equal structure, shapes, dtypes and Python values.
 
     Attributes
     ----------
@@ -60,7 +63,7 @@ class Program(NamedTuple):
     variables : frozenset of Node
         All variables of the step.
     updated_tensors : list of Tensor
-        The parameters and buffers that the step replaces.
+        The parameters and buffers to which the step assigns new values.
     trained_variables : frozenset of Variable
         The parameters that the step trains.
     has_draws : bool
@@ -109,6 +112,8 @@ class ProgramBuilder:
     def build(self, captured: Capture, form: Form) -> Program:
         """Return the program of a captured model and loss.
 
+        `form` states if the program trains, only accumulates gradients, or evaluates.
+
         Raises
         ------
         CompileError
@@ -139,10 +144,11 @@ class ProgramBuilder:
         )
 
     def _inputs(self, captured: Capture) -> tuple[dict[str, Any], list[Node]]:
-        """Return the inputs of a captured graph by name, and the list of placeholders.
+        """Return the value of each input of a captured graph by name, and the placeholders.
 
-        Tensor arguments become placeholders. Parameters, and buffers to which this or another
-        program of the step writes, become variables. Other inputs are constants.
+        The value of a tensor of the batch is a placeholder. The value of a parameter is a variable.
+        The value of a buffer is a variable if this graph, or the graph of an earlier program of the
+        step, writes to it. Other inputs are constants.
         """
         tensors = self.memory.tensors()
         values: dict[str, Any] = {}
@@ -162,10 +168,10 @@ class ProgramBuilder:
     def _value_of(
         self, path: str, kind: str, captured: Capture, tensors: Mapping[str, torch.Tensor]
     ) -> Any:
-        """Return the variable of a parameter or buffer.
+        """Return the variable of the parameter or buffer at `path`, or the tensor of a constant.
 
-        For a buffer that no program writes to, return its tensor, which becomes a constant of the
-        program.
+        A buffer is constant if neither the captured graph, nor the graph of an earlier program of
+        the step, writes to it. `kind` is "parameter" or "buffer".
         """
         tensor = tensors[path]
         is_fixed = kind == "buffer" and path not in captured.mutated
@@ -174,11 +180,11 @@ class ProgramBuilder:
         return self.memory.variable_of(path, tensor)
 
     def _statistics(self, captured: Capture, outputs: list[Any]) -> dict[Variable, Node]:
-        """Return the next values of the buffers that the forward pass writes to.
+        """Return the new values of the buffers to which the forward pass writes, by variable.
 
-        Running statistics are an example. If a next value may differ between ranks, it becomes
-        equal on all ranks: the mean over the ranks for a buffer of a float dtype, and the value of
-        rank 0 for any other buffer.
+        Running statistics are an example. If a new value may differ between ranks, it is replaced
+        by a value that is equal on all ranks. For a buffer of a float dtype, this is the mean over
+        the ranks. For any other buffer, it is the value of rank 0.
         """
         tensors = self.memory.tensors()
         updates = {}
@@ -203,7 +209,8 @@ class ProgramBuilder:
     ) -> dict[Variable, Node]:
         """Return the gradients of trained parameters, reduced over the ranks and clipped.
 
-        `updates` is the dict of the next values of variables, and this method may add to it:
+        `updates` has the new value of each variable that the program changes. This method may add
+        sums of gradients to it:
 
         - If `form.accumulates`, add this rank's gradients to its sums over micro-batches. Return
           the gradients without a reduction.

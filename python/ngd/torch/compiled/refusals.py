@@ -25,14 +25,14 @@ ADVICE = (
 
 
 class UntranslatableError(CompileError):
-    """An error: a model cannot become an ngd program.
+    """An error that is raised if ngd cannot translate a model to a program.
 
     Attributes
     ----------
     expected : str
-        The kind of model that was expected.
+        The words after "expected" in the message, such as "a model whose gradient ngd can derive".
     got : str
-        The part of the model that cannot be translated, with its line.
+        The words after "got" in the message, such as "a hook on the gradient of 'weight'".
     """
 
     expected = ""
@@ -85,10 +85,11 @@ def python_state(model: nn.Module) -> State:
 
 
 def _plain(value: Any) -> Any:
-    """Return an immutable form of a Python value that can be compared.
+    """Return an immutable copy of a Python value that can be compared with a later copy.
 
-    The form of a number, a string, None, a list, a tuple or a dict has its contents. The form of
-    any other object is only its class, so a change within such an object is not found.
+    Numbers, strings and None are returned unchanged. A list becomes a tuple, and a dict becomes a
+    tuple of (repr(key), value). Any other object becomes its class, so a change within it is not
+    found.
     """
     if isinstance(value, (bool, int, float, str, type(None))):
         return value
