@@ -408,7 +408,11 @@ class ProcessGroup(torch.distributed.ProcessGroup):
 
 
 class Call:
-    """The collectives of one call of a ProcessGroup method, which `start` submits together."""
+    """The collectives of one call of a ProcessGroup method, which `start` submits together.
+
+    `submit` adds a collective. Its `count` is the number of elements of a rank's block, or of the
+    tensor if it has no blocks. If blocks may differ, `counts` lists the elements of each block.
+    """
 
     def __init__(self, group: ProcessGroup, kind: str) -> None:
         self.group = group
@@ -430,11 +434,7 @@ class Call:
         counts: list[int] | None = None,
         receive_counts: list[int] | None = None,
     ) -> None:
-        """Add a collective to those that `start` will submit.
-
-        `count` is the number of elements of a rank's block, or of the tensor if it has no blocks.
-        If blocks may differ, the lists of counts have the number of elements of each block.
-        """
+        """Add a collective for `start` to submit. The class docstring describes the counts."""
         tensors = [tensor for tensor in (source, destination) if tensor is not None]
         reduce, dtype, factor = "none", "uint8", 1
         for tensor in tensors:
