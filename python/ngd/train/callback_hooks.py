@@ -55,7 +55,8 @@ def check_callbacks(callbacks: Any) -> list[Any]:
 def stateful(callbacks: Sequence[Any]) -> Iterator[tuple[str, Any]]:
     """Yield (key, callback) for each callback that has the methods `state` and `load_state`.
 
-    The key is the name of the class and a number, such as "EarlyStopping.0".
+    The key is the name of the class and a number that counts these callbacks of the class from 0,
+    such as "EarlyStopping.0".
     """
     counts: Counter[str] = Counter()
     for callback in callbacks:

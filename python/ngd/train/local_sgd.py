@@ -40,19 +40,21 @@ logger = logging.getLogger("ngd")
 
 FLOATS: Final = (float64, float32, float16, bfloat16)
 WIRES: Final = tuple(np.dtype(each) for each in (float32, bfloat16, int8))
-"""The values of the argument `wire`: the dtypes in which ranks send outer gradients."""
+"""The values of the argument `wire`: the dtypes in which ranks send changes of their weights."""
 MIN_MAGNITUDE: Final = 1e-30
 """The threshold below which wire=int8 sends a row of the outer gradient as zeros.
 
 The largest magnitude in the row is compared with it.
 """
 MAX_WORLDS: Final = 16
-"""The maximum number of attempts at one outer step, each in a new world of an elastic job.
+"""The maximum number of attempts at one outer step (a common update of the weights by all ranks).
 
-If all of them fail, the cause is not the loss of a rank, and the error is raised.
+In an elastic job, the loss of a rank makes an attempt fail. The remaining ranks then form a new
+world, the group for the next attempt. If all attempts fail, the cause is probably not the loss of a
+rank, and the error is raised.
 """
 NO_ROUND: Final = -1
-"""The value of DiLoCo's round counter on a rank until its first call of `_catch_up`."""
+"""The value of `DiLoCo.round`, the number of outer steps, before the first call of `_catch_up`."""
 
 
 class DiLoCo:
@@ -77,7 +79,7 @@ class DiLoCo:
         H, the number of inner steps per outer step, at least 1.
     outer : Optimizer, optional
         The outer optimizer. The default is SGD(0.7, momentum=0.9, nesterov=True), as in the paper.
-        A second DiLoCo needs one with another name.
+        Two DiLoCo objects need outer optimizers with different names.
     wire : dtype, default float32
         The dtype in which outer gradients are sent: float32, bfloat16 or int8. See Notes.
     carried : structure, optional
@@ -89,8 +91,9 @@ class DiLoCo:
     Attributes
     ----------
     state : LiveState
-        The outer weights, the state of the outer optimizer and the round, for checkpoints. It is
-        equal on all ranks. Call `restart` after ngd.checkpoint.load.
+        The state for checkpoints: the outer weights (the weights after the last outer step), the
+        state of the outer optimizer, and the round (the number of outer steps). It is equal on all
+        ranks. Call `restart` after ngd.checkpoint.load.
 
     Raises
     ------
@@ -252,10 +255,11 @@ class DiLoCo:
     def _outer_step(self, weight: float) -> None:
         """Make an outer step with the ranks of the argument `group`, or of the current world.
 
-        `weight` is the weight of this rank in the mean: 1 after `every` inner steps, and 0 in the
-        constructor. In a new world, a rank that missed outer steps first receives the state of a
-        rank that has made all of them, and its weight becomes 0. If a rank is lost in an elastic
-        job without `group`, this rank joins the next world and tries again.
+        `weight` is the weight of this rank's outer gradient in the mean over the ranks. It is 1
+        after `every` inner steps, and 0 in the constructor. In a new world, a rank that missed
+        outer steps first receives the state of a rank that has made all of them, and its weight
+        becomes 0. If an elastic job loses a rank, and the argument `group` was not given, this rank
+        joins the next world and tries again.
         """
         for num_left in reversed(range(MAX_WORLDS)):
             try:
@@ -275,11 +279,11 @@ class DiLoCo:
                 self._leave()
 
     def _ranks(self) -> Group:
-        """Return the group that makes the next outer step.
+        """Return the group whose ranks make the next outer step (a common update of their weights).
 
-        The result is the argument `group` of the constructor if it was given, and the world
-        otherwise. If new ranks of an elastic job wait, this rank leaves the world and joins a new
-        world with them.
+        Return the argument `group` of the constructor if it was given. Otherwise return the world,
+        ngd's default group. If new ranks of an elastic job wait, this rank first leaves the world
+        and joins a new world with them.
         """
         if self._group is not None:
             return self._group
@@ -334,11 +338,12 @@ class DiLoCo:
         return has_begun, is_behind
 
     def _compile(self, ranks: Group) -> Any:
-        """Return the compiled outer step for some ranks.
+        """Return the compiled outer step for the group `ranks`.
 
-        If the parameters are variables, its input is the weight of this rank in the mean, and it
-        updates the variables. If they are arrays, they are inputs, too. The outer step then returns
-        their new values, and `_run` copies the values to the arrays.
+        Its first input is the weight of this rank's outer gradient in the mean over the ranks. If
+        the parameters are variables, the outer step updates them. If they are arrays, they are
+        inputs, too. The outer step then returns their new values, and `_run` copies the values to
+        the arrays.
         """
         weight = placeholder("weight", ())
         current = self._leaves
@@ -361,7 +366,10 @@ class DiLoCo:
         return compile([weight], [], updates, group=ranks)
 
     def _run(self, weight: float) -> None:
-        """Run the compiled outer step. `weight` is the weight of this rank in the mean."""
+        """Run the compiled outer step.
+
+        `weight` is the weight of this rank's outer gradient in the mean over the ranks.
+        """
         arrays = (
             []
             if self._on_graph
@@ -376,10 +384,11 @@ class DiLoCo:
 
 
 class LocalSGD(DiLoCo):
-    """Local SGD: the weights are averaged over all ranks once per `every` inner steps.
+    """Local SGD: the ranks train separately and average their weights after every `every` steps.
 
-    It is DiLoCo with the outer optimizer SGD(1.0). With every=1 and plain SGD as the inner
-    optimizer it is data-parallel SGD.
+    It is DiLoCo with the outer optimizer SGD(1.0). The steps of a rank between two averages are
+    *inner steps*, and the optimizer of the caller that makes them is the *inner optimizer*. With
+    every=1 and plain SGD as the inner optimizer, local SGD is data-parallel SGD.
 
     Parameters
     ----------
@@ -478,23 +487,25 @@ def broadcast_state(state: LiveState, root: int, ranks: Group) -> tuple[dict[str
 
 
 def outer_weight_of(leaf: Any) -> Any:
-    """Return the value of a variable or array as the initial value of an outer weight.
+    """Return the value of a parameter as its first outer weight; 16-bit floats become float32.
 
-    16-bit floats become float32.
+    The outer weight of a parameter is its value after the last update by all ranks.
     """
     return widen_to_float32(value_of(leaf))
 
 
 def widen_to_float32(value: Any) -> Any:
-    """Convert 16-bit floats to float32, so that small outer steps are not lost by rounding."""
+    """Convert 16-bit floats to float32, so that rounding does not lose small updates of weights."""
     return value if value.dtype == float64 else value.astype(float32)
 
 
 def sum_over_ranks(term: Node, wire: Any, ranks: Group) -> Node:
-    """Return the sum over the ranks of `term`, a rank's weighted outer gradient.
+    """Return the sum of `term` over the ranks.
 
-    `wire` is the dtype in which the terms are sent. With bfloat16 and int8 they are rounded first;
-    see the Notes of DiLoCo.
+    `term` is the outer gradient of a rank (how much its weights have decreased since the last outer
+    step), times the fraction of the rank in the mean. So the sum is the mean. `wire` is the dtype
+    in which the terms are sent. With bfloat16 and int8 they are rounded first; see the Notes of
+    DiLoCo.
     """
     if wire == float32:
         return ops.all_reduce(term, op="sum", group=ranks)

@@ -31,11 +31,11 @@ from .rules.registry import as_array, as_numpy_dtype
 
 WHERE: Final = "ngd.torch.compile_step"
 MANY_PROGRAMS: Final = 8
-"""The number of compiled programs at which a step warns. The warning lists what has changed since
-the previous program: the batch, the model, the optimizer or the buffers."""
+"""A CompiledStep warns once, when it has compiled this number of programs. The warning lists what
+has changed since the previous program: the batch, the model, the optimizer or the buffers."""
 MAX_PROGRAMS: Final = 64
-"""The largest number of programs that a step keeps. When it is exceeded, the least recently used
-program is dropped."""
+"""The largest number of compiled programs that a CompiledStep keeps. When it is exceeded, the least
+recently used program is dropped."""
 Fallback = Literal["error", "torch"]
 
 

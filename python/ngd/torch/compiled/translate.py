@@ -118,7 +118,7 @@ def _apply(rule: Rule, call: Call, args: Any, kwargs: Mapping[str, Any]) -> Any:
 
 @contextmanager
 def _named(where: str, node: fx.Node) -> Iterator[None]:
-    """Return a context manager that turns errors of a rule into CompileErrors.
+    """Return a context manager that raises a CompileError if the translation of an op fails.
 
     The message names the op `node.target`, the user's line and the module.
     """

@@ -175,8 +175,8 @@ class ProcessGroup(torch.distributed.ProcessGroup):
     def shutdown(self) -> None:
         """Wait for the collectives that are not complete, and leave the group.
 
-        A group that was created for torch.distributed is closed. ngd's own world stays open unless
-        one of its calls has failed; then ngd's world is closed, too.
+        A group that was created for torch.distributed is closed. ngd's default group, the world, is
+        closed only if this ProcessGroup uses it and a call of this ProcessGroup has failed.
         """
         wait_for_group(self)
         if self._is_owned:
@@ -408,7 +408,11 @@ class ProcessGroup(torch.distributed.ProcessGroup):
 
 
 class Call:
-    """The collectives of one call of a ProcessGroup method, which `start` submits together."""
+    """The collectives of one call of a ProcessGroup method, which `start` submits together.
+
+    `submit` adds a collective. Its `count` is the number of elements of a rank's block, or of the
+    tensor if it has no blocks. If blocks may differ, `counts` lists the elements of each block.
+    """
 
     def __init__(self, group: ProcessGroup, kind: str) -> None:
         self.group = group
@@ -430,7 +434,7 @@ class Call:
         counts: list[int] | None = None,
         receive_counts: list[int] | None = None,
     ) -> None:
-        """Add a collective to the call. All counts are numbers of elements per block or tensor."""
+        """Add a collective for `start` to submit. The class docstring describes the counts."""
         tensors = [tensor for tensor in (source, destination) if tensor is not None]
         reduce, dtype, factor = "none", "uint8", 1
         for tensor in tensors:
@@ -503,7 +507,7 @@ class Call:
     def reduce_blocks(
         self, source: Tensor, output: Tensor, op: Any, counts: list[int] | None = None
     ) -> None:
-        """Add a reduce_scatter of the blocks in `source` to the call; `output` gets one block."""
+        """Add a reduce_scatter from the blocks in `source` to `output`; `start` will submit it."""
         self.submit(
             scale_operand(op, source), self.receive(output), output.numel(), op, counts=counts
         )
@@ -583,9 +587,9 @@ def as_list(tensors: Any) -> list[Tensor]:
 
 
 def as_lists(tensors: Any) -> list[list[Tensor]]:
-    """Return blocks as lists, one list of blocks per tensor.
+    """Return a list of lists as it is; return [[a, b]] for a list of tensors [a, b].
 
-    The argument is a list of lists, or a list of the blocks of one tensor.
+    Each inner list has one tensor per rank.
     """
     return [tensors] if tensors and isinstance(tensors[0], Tensor) else tensors
 

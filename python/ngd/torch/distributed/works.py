@@ -47,11 +47,11 @@ from ...errors import BusyError, CollectiveTimeoutError, Error
 from .untraced import exclude_from_tracing
 
 SLICE_SECONDS: Final = 5e-3
-"""The length of a slice: the time that a waiting thread drives the core before it releases the
-lock."""
+"""The time, in seconds, that a waiting thread advances collectives in the C++ core before it
+releases the lock `turns`. The period with the lock is called a slice."""
 SHORT_SLICE_SECONDS: Final = 2e-4
-"""The length of a slice (see SLICE_SECONDS) if another thread waits for the lock, or another group
-has pending works."""
+"""The time in place of SLICE_SECONDS if another thread waits for the lock `turns`, or another group
+has pending works. The waiting thread then releases the lock sooner."""
 
 BUSY_SLEEP_SECONDS: Final = 50e-6
 """The pause, in seconds, after a BusyError, before the core is called again. BusyError means that
@@ -63,7 +63,8 @@ LAST_SLICE_SECONDS: Final = 1e-3
 the work does not complete during this wait either, the core raises an error that names the missing
 ranks: those that have not called the collective, or do not answer."""
 MAX_OUTSTANDING: Final = 64
-"""The number of outstanding works above which a submission polls all of them."""
+"""The largest number of works whose tensors the C++ core may still use. If a submission exceeds it,
+each of these works is advanced without waiting, and releases its tensors if it is complete."""
 
 
 class WorkGroup(Protocol):
@@ -92,7 +93,7 @@ class WorkGroup(Protocol):
 turns = _core.FairLock()
 """The lock that a thread in a call of torch.distributed holds while it uses the C++ core."""
 outstanding: dict[Work, None] = {}
-"""The works that the core may still use, oldest first."""
+"""The works whose tensors the C++ core may still use, oldest first."""
 
 
 def reset_after_fork() -> None:
@@ -118,8 +119,8 @@ class Queue:
     def start(self, work: Work) -> None:
         """Submit a work; raise if its submission fails.
 
-        If another thread is in the core, or if this queue is not empty, append the work to the
-        queue instead.
+        If another thread is in a call of the C++ core, or if this queue is not empty, append the
+        work to the queue instead.
         """
         if not self._waiting:
             with contextlib.suppress(BusyError):
@@ -131,8 +132,8 @@ class Queue:
         """Submit the works in the queue.
 
         If the submission of a work fails, store the error in the work, whose `wait` then raises it,
-        and continue with the next work. If another thread is in the core, raise BusyError. Then the
-        works that are not completely submitted stay in the queue.
+        and continue with the next work. If another thread is in a call of the C++ core, raise
+        BusyError. Then the works that are not completely submitted stay in the queue.
         """
         while self._waiting:
             work = self._waiting[0]
@@ -186,6 +187,11 @@ class Work(torch.distributed.Work):
         ----------
         timeout : datetime.timedelta, optional
             The longest time to wait; by default the timeout of the group.
+
+        Returns
+        -------
+        bool
+            Always True, because a failure raises an error.
         """
         timeout_seconds = timeout.total_seconds() if timeout is not None else 0.0
         if timeout_seconds <= 0:

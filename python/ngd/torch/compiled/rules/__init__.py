@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules that build ngd nodes for the aten ops of an exported PyTorch graph, by family."""
+"""Rules that translate the aten ops of an exported PyTorch graph into ngd nodes.
+
+Each module has the rules of one kind of op, such as `pooling`.
+"""
 
 from types import ModuleType
 from typing import Final
@@ -34,7 +37,7 @@ FAMILIES: Final[tuple[ModuleType, ...]] = (
     creation,
     random,
 )
-"""The modules with the rules, in the order in which docs/torch_ops.md lists their ops."""
+"""The modules with the rules that translate aten ops, in the order of docs/torch_ops.md."""
 
 __all__ = [
     "FAMILIES",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of softmax and scaled dot-product attention."""
+"""Rules that translate softmax and attention of PyTorch into ngd nodes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of ops that make tensors, such as zeros_like.
+"""Rules that translate PyTorch ops that make tensors, such as zeros_like, into ngd nodes.
 
-If no argument of a call is a node, no rule is used: PyTorch computes the call once, when the step
-is compiled, and the result is a constant.
+If no argument of a call is an ngd node, no rule is used. PyTorch then computes the call once, when
+the step is compiled, and the result is a constant.
 """
 
 from __future__ import annotations

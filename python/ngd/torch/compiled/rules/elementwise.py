@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of elementwise ops: arithmetic, comparisons, activations and casts."""
+"""Rules that translate elementwise ops of PyTorch into ngd nodes.
+
+The ops are arithmetic, comparisons, activations and casts.
+"""
 
 from __future__ import annotations
 

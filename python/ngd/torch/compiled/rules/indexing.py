@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of ops that read or write elements by index."""
+"""Rules that translate PyTorch's reads and writes of elements by index into ngd nodes."""
 
 from __future__ import annotations
 

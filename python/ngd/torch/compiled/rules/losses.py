@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of loss functions."""
+"""Rules that translate loss functions of PyTorch into ngd nodes."""
 
 from __future__ import annotations
 

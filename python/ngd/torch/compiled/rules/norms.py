@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of normalization layers."""
+"""Rules that translate normalization ops of PyTorch into ngd nodes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of pooling and of resizing images."""
+"""Rules that translate pooling and image resizing of PyTorch into ngd nodes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of matrix multiplications and convolutions."""
+"""Rules that translate matrix multiplications and convolutions of PyTorch into ngd nodes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of ops that draw random numbers. The numbers are those of ngd and differ from PyTorch's."""
+"""Rules that translate random ops of PyTorch into ngd nodes.
+
+ngd draws other random numbers than PyTorch, even with the same seed.
+"""
 
 from __future__ import annotations
 

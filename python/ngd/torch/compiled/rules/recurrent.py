@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of recurrent layers, whose parameters PyTorch passes as one list."""
+"""Rules that translate recurrent layers of PyTorch into ngd nodes.
+
+PyTorch passes the parameters of all layers as one list.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of reductions, cumulative ops and sorting."""
+"""Rules that translate reductions, cumulative ops and sorting of PyTorch into ngd nodes."""
 
 from __future__ import annotations
 

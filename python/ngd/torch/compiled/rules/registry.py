@@ -21,12 +21,13 @@ from ....graph.node import Node
 from ....graph.variable import constant
 
 NodeOrNodes = Any
-"""The result of a rule: a node, or a tuple for an op with several outputs. In a tuple, an
-output is None if the rule does not compute it, because no exported graph reads it."""
+"""The ngd nodes into which a rule translates an aten op: a node, or a tuple for an op with several
+outputs. In a tuple, an output is None if the rule does not compute it, because no exported graph
+reads it."""
 
 
 class T(NamedTuple):
-    """A random tensor in a sample.
+    """The description of a random tensor with which the tests call an op (see Sample).
 
     Attributes
     ----------
@@ -49,7 +50,7 @@ class T(NamedTuple):
 
 
 class Sample:
-    """The arguments of an op for one test. Each `T` in them becomes a random tensor."""
+    """The arguments with which a test calls an op. A `T` among them stands for a random tensor."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.args = args
@@ -78,10 +79,10 @@ class Draws:
     def __init__(self, offset: Node, seed: Node | None = None) -> None:
         self._offset, self._seed = offset, seed
         self.count = 0
-        """The number of calls so far that have drawn random numbers."""
+        """The number of calls of `next` so far."""
 
     def next(self) -> dict[str, Any]:
-        """Return the seed and the offset for one more call, as ngd's random ops take them."""
+        """Return the keyword arguments `seed` and `offset` for one more random op of ngd."""
         self.count += 1
         seed = self.count if self._seed is None else self._seed + self.count
         return {"seed": seed, "offset": self._offset}
@@ -220,18 +221,21 @@ class Rule(NamedTuple):
 
 
 RULES: Final[dict[OpOverload | str, Rule]] = {}
-"""The rules by aten op, or by the name of an op of another library."""
+"""The rules, which translate aten ops into ngd nodes. The key is the op, or the name of an op of
+another library."""
 
 
 def rule_of(target: Any) -> Rule | None:
-    """Return the rule for the target of a call in an exported graph; None if there is no rule."""
+    """Return the rule that translates the op `target` into ngd nodes, or None if it has no rule."""
     return RULES.get(target) or RULES.get(str(target))
 
 
 def rule(
     *targets: OpOverload | str, samples: Iterable[Sample] = (), is_random: bool = False
 ) -> Callable[[RuleFunction], RuleFunction]:
-    """Return a decorator that registers the rule of aten ops.
+    """Return a decorator that makes a function the rule of some aten ops.
+
+    A rule translates a call of an op into ngd nodes. For each op, the decorator adds it to RULES.
 
     Parameters
     ----------

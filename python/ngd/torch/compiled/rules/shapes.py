@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of ops that move elements without computing: views, slices, concatenation, padding."""
+"""Rules that translate PyTorch ops that only move elements into ngd nodes.
+
+Such ops are views, slices, concatenation and padding.
+"""
 
 from __future__ import annotations
 
