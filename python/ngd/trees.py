@@ -42,7 +42,7 @@ class Structure:
     parts: tuple[Structure, ...] = ()
 
     shallow: bool = field(init=False, repr=False, compare=False)
-    """True if all parts are leaves."""
+    """True if no container is nested in another one, as in {"a": 1, "b": 2}."""
 
     def __post_init__(self) -> None:
         shallow = all(part.kind is None for part in self.parts)
@@ -128,7 +128,7 @@ class Structure:
         return leaves
 
     def _take(self, tree: Any, leaves: list[Any]) -> bool:
-        """Append the leaves of a tree to `leaves`; return False if its structure differs.
+        """Append the leaves of `tree` to `leaves`; return False if `tree` has another structure.
 
         Every call of a compiled step with nested arguments runs this method, so it must be fast.
         """

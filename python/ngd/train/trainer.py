@@ -39,7 +39,10 @@ NUM_REPORTED_LOSSES: Final = 50
 """The number of last steps over which the loss in the report is averaged."""
 
 LOG: Final = "log.jsonl"
-"""The name of the log file in the folder `log` of a Trainer: one line of JSON per step."""
+"""The name of the log file: one line of JSON per step and per evaluation.
+
+The argument `log` of Trainer gives the folder of this file.
+"""
 
 
 def evaluate(metric: Callable[..., Any], loader: Any, *, group: Any = None) -> list[float]:
@@ -54,7 +57,7 @@ def evaluate(metric: Callable[..., Any], loader: Any, *, group: Any = None) -> l
         mean over the samples of the batch. A compiled step with scalar outputs is such a
         function.
     loader : Loader
-        The batches. Iteration starts at the first batch of the epoch.
+        The batches. The call always starts at the first batch of the current epoch of the loader.
     group : Group, optional
         The ranks. The default is the world.
 
@@ -138,9 +141,9 @@ class Trainer:
     loader : Loader
         The training batches. Its sampler holds the position in the training.
     variables : structure of variables
-        The contents of a checkpoint: the model's variables, `optimizer.state` and other
-        LiveState objects, in any nested structure. The first step may make the variables of a
-        LiveState.
+        The contents of a checkpoint, in any nested structure: the model's variables, and LiveState
+        objects such as `optimizer.state`. A LiveState is a mapping of names to variables, to which
+        its owner (here the optimizer) may add variables in the first step.
     epochs : int
         The number of epochs of the whole training.
     evaluate : callable, optional
@@ -271,11 +274,12 @@ class Trainer:
         return int(self.loader.sampler.epoch)
 
     def stop(self) -> None:
-        """End the training on all ranks after the current step.
+        """End the training on all ranks after the current step or epoch.
 
         Any rank may call it, for example in a callback. All ranks end after the same step, save,
-        and return from `run`. Without `stop_at` and callbacks with `on_step`, the ranks agree only
-        at the end of an epoch: then the training ends after the epoch.
+        and return from `run`. If `stop_at` is given or a callback has `on_step`, the ranks agree on
+        a stop after each step. Otherwise they agree after each epoch, so the training ends after
+        the current epoch.
 
         Examples
         --------
@@ -310,9 +314,9 @@ class Trainer:
             The loss, or a variable to be saved, is NaN or infinite. The last checkpoint is kept.
             With NGD_CHECK_FINITE=1 the step names the op with the first such value.
         ValueError
-            A batch has fewer samples than there are ranks. Or, after the first step, a loaded value
-            of `optimizer.state` or another LiveState has no variable, or a variable of it has no
-            loaded value.
+            A batch has fewer samples than there are ranks. Or, after the first step, the values
+            that were loaded into a LiveState (a mapping of variables, such as `optimizer.state`) do
+            not match its variables: a value has no variable, or a variable has no value.
         TypeError
             The step did not return a loss, or a callback did not return True, False or None.
 
@@ -357,7 +361,10 @@ class Trainer:
         return self.stopped is not None or self.has_stopped_early
 
     def _run_epoch(self, number: int, log: Log) -> None:
-        """Run the remaining steps of an epoch. Return earlier if the training is stopped."""
+        """Run the steps from the position of the loader's sampler to the end of the epoch.
+
+        Return earlier if the training is stopped. `number` is the number of the epoch, from 1.
+        """
         with progress_bar(self.loader, f"epoch {number}", self.is_first and self.progress) as bar:
             for batch in bar:
                 size = self.loader.sampler.size
@@ -428,8 +435,9 @@ class Trainer:
         NotFiniteError
             A variable is NaN or infinite, but was not when the trainer was constructed.
         ValueError
-            After the first step, a loaded value of `optimizer.state` or another LiveState has no
-            variable, or a variable of it has no loaded value.
+            After the first step, the values that were loaded into a LiveState (a mapping of
+            variables, such as `optimizer.state`) do not match its variables: a value has no
+            variable, or a variable has no value.
 
         Examples
         --------
@@ -548,7 +556,7 @@ class Log:
             self.board = SummaryWriter(str(folder), purge_step=done + 1)
 
     def write(self, step: int, epoch: int, numbers: Mapping[str, float]) -> None:
-        """Write the numbers of a step, by name."""
+        """Write named numbers of a step, such as {"training_loss": 0.5}, to the files."""
         if self.lines is not None:
             self.lines.write(json.dumps({"step": step, "epoch": epoch, **numbers}) + "\n")
         if self.board is not None:

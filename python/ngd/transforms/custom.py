@@ -148,10 +148,11 @@ class UserGradient:
     ) -> Sequence[Node | None]:
         """Return None for each of `results`, followed by the adjoint of each of `operands`.
 
-        These are the adjoints of the operands of the op `with_gradient`, (*results, *operands).
-        `operands` and `results` are the arguments and results of the user's function. None for a
-        result means that the ops of the function are not differentiated. The user's gradient
-        function computes the adjoints of `operands` from `dy`, the adjoints of the results.
+        `operands` and `results` are the arguments and results of the user's function. The op
+        `with_gradient` reads both lists, so the backward pass needs an adjoint or None for each
+        entry. If a result gets None, the backward pass does not differentiate the ops that
+        computed it. The user's gradient function computes the adjoints of `operands` from
+        `dy`, the adjoints of the results.
         """
         cotangents = [
             zeros(y.shape, y.dtype) if part is None else part

@@ -140,9 +140,10 @@ def jvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) 
     Notes
     -----
     Two backward passes compute the derivative. The first one computes J^T u for the Jacobian J of
-    `f`. This is linear in u, so the second one, through the first, computes J t for the tangents t.
-    So each op needs a second derivative. The time is about the time of a gradient. As for a
-    gradient, memory holds the values of the whole forward pass.
+    `f` and a vector u. J^T u is linear in u, and its Jacobian with respect to u is J^T. The second
+    one differentiates J^T u with respect to u, and so computes J t for the tangents t. Therefore
+    each op needs a second derivative. The time is about the time of a gradient. As for a gradient,
+    memory holds the values of the whole forward pass.
 
     Examples
     --------

@@ -100,7 +100,10 @@ class Primals:
         return pull_back(results, dy, self.nodes)
 
     def rebuild_adjoints(self, parts: Iterable[Node | None]) -> Any:
-        """Return adjoints in the structure of the arguments. None becomes zeros."""
+        """Return the adjoints in the structure of the arguments that `argnums` selects.
+
+        `parts` has the adjoint of each primal. None is replaced by an array of zeros.
+        """
         pairs = zip(self.nodes, parts, strict=True)
         return self.structure.rebuild(
             zeros(x.shape, x.dtype) if part is None else part for x, part in pairs
@@ -190,8 +193,8 @@ def value_and_grad(
         A function of arrays of any shape that returns a floating scalar. With has_aux it returns a
         pair of the scalar and any value.
     argnums : int or tuple of ints, default 0
-        The different positional arguments with respect to which `f` is differentiated. Each is an
-        array of floats, or a structure (nested dict, list, tuple or dataclass) of such arrays.
+        The positional arguments with respect to which `f` is differentiated, each at most once.
+        Each is an array of floats, or a nested dict, list, tuple or dataclass of such arrays.
     has_aux : bool, default False
         If `f` returns (scalar, aux), the function returns ((value, aux), gradient).
     unused : {"error", "zero"}

@@ -83,14 +83,17 @@ def read_from_outside(results: Sequence[Node], since: int) -> list[Node]:
 
 
 def wait_for_all(operands: Sequence[Node], adjoints: Sequence[Node | None]) -> list[Node | None]:
-    """Return the adjoints of operands; some wait until all other adjoints are computed.
+    """Return the adjoints of operands; delay those with which the backward pass continues.
 
-    An operand is a leaf (an input of the graph, or a variable such as a weight), or an earlier
-    function computed it. The backward pass continues in that earlier function with the operand's
-    adjoint, so this adjoint waits. Adjoints of leaves do not wait. Without the wait, they could be
-    computed at the end of the step, and recomputed values would stay in memory until then. With the
-    wait, the recomputed values of one function are free before the backward pass recomputes the
-    values of an earlier function.
+    An operand of a `remat` function is a leaf (an input of the graph, or a variable such as a
+    weight), or the result of ops before the function. With the adjoint of such a result, the
+    backward pass continues in these ops. So this adjoint is delayed until the adjoints of all other
+    operands are computed. Adjoints of leaves are not delayed.
+
+    For example, g(f(x), w) calls the `remat` functions f and g. The backward pass of g computes the
+    adjoints of f(x) and of the weight w from recomputed values of g. Without the delay, the adjoint
+    of w could be computed at the end of the step, and these values would stay in memory until then.
+    With the delay, their memory is free before the backward pass recomputes the values of f.
     """
     known = [adjoint for adjoint in adjoints if adjoint is not None]
     ordered = []
@@ -113,15 +116,16 @@ class Recomputation:
 
     The walk can fail if the function was called in the body of a loop. A value that is equal in all
     iterations may be computed outside of the body, and become an input of the body. If the walk
-    reaches such an input that is not an operand, the rule recomputes nothing. It passes the
-    adjoints on to the results of the forward pass, so that their stored values are used.
+    reaches such an input that is not an operand, the rule recomputes nothing. The backward pass
+    then differentiates the nodes of the forward pass, and uses their stored values.
     """
 
     follows_graph = True
     """True because `__call__` reads only its arguments and the nodes that compute them.
 
-    So vmap calls this gradient rule with mapped nodes. A rule without this attribute may read other
-    nodes, and gets the nodes without the mapped axis. See ops/batching/user_functions.py.
+    In a function that `vmap` maps over an axis, such a rule is called with nodes that have the
+    mapped axis. A rule without this attribute may read other nodes of the function. It is called
+    with the nodes of one example, without the mapped axis. See ops/batching/user_functions.py.
     """
 
     def __init__(self, name: str) -> None:

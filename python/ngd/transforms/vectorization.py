@@ -48,14 +48,16 @@ def vmap(f: Callable[..., Any], in_axes: Axes = 0, out_axes: Axes = 0) -> Functi
         with nodes that lack the mapped axis.
     in_axes : int, None or tuple, default 0
         The axis of each argument to map over. An int is the axis of all arguments. A tuple has one
-        entry per argument: an int, None, or a tree of these in the structure of the argument or of
-        its outer levels. None means that the argument is not mapped: `f` gets the whole argument
-        for every index of the mapped axis. A negative axis counts from the end. Keyword-only
-        arguments are always mapped over axis 0.
+        entry per argument: an int, None, or a tree of these with the containers of the argument.
+        An int or None in place of a container applies to all leaves in it. For example,
+        {"x": 0, "y": None} fits the argument {"x": [a, b], "y": c}, and maps a and b over axis 0.
+        None means that the argument is not mapped: `f` gets the whole argument for every index of
+        the mapped axis. A negative axis counts from the end. Keyword-only arguments are always
+        mapped over axis 0.
     out_axes : int, None or tree, default 0
-        The position of the mapped axis in each result. A tree has the structure of the result, or
-        of its outer levels. None means that the result is equal for all indices of the mapped axis,
-        and gets no such axis.
+        The position of the mapped axis in each result. A tree fits the result as an entry of
+        `in_axes` fits its argument. None means that the result is equal for all indices of the
+        mapped axis, and gets no such axis.
 
     Returns
     -------
@@ -172,7 +174,10 @@ class Vectorization:
         self.size = common_size([x for x in self.arguments if x.axis is not None])
 
     def call(self, out_axes: Axes) -> Any:
-        """Trace the function, and return its results with the mapped axis as in `out_axes`."""
+        """Trace the function once, and return its results for all examples.
+
+        `out_axes` gives the position of the mapped axis in each result, as in ngd.vmap.
+        """
         batching = Batching(self.size, newest())
         values = []
         for argument in self.arguments:
@@ -219,9 +224,10 @@ def argument_axes(bound: inspect.BoundArguments, in_axes: Axes) -> list[int | No
 
 
 def each_argument(bound: inspect.BoundArguments) -> Iterator[tuple[str, Any, int | None]]:
-    """Yield the path (a name for messages), the value and the position of each whole argument.
+    """Yield (name for messages, value, position) for each argument of the mapped function.
 
-    The position of a keyword-only argument is None.
+    The position counts positional arguments from 0, and is None for a keyword-only argument and for
+    **kwargs. Each value in *args is a separate argument, with a name such as "args[0]".
     """
     numbers = {name: number for number, name in enumerate(bound.signature.parameters)}
     for name, value in bound.arguments.items():
