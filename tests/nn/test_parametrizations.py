@@ -287,3 +287,18 @@ def test_bad_arguments_raise_errors(
 ) -> None:
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_a_copied_weight_is_normalized_as_its_original(duplicate: Callable[[Any], Any]) -> None:
+    original = nn.Linear(3, 2, bias=False).astype("float64")
+    original.weight.assign([[1.0, 2.0, 3.0], [4.0, 5.0, 7.0]])
+    expected = original.weight.numpy()
+    copied = nn.weight_norm(duplicate(original))
+    np.testing.assert_allclose(weight_of(copied), expected, 1e-14)
+    again = nn.weight_norm(nn.remove_parametrizations(copied))
+    np.testing.assert_allclose(weight_of(again), expected, 1e-14)
+    divided = nn.spectral_norm(duplicate(original))
+    largest = np.linalg.svd(expected, compute_uv=False)[0]
+    with nn.evaluation():
+        np.testing.assert_allclose(weight_of(divided), expected / largest, 1e-10)

@@ -100,6 +100,13 @@ class Parameter:
         """
         return self._variable is not None
 
+    def known_value(self) -> Any | None:
+        """Return the value of the variable, or the value that it will start with after a copy.
+
+        The result is None if the initializer will make the first value.
+        """
+        return self._copied if self._variable is None else self._variable.numpy()
+
     @property
     def name(self) -> str:
         """The name of the variable: the path of the module and the name of the attribute."""

@@ -262,8 +262,8 @@ class Magnitude(Parameter):
         extents = (1 if axis in axes else n for axis, n in enumerate(direction.shape))
         super().__init__(tuple(extents) if keepdims else (), dtype=direction.dtype)
         self.direction, self.axes, self.keepdims = direction, axes, keepdims
-        if direction.has_variable:
-            self._copied = self.norms(direction.variable.numpy())
+        if (value := direction.known_value()) is not None:
+            self._copied = self.norms(value)
 
     def norms(self, value: Any) -> Any:
         """Return the norms of `value`, an array of the shape of the weight, over `self.axes`."""
@@ -391,8 +391,8 @@ class SingularVector(Buffer):
         size = int(np.prod(weight.shape)) // max(rows, 1)
         super().__init__((rows, size)[side], dtype=weight.dtype)
         self.weight, self.eps, self.dim, self.side = weight, eps, dim, side
-        if weight.has_variable:
-            self._copied = self.estimate(weight.variable.numpy(), seed=0)
+        if (value := weight.known_value()) is not None:
+            self._copied = self.estimate(value, seed=0)
 
     def estimate(self, value: Any, seed: int) -> Any:
         """Return an estimate of the singular vector of a weight whose value is `value`.

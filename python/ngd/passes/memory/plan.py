@@ -223,7 +223,7 @@ class Spans:
         self.spaces: dict[str, list[tuple[int, int, int]]] = {}
 
     def add(self, space: str, begin: int, end: int, number: int) -> None:
-        """Add the span from `begin` to `end` of the lane `space`, with the caller's `number`."""
+        """Add the span from `begin` to `end` of the memory `space`, with the caller's `number`."""
         if begin < end:
             insort(self.spaces.setdefault(space, []), (begin, end, number))
 
