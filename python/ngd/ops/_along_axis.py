@@ -83,7 +83,7 @@ class TakeAlongAxis(Op):
         x and indices have different numbers of axes, or their other axes do not broadcast, or x has
         no such axis.
     OutOfRangeError
-        An index is out of range, when the compiled step runs. The error is also an IndexError and
+        At run time: an index is out of range. The error is also an IndexError and
         a ValueError.
 
     Examples

@@ -149,7 +149,7 @@ def ctc_loss(
     Raises
     ------
     OutOfRangeError
-        A label is outside of [0, C), when the compiled step runs.
+        At run time: a label is outside of [0, C).
     ShapeError
         The shapes do not fit.
     ValueError

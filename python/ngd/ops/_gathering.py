@@ -46,7 +46,7 @@ class Take(Op):
     Raises
     ------
     OutOfRangeError
-        An index is out of range, when the compiled step runs. The error is also an IndexError and
+        At run time: an index is out of range. The error is also an IndexError and
         a ValueError.
 
     Examples
@@ -126,7 +126,7 @@ class ScatterAdd(Op):
     ShapeError
         The shapes do not fit.
     OutOfRangeError
-        An index is out of range, when the compiled step runs. The error is also an IndexError and
+        At run time: an index is out of range. The error is also an IndexError and
         a ValueError.
 
     Notes

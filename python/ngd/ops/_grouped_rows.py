@@ -77,7 +77,7 @@ class GroupedMatMul(GroupedOp):
     ShapeError
         The shapes do not fit.
     OutOfRangeError
-        An offset is less than the one before, or exceeds the rows, when the compiled step runs.
+        At run time: an offset is less than the one before, or exceeds the rows.
 
     Examples
     --------

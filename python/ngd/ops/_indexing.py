@@ -46,7 +46,7 @@ def embedding(indices: Value, weight: Value, padding_idx: int | None = None) -> 
     ShapeError
         The table does not have two axes, or `padding_idx` is not a row.
     OutOfRangeError
-        An index is outside of [0, rows), when the compiled step runs. The error is also an
+        At run time: an index is outside of [0, rows). The error is also an
         IndexError and a ValueError.
 
     Examples
@@ -120,7 +120,7 @@ def embedding_bag(
     ShapeError
         The shapes do not fit.
     OutOfRangeError
-        An index is outside of [0, rows), when the compiled step runs.
+        At run time: an index is outside of [0, rows).
     ValueError
         The mode is unknown.
 

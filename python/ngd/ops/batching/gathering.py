@@ -21,7 +21,7 @@ def rows_of_examples(batching: Batching, node: Node, indices: Node, extent: int)
 
     `indices` has the batch axis, and so has the result. Each example has `extent` rows, so index i
     of example b becomes b * extent + i. An index that is out of range for its example raises an
-    error when the compiled step runs, as without vmap.
+    error at run time, as without vmap.
     """
     caller = node.attrs.get("caller") or node.op.name
     if not node.attrs.get("negative", True):
