@@ -135,8 +135,8 @@ def streams_of(
 def print_message(line: str, log_fields: Mapping[str, Any] | None = None) -> None:
     """Print a message of the launcher on standard error, as JSON with NGD_LOG=json.
 
-    `log_fields` are the fields rank, size, job and host of the JSON line. Without `log_fields`,
-    before the job starts, the fields rank, size and job are null.
+    `log_fields` are the fields rank, size, job and host of the JSON line. They are not known before
+    the job starts. If `log_fields` is None, the fields rank, size and job are null.
     """
     text = f"ngd run: {line}"
     if config.log_as_json():

@@ -298,7 +298,7 @@ def as_precision(where: str, precision: Any) -> DType:
 
 
 def as_shard(where: str, shard: str) -> str:
-    """Return the argument `shard` of a public call, or raise a ValueError."""
+    """Return the argument `shard` of a public call; raise ValueError if it is not in SHARDS."""
     if shard not in SHARDS:
         raise ValueError(f"{where}: shard: expected 'none', 'host' or 'world'; got {shard!r}")
     return shard

@@ -19,7 +19,10 @@ from .executable import StepGraph
 
 
 class NullAgreement(NamedTuple):
-    """The result of NullDevice.agree: the object that passes ask for kernels of the CPU."""
+    """The result of NullDevice.agree.
+
+    The compiler's passes ask `target` which kernels the CPU device has.
+    """
 
     target: CpuTarget
 
@@ -34,7 +37,7 @@ class NullDevice:
         return nullcontext()
 
     def agree(self, source: StepGraph) -> NullAgreement:
-        """Return an agreement with `target`, the object that passes ask for kernels of the CPU.
+        """Return an agreement with a `target` that knows the kernels of the CPU device.
 
         The attribute `sharing` of the target has the variables that the ranks would share on the
         CPU device: several ranks keep one copy. No values are compared, because variables have no

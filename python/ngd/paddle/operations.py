@@ -207,7 +207,7 @@ def elements_each(tensor: Tensor) -> int:
 
 
 def stage_inputs(given: Any, count: int, where: str, name: str) -> tuple[Array, list[Tensor]]:
-    """Return the blocks for all ranks as one array, and the list of the caller's tensors.
+    """Return the blocks for all ranks as one array, and the list of the tensors in `given`.
 
     `given` is one tensor with all blocks, or a list with one tensor per rank. The tensors of a list
     are copied into the array. `count` is the number of ranks.

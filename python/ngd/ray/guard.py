@@ -51,9 +51,9 @@ def processes(session: int) -> list[int]:
 def main() -> None:
     """Fork a child that does the work of the guard, and exit at once in the parent.
 
-    The child reads lines such as "+12" from its standard input, until the Ray actor that writes
-    them ends. Then the child kills the processes of the sessions that have not ended, and removes
-    the folder of the actor.
+    The child reads lines from its standard input, until the Ray actor that writes them ends. The
+    line "+12" says that session 12 has started, and "-12" that it has ended. Then the child kills
+    the processes of all sessions that have not ended, and removes the folder of the actor.
     """
     if os.fork():  # when Ray ends an actor, it kills the children, but not the grandchildren
         os._exit(0)

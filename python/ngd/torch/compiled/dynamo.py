@@ -483,11 +483,11 @@ class _StaticCopy:
         self.lines.append(f"{self._words[copied_node]} = {node.op} {target} {arguments}")
 
     def _text(self, arguments: Any) -> str:
-        """Return a text that describes arguments of a call.
+        """Return a text that describes the arguments of a node. It is a part of the graph's text.
 
-        Arguments that are nodes, numbers, strings or dtypes, for example, always have the same
-        text. The text of any other object contains a new number in each call, so that no other
-        graph has the same text.
+        Equal numbers, strings or dtypes have equal texts, and so have nodes at the same position.
+        The text of any other object contains a new number in each call, so that no other graph gets
+        the same text.
         """
         leaves, structure = pytree.tree_flatten(arguments)
         words = [self._words[each] if isinstance(each, fx.Node) else _word(each) for each in leaves]

@@ -90,7 +90,7 @@ class ModelMemory:
     model : Module
         The model.
     group : Group
-        The ranks of the steps.
+        The ranks that run the compiled steps.
     """
 
     def __init__(self, model: nn.Module, group: Group) -> None:

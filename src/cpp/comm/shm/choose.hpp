@@ -25,9 +25,9 @@
 
 namespace ngd::comm::shm {
 
-// Return Ring if the caller requests the ring for an all_reduce of several ranks. A caller that
-// requests Auto requests `preferred`. For all other collectives, return Flat: the functions below
-// then choose the algorithm. The result must be equal on all ranks.
+// Return Ring if the caller requests the ring for an all_reduce of several ranks, and Flat in all
+// other cases. A caller that requests Auto requests `preferred`. Flat means that the functions below
+// choose the algorithm. The result must be equal on all ranks.
 Algorithm requested_algorithm(const Collective& collective, Algorithm preferred,
                               int ranks) noexcept;
 
