@@ -400,8 +400,8 @@ class HostBlocks : public Transfer {
   // all ranks of that host). Return the number of that host.
   virtual int host_of_step(int number) const = 0;
   // Return true if this rank has the operand of local step `number` (a collective inside this
-  // host). In a reduce_scatter, this is always true. In an all_gather, each step except the first must
-  // wait for a block from a rank on another host.
+  // host). In a reduce_scatter, this is always true. In an all_gather, each step except the first
+  // must wait for a block from a rank on another host.
   virtual bool has_operand(int number) = 0;
   // Return the collective inside this host to submit as local step `number`. If another thread uses
   // the group of this host, the submission is refused. submission() is then called again for the
