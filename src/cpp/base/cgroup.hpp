@@ -11,7 +11,7 @@ namespace ngd {
 
 struct Cgroup {
   bool is_unified;     // cgroup v2: all controllers share one hierarchy
-  std::string folder;  // contains its files, for example /sys/fs/cgroup/cpu/slurm/job_7
+  std::string folder;  // has the cgroup's files, for example /sys/fs/cgroup/cpu/slurm/job_7
   std::string name;    // its path in the hierarchy, "" for the root
 };
 

@@ -9,7 +9,7 @@
 namespace ngd::config {
 
 std::string text(const char* name, const char* fallback);
-double number(const char* name, double fallback);  // throws Init if it is not a number >= 0
+double number(const char* name, double fallback);  // throws Init if the value is not a number >= 0
 // Return the environment variable `name` as an integer, or `fallback` if the variable is not set or
 // is empty. Throws Init if the value is not an integer from `min_value` to `max_value`.
 // `alternatives` is a part of the error message: the other values that the caller accepts, such as

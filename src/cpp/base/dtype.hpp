@@ -15,7 +15,8 @@ inline constexpr int kDTypeCount = 13;
 std::size_t size_of(DType dtype) noexcept;             // bytes of one element
 std::string_view name_of(DType dtype) noexcept;        // "float32", as in NumPy and ml_dtypes
 std::string_view short_name_of(DType dtype) noexcept;  // "f32", as in printed programs
-// Return the dtype with a name such as "float32" or "f32". Throws std::invalid_argument.
+// Return the dtype with a name such as "float32" or "f32". Throws std::invalid_argument for an
+// unknown name.
 DType dtype_named(std::string_view name);
 
 inline bool is_floating(DType d) noexcept { return d >= DType::F16; }

@@ -27,7 +27,7 @@ enum class ErrorKind {
   RankLost,            // ngd.errors.RankLostError
   RemoteRank,          // ngd.errors.RemoteRankError: another rank has raised an error
   GroupClosed,  // ngd.errors.GroupClosedError: an earlier failure or shutdown ended the group
-  Busy,         // ngd.errors.BusyError: another thread is in the same call
+  Busy,         // ngd.errors.BusyError: another thread uses the same group or step
   Interrupted,  // KeyboardInterrupt
   NotFinite,    // ngd.errors.NotFiniteError: the first NaN or infinity in the values of a step
   DType,        // ngd.errors.DTypeError: a dtype that an operation does not accept
@@ -71,8 +71,7 @@ template <class... Parts>
   throw Error(kind, concat(std::forward<Parts>(parts)...));
 }
 
-// Throw an error of this kind that is about these ranks. The other arguments are joined to the
-// message.
+// Throw an error of `kind` that is about `ranks`. The other arguments are joined to the message.
 template <class... Parts>
 [[noreturn]] void fail_of(std::vector<int> ranks, ErrorKind kind, Parts&&... parts) {
   throw Error(kind, concat(std::forward<Parts>(parts)...), std::move(ranks));

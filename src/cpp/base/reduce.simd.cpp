@@ -30,7 +30,9 @@ namespace ngd::NGD_SIMD_LEVEL {
 
 namespace {
 
-constexpr std::size_t kBlock = 1024;  // elements: n sources and a result fit 48 KiB for n <= 4
+// The number of elements per block. If n <= 4, n sources and a result fit a first-level cache of
+// 48 KiB.
+constexpr std::size_t kBlock = 1024;
 
 struct Add {
   template <class T>
@@ -42,7 +44,7 @@ struct Add {
 struct Multiply {
   template <class T>
   static T apply(T a, T b) {
-    return static_cast<T>(T{1} * 1u * a * b);  // 1u: two uint16_t would overflow int
+    return static_cast<T>(T{1} * 1u * a * b);  // 1u: the product of two uint16_t can overflow int
   }
   static float apply(float a, float b) { return a * b; }
   static double apply(double a, double b) { return a * b; }
@@ -94,7 +96,7 @@ using Widen = void (*)(const void*, float*, std::size_t);
 
 // Reduce `count` elements at `offset` of `n` sources by the canonical tree (the balanced binary
 // tree of base/reduce.hpp), and store them in `out`. If n > 4, `out` must not be one of the
-// sources, because the result of the left subtree is stored in it.
+// sources, because it gets the result of the left subtree before the right subtree is reduced.
 template <class Op, class T>
 void tree(const void* const* s, int n, std::size_t offset, T* out, std::size_t count) {
   if (n == 1) {
@@ -143,10 +145,10 @@ bool is_finite(T value) {
 }
 
 // Store sums[i] / divisor in out[i] if sums[i] is finite, and fallback[i] otherwise. Return true if
-// all sums are finite. Both callers pass `out` as `fallback`, so out[i] is not changed if the sum
-// is not finite. The caller needs this old value to compute the quotient in another way: if the
-// reduction is in place, the value is a term of the sum. If the divisor is a power of two, a
-// multiplication by its reciprocal has the same result, and is faster.
+// all sums are finite. The callers pass `out` as `fallback`, so out[i] keeps its value if the sum
+// is not finite. In a reduction in place, this value is a term of the sum, and the caller then adds
+// the terms again in float64. If the divisor is a power of two, the function multiplies by its
+// reciprocal: the result is the same, and this is faster.
 template <class T>
 bool divide(const T* sums, const T* fallback, T* out, std::size_t count, double divisor) {
   const T typed_divisor = static_cast<T>(divisor);
@@ -307,8 +309,8 @@ void run_halves(const Range& range, bool is_bf16) {
   if (is_past_caches) finish_past_caches();
 }
 
-// Sums and products that wrap have the same bits for signed and unsigned integers, so unsigned
-// types serve both.
+// Sums and products that wrap have the same bits for signed and unsigned integers. So signed
+// integers are computed as unsigned ones.
 template <class Op>
 void run_arithmetic(DType dtype, const Range& range) {
   switch (size_of(dtype)) {

@@ -47,8 +47,8 @@ std::string_view name_of(SimdLevel level) noexcept;  // "baseline", or a name in
   NGD_DECLARE_IN_LEVEL(Baseline, baseline, , , __VA_ARGS__) \
   NGD_BUILT_SIMD_LEVELS(NGD_DECLARE_IN_LEVEL, __VA_ARGS__)
 
-// NGD_SIMD_SELECT(level, function) is a pointer to the function of that name in the namespace of
-// the level.
+// NGD_SIMD_SELECT(level, function) is a pointer to name::function, where `name` is the namespace of
+// the level. NGD_IF_LEVEL is the test for one level.
 #define NGD_IF_LEVEL(row, name, features, flags, level, function) \
   (level) == ::ngd::SimdLevel::row ? &name::function:
 #define NGD_SIMD_SELECT(level, function) \

@@ -154,7 +154,7 @@ struct XLA_FFI_CallFrame {
   XLA_FFI_Args args;
   XLA_FFI_Rets rets;
   XLA_FFI_Attrs attrs;
-  XLA_FFI_Future* future;  // out: XLA reads the results after it is complete
+  XLA_FFI_Future* future;  // out: XLA reads the results when the future is complete
 };
 
 // The type of the functions in XLA_FFI_Api that ngd does not call.

@@ -34,8 +34,9 @@ enum class Kind : std::uint8_t {
 enum class Part : std::uint8_t { Nothing, Whole, Block, Blocks };
 enum class Role : std::uint8_t { None, Source, Destination };
 
-// An entry of kKinds, the table of the kinds of collectives. An entry has the name of a kind, the
-// contents of its source and its destination, and the properties below.
+// An entry of kKinds, the table of the kinds of collectives. It has the name of a kind and the
+// contents of its source and destination. It shows if the kind has a root, if it reduces, and if it
+// is between two ranks.
 struct Row {
   std::string_view name;
   Part source, destination;
@@ -106,7 +107,9 @@ struct Collective {
   // submit() has returned.
   const std::uint64_t* counts = nullptr;
   const std::uint64_t* receive_counts = nullptr;
-  const Layout* layout = nullptr;  // null: a plain sequence of elements. Read only during submit()
+  // The shape of the array, or the dtype, size and shape of each array of a list. Null: a plain
+  // sequence of elements. Only submit() reads it.
+  const Layout* layout = nullptr;
   Algorithm algorithm = Algorithm::Auto;
   const ProgramIdentity* program = nullptr;
   // "train.py:42", or "join() at train.py:42" for a collective that ngd itself calls in a public
@@ -119,7 +122,7 @@ std::string_view name_of(ReduceOp op) noexcept;    // such as "mean"
 Kind kind_named(std::string_view name);            // throws InvalidArgument for an unknown name
 ReduceOp reduce_op_named(std::string_view name);   // throws InvalidArgument for an unknown name
 Algorithm algorithm_named(std::string_view name);  // throws InvalidArgument for an unknown name
-Algorithm preferred_algorithm();  // the value of NGD_ALLREDUCE; throws InvalidArgument
+Algorithm preferred_algorithm();  // from NGD_ALLREDUCE; throws InvalidArgument for an unknown name
 
 constexpr bool reduces(Kind kind) noexcept { return row_of(kind).reduces; }
 constexpr bool has_root(Kind kind) noexcept { return row_of(kind).of_root != Role::None; }

@@ -36,7 +36,7 @@ namespace ngd::comm {
 // value.
 [[noreturn]] void throw_busy();
 
-// The kind of a group, the rank of this process in it, and its size.
+// The kind of a group (such as "mpi"), the rank of this process in the group, and the group's size.
 struct Membership {
   std::string_view name;  // the kind: "self", "shm", "mpi" or "hierarchical"
   int rank = 0, size = 1;
@@ -127,10 +127,9 @@ std::unique_ptr<Communicator> make_self_communicator();
 // Return the group of the ranks of one host, over shared memory. The ranks find each other by
 // `job_key`, which is equal on all ranks of a job and different in every other job
 // (shm/bootstrap.hpp). The rendezvous calls `interrupt` about ten times per second, and throws
-// Interrupted if it returns true. `job_ranks` has the rank in the whole job of each rank of this
-// group; error messages show the ranks in the job. If `job_ranks` is empty, error messages show the
-// ranks in this group. Throws Init, CollectiveTimeout, and Unsupported if this build has no shared
-// memory.
+// Interrupted if it returns true. Error messages show ranks of the whole job: job_ranks[r] for rank
+// r of this group. If `job_ranks` is empty, they show the ranks of this group. Throws Init,
+// CollectiveTimeout, and Unsupported if this build has no shared memory.
 std::unique_ptr<Communicator> make_shm_communicator(const std::string& job_key, int rank, int size,
                                                     double timeout_seconds,
                                                     const std::function<bool()>& interrupt = {},
@@ -141,7 +140,7 @@ std::unique_ptr<Communicator> make_shm_communicator(const std::string& job_key, 
 // CollectiveTimeout, and Unsupported if this build has no MPI.
 std::unique_ptr<Communicator> make_mpi_communicator(int fortran_handle, double timeout_seconds);
 // Return a group over MPI; if all ranks are on one host, return a group over shared memory instead.
-// On several hosts with the same number of ranks per host, and more than one, large collectives use
+// On several hosts that all have the same number of ranks, at least two, large collectives use
 // shared memory inside a host and MPI between hosts. In all other cases, collectives use only MPI.
 // The arguments and the errors are those of make_mpi_communicator() and make_shm_communicator().
 std::unique_ptr<Communicator> make_hierarchical_communicator(
@@ -150,9 +149,9 @@ std::unique_ptr<Communicator> make_hierarchical_communicator(
 // call this, and all of them pass the same `members`, `key` and `number`. `key` is a text that no
 // other group has. `number` gives the message tags of the group. Before the call, each member calls
 // next_group_number(), and the members exchange the values and pass the largest one as `number`.
-// The new group belongs to the family of `world`. The function makes no blocking call of MPI.
-// Throws the errors of make_mpi_communicator() and make_shm_communicator(). CollectiveTimeout names
-// the ranks that did not arrive.
+// The new group uses the MPI communicator and the lock of `world`. The function makes no blocking
+// call of MPI. Throws the errors of make_mpi_communicator() and make_shm_communicator().
+// CollectiveTimeout names the ranks that did not arrive.
 std::unique_ptr<Communicator> make_group_of(Communicator& world, const std::vector<int>& members,
                                             int number, const std::string& key,
                                             double timeout_seconds,

@@ -31,7 +31,7 @@ std::uint64_t bytes_of(const Tensor& tensor) noexcept {
 
 struct Span {
   std::uintptr_t begin, end;
-  std::size_t number;  // the index of the tensor in the list
+  std::size_t number;  // the index of the tensor in the list of tensors
   bool operator<(const Span& other) const noexcept { return begin < other.begin; }
 };
 
@@ -82,8 +82,8 @@ Grouped::Grouped(Communicator& communicator, const Collective& pattern,
   check_disjoint(pattern.kind, tensors);
   describe_list(tensors);
   plan(tensors);
-  // Allocate the memory of all packs before the first collective starts. If this fails, nothing has
-  // started.
+  // Allocate the memory of all packs (the tensors of one collective) before the first collective
+  // starts. If an allocation fails, no collective has started.
   for (Pack& pack : packs_)
     if (pack.tensors.size() > 1)
       pack.block = std::make_unique_for_overwrite<std::byte[]>(pack.count * size_of(pack.dtype));
@@ -97,8 +97,8 @@ Grouped::~Grouped() {
 
 // Set layout_ to the layout of the list `tensors`: the element count, dtype and shape of each
 // tensor. The ranks compare the hash of layout_, so that a rank with another list gets a
-// CollectiveMismatch. If the list has only one tensor, the ranks compare its element count and
-// dtype anyway, so layout_ has only the hash of its shape.
+// CollectiveMismatch. For a list of one tensor, layout_ has only the hash of the shape, because
+// every collective compares its own element count and dtype.
 void Grouped::describe_list(const std::vector<Tensor>& tensors) {
   std::vector<std::uint64_t> layouts;
   for (const Tensor& tensor : tensors) {
@@ -110,9 +110,9 @@ void Grouped::describe_list(const std::vector<Tensor>& tensors) {
   pattern_.layout = layout_.hash == 0 ? nullptr : &layout_;
 }
 
-// Divide the tensors into packs, which are sent together. In the order of the list, each small
-// tensor is added to the current pack of its dtype. The packs depend only on dtypes and counts, so
-// all ranks make the same packs.
+// Divide the tensors into packs: the tensors of a pack are sent in one collective. In the order of
+// the list, each small tensor is added to the last pack of its dtype, until this pack is full. The
+// packs depend only on dtypes and counts, so all ranks make the same packs.
 void Grouped::plan(const std::vector<Tensor>& tensors) {
   constexpr std::size_t kNone = ~std::size_t{0};
   std::array<std::size_t, kDTypeCount> open;

@@ -37,7 +37,7 @@ class Grouped {
   ~Grouped();
 
   void wait(double timeout_seconds);           // throws Busy if another thread uses the group
-  void wait_retrying(double timeout_seconds);  // tries again while another thread uses the group
+  void wait_retrying(double timeout_seconds);  // retries until no other thread uses the group
   bool wait_for(double seconds);               // false if not complete after `seconds`; throws Busy
 
  private:
@@ -64,10 +64,11 @@ class Grouped {
   // The element count and dtype of each tensor (entry_of() in layout.hpp). layout_ points to these
   // numbers.
   std::vector<std::uint64_t> entries_;
-  // The layout of the whole list of tensors. The ranks compare it in every collective.
+  // The layout of the list of tensors: the element count, dtype and shape of each. The ranks
+  // compare it in every collective.
   Layout layout_;
-  // One pack per collective. A pack of one tensor has no block: the collective uses the memory of
-  // the tensor.
+  // The packs: the tensors of each collective. Several tensors are copied into the block of their
+  // pack. A pack of one tensor has no block: the collective uses the memory of the tensor.
   std::vector<Pack> packs_;
   std::size_t finished_ = 0;
 };

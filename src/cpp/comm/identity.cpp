@@ -39,10 +39,10 @@ bool has_unknown_counts(const CallDetails& call) noexcept {
   return call.record.identity.counts_hash != 0 && call.counts == nullptr;
 }
 
-// Return lines of text about two differences between calls that describe() does not show. There is
-// a line about the layouts if they differ and this rank knows both. There is a line about the
-// counts, the numbers of elements per rank, if they differ and this rank does not know those of
-// both calls. If it knows them, options_of() can list them.
+// Return a text about differences between two calls that describe() does not show. One line is
+// about the layouts (the shapes of the arrays), if they differ and this rank knows both. Another
+// line is about the counts (the numbers of elements per rank), if they differ and this rank does
+// not know the counts of both calls. If it knows both, options_of() can list them.
 std::string hidden_differences(const CallDetails& a, const CallDetails& b) {
   std::string text;
   if (a.record.identity.layout_hash != b.record.identity.layout_hash && a.layout && b.layout)

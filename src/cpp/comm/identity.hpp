@@ -21,7 +21,7 @@ namespace ngd::comm {
 struct Identity {
   std::uint64_t count = 0;         // elements; 0 for a barrier, or if each block has its own size
   std::uint64_t counts_hash = 0;   // 0 if all blocks have `count` elements
-  std::uint64_t layout_hash = 0;   // 0: a plain sequence of elements
+  std::uint64_t layout_hash = 0;   // a hash of the shapes; 0: a plain sequence of elements
   std::uint64_t program_hash = 0;  // 0: not in a compiled step
   std::int32_t root = 0;           // the root; of a send or a receive: the other rank
   Kind kind = Kind::Barrier;
@@ -53,9 +53,9 @@ struct CallRecord {
   // Fill this record with the properties of a collective. A property that has no meaning for its
   // kind gets a fixed value, so that it is equal on all ranks.
   void assign(const Collective& collective, int size) noexcept;
-  // Return a hash of the identity and of `computation`, the hash of all that the compiled step
-  // computes. The call site is not included. Two ranks with the same fingerprint are in the same
-  // collective.
+  // Return a hash of `identity` (kind, dtype and so on) and `computation` (the hash of all that the
+  // compiled step computes), without the call site. Two ranks with the same fingerprint are in the
+  // same collective.
   std::uint64_t fingerprint(std::uint64_t seed) const noexcept {
     return identity.hash(seed) ^ computation;
   }
@@ -69,9 +69,10 @@ static_assert(std::is_trivially_copyable_v<CallRecord>);
 // `held` has the computations of the steps that this rank has loaded.
 bool agree(const CallRecord& mine, const CallRecord& theirs, const Computations& held);
 
-// Return the collective of a record, for error messages. The record has only a hash of the counts.
-// So `counts` of the result only shows, by being null or not, if the call has counts: never read
-// through it. The result has pointers into the record, so the record must outlive the result.
+// Return the collective that a record describes, for error messages. `counts` of the result is null
+// if the collective has no counts. Otherwise, never read through this pointer, because the record
+// has only a hash of the counts. The result has pointers into the record, so the record must
+// outlive the result.
 Collective collective_of(const CallRecord& record) noexcept;
 std::string describe(const CallRecord& record);
 
@@ -80,12 +81,12 @@ struct CallDetails {
   int rank;  // the number of the rank in the world
   const CallRecord& record;
   std::string_view program_text;          // "" if the text is not known
-  std::optional<Layout> layout;           // nullopt if the layout is not known
+  std::optional<Layout> layout;           // the shapes; nullopt if they are not known
   const std::uint64_t* counts = nullptr;  // one per rank; null: equal blocks, or not known
 };
 
-// Return the message of a CollectiveMismatch between two ranks of a group of `size` ranks. `where`
-// names the group ("" for the world).
+// Return the message of a CollectiveMismatch between two ranks, whose calls are `a` and `b`. Their
+// group has `size` ranks, and `where` names it ("" for the world).
 std::string difference(std::string_view where, int size, const CallDetails& a,
                        const CallDetails& b);
 

@@ -2,9 +2,9 @@
 // The hosts of a group: the ranks of each host, and the transfers between them.
 //
 // The ranks of a host communicate over shared memory. Between hosts, each rank communicates with
-// its counterparts: the ranks with the same local rank on the other hosts. This needs the same
-// number of ranks on every host; such a group is regular. A group that is not regular uses only
-// MPI.
+// its counterparts: the ranks with the same local rank on the other hosts. This needs several
+// hosts that all have the same number of ranks, at least two. Such a group is regular. A group that
+// is not regular uses only MPI.
 #pragma once
 
 #include <cstdint>
@@ -23,9 +23,9 @@
 
 namespace ngd::comm::hierarchical {
 
-// The hosts of all ranks, and the ranks on this host. host_of[r]: the number of the host of world
-// rank r. here: the world ranks of a group that are on this host; here[i] has rank i in their group
-// over shared memory.
+// The hosts of all ranks, and the ranks of one group that are on this host. These ranks also form a
+// smaller group, over shared memory. host_of[r]: the number of the host of world rank r. here[i]:
+// the world rank of rank i of the smaller group.
 struct Roster {
   std::vector<int> host_of;
   std::vector<int> here;
@@ -69,9 +69,9 @@ class Hosts final : public mpi::HostLayer {
   int awaited_by(int world_rank) const noexcept override;
 
   // The functions below describe the hosts of the group for transfers.cpp. The group must be
-  // regular (several hosts, all with the same number of ranks, more than one), except for host(),
-  // place() and neighbours(). Hosts are numbered from 0, in the order of their lowest ranks in the
-  // group. count() returns the number of hosts, mine() the number of this host.
+  // regular (several hosts that all have the same number of ranks, at least two), except for
+  // host(), place() and neighbours(). Hosts are numbered from 0, in the order of their lowest ranks
+  // in the group. count() returns the number of hosts, mine() the number of this host.
   const mpi::RankSet& counterparts() const noexcept { return counterparts_; }
   int count() const noexcept { return counterparts_.size(); }
   int mine() const noexcept { return counterparts_.rank; }
@@ -94,8 +94,8 @@ class Hosts final : public mpi::HostLayer {
   void next_ticket() noexcept { ++serving_; }
 
   // Submit a collective to the group of the ranks of this host. If another thread uses that group,
-  // return nothing and have no effect: the caller tries again later. So the caller must submit
-  // before it sends messages, because otherwise each new try would send them again.
+  // return nothing and have no effect: the caller tries again later. A caller that also sends
+  // messages must send them after the submission, because otherwise each try would send them again.
   [[nodiscard]] std::optional<Work> try_submit(const Collective& collective) {
     return local_->try_submit(collective);
   }

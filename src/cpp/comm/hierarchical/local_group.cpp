@@ -92,7 +92,7 @@ std::optional<Work> LocalGroup::try_submit(const Collective& collective) {
   const Entry entry(*this);
   if (!entry) return std::nullopt;
   return locked(name_of(collective.kind).data(), [&] {
-    in_flight_.reserve(in_flight_.size() + 1);  // before the submission: it may throw
+    in_flight_.reserve(in_flight_.size() + 1);  // before the submission: reserve() may throw
     const std::optional<Work> work = inner_->try_submit(collective);
     if (!work) return work;
     in_flight_.emplace_back().work = *work;
@@ -146,7 +146,8 @@ Progress LocalGroup::await(Work work, double seconds) {
   while (!is_alone) {
     const Progress progress = locked("wait", [&] {
       family_->progress();
-      if (family_->failed()) return Progress::NotYet;  // the next locked() throws the failure
+      // The next call of locked(), in this loop or in wait_inside(), throws the failure.
+      if (family_->failed()) return Progress::NotYet;
       is_alone = !family_->in_flight_beside(*this);
       return inner_->try_wait(work, WaitLimits::patience(0));
     });
@@ -184,8 +185,8 @@ Progress LocalGroup::try_wait(Work work, const WaitLimits& limits) {
   const Progress progress =
       await(work, has_timeout ? limits.timeout_seconds : limits.patience_seconds);
   if (progress != Progress::NotYet) return progress;
-  // If the timeout passes, the inner group (over shared memory) reports the late rank. It must
-  // count the time that this call has already waited.
+  // The inner group (over shared memory) continues the wait, and reports the late rank at the
+  // timeout. Its limits, `rest`, count the time that this call has already waited.
   WaitLimits rest = limits;
   rest.waited_seconds += Seconds(Clock::now() - start).count();
   if (limits.has_patience())
@@ -233,10 +234,10 @@ void LocalGroup::expect_no_failure(const CallRecord&) {
   inner_->check_peers();
 }
 
-// Throw the failure that a rank has reported in another group of family_, if both groups are
-// watched. A compiled step that uses several groups watches all of them while it runs. Without this
-// check, a wait in this group might last until its deadline. The caller waits in this group, and
-// holds the mutex of family_.
+// Throw the failure that a rank has reported in another group of family_ (all groups that use the
+// same MPI communicator). Only groups that a running compiled step uses, the watched groups, take
+// part in this check. Without it, a wait in this group might last until its deadline. The caller
+// waits in this group, and holds the mutex of family_.
 void LocalGroup::check_other_groups() {
   if (!is_watched()) return;
   const auto submission = std::find_if(

@@ -7,7 +7,7 @@
 // A call that submits, waits or splits holds the lock of the family, because the progress thread
 // also advances works. It releases the lock while it calls the interrupt callback. All other calls
 // use the inner group without the lock, because the inner group protects itself. So another thread
-// can end a wait.
+// can end a wait: it calls close(), which closes the inner group without the lock.
 #pragma once
 
 #include <exception>
@@ -70,7 +70,8 @@ class LocalGroup final : public Communicator, private mpi::Member {
   // The failure of another group because of which should_end_wait() has ended a wait of this group;
   // null: none.
   std::exception_ptr failure_elsewhere_;
-  // The lock on the mutex of family_ that the current call of locked() holds.
+  // The lock with which locked() holds the mutex of family_ during a call. should_end_wait()
+  // releases it while it calls the interrupt callback.
   std::unique_lock<std::mutex>* active_lock_ = nullptr;
 };
 

@@ -51,12 +51,13 @@ void add_missing(const Hosts& hosts, Work work, std::vector<int>& peers) {
 // A transfer that cuts the operand into slices. A window transfers one slice at a time, and several
 // windows are active at once (mpi/transfer.hpp). The transfer of a slice is a sequence of steps. A
 // step may submit a local step: a collective among the ranks of this host. All ranks of the host
-// must submit their local steps in the same order. So the windows submit one after the other: only
-// window number turn_ % num_windows() may submit.
+// must submit their local steps in the same order. So the windows take turns: only window number
+// turn_ % num_windows() may submit.
 //
-// If another thread uses the group of the host, the submission is refused. So a step has two
-// functions. submission() only describes the local step; complete_step(), which may send and
-// receive messages, runs after the submission was accepted.
+// If another thread uses the group of the host, the submission is refused, and the window
+// repeats it later. So a step has two functions. submission() only describes the local step, and
+// may be called again. complete_step() runs once, after the submission was accepted: it may send
+// and receive messages.
 class HostWindows : public WindowedTransfer {
  public:
   std::vector<int> pending_peers() const override {
@@ -85,12 +86,14 @@ class HostWindows : public WindowedTransfer {
     return {elements, window_elements, static_cast<int>(std::min<std::size_t>(slices, most))};
   }
 
-  // Return true if step number `step` of a slice submits a collective inside this host.
+  // Return true if step number `step` of the transfer of a slice submits a collective inside this
+  // host. A slice is a range of the operand.
   virtual bool submits(int step) const = 0;
-  // Return the collective inside this host that step number window.step of the slice submits. The
-  // result may use `counts` as its Collective::counts: it has space for one number per rank of the
-  // host. If the submission is refused, submission() is called again for the same step, so two
-  // calls must have the same effect as one.
+  // Return the collective inside this host that step number window.step submits. The steps
+  // transfer the window's slice, a range of the operand. The result may use `counts` as its
+  // Collective::counts: the span has space for one number per rank of the host. If another thread
+  // uses the group of the host, the submission is refused, and submission() is called again for the
+  // same step. So two calls must have the same effect as one.
   virtual Collective submission(const Window& window, std::span<std::uint64_t> counts) const = 0;
   // Carry out step number window.step of the slice. If submits(window.step) is true, the collective
   // of the step was already submitted. If the previous step was the last one of the slice, return
@@ -138,16 +141,17 @@ class HostWindows : public WindowedTransfer {
   std::vector<std::optional<Work>> works_;
 };
 
-// The all_reduce inside and between hosts (described in transfers.hpp), in slices. A slice has four
-// steps. Step 0 submits the reduce-scatter inside the host. Step 1 sends the partial results to the
-// counterparts: the ranks with the same local rank on the other hosts. Step 2 reduces the partial
-// results that this rank has received, and sends the result. Step 3 submits the all-gather inside
-// the host.
+// The all_reduce inside and between hosts (described in transfers.hpp), in slices of the operand.
+// The transfer of a slice has four steps. Step 0 submits the reduce-scatter inside the host, which
+// gives this rank a share of the slice. Step 1 sends one part of the share to each counterpart: the
+// ranks with the same local rank on the other hosts. Step 2 reduces the parts that this rank has
+// received, and sends the result to the counterparts. Step 3 submits the all-gather inside the
+// host.
 //
-// A few windows are active at once, each with one slice. They take turns in the submissions of
-// steps 0 and 3, in the order of their numbers. In its first turn, a window carries out step 0 of
-// its first slice. In each later turn, it carries out step 3 of its slice, and step 0 of its next
-// slice if there is one.
+// A few windows are active at once. Each window transfers one slice at a time. They take turns in
+// the submissions of steps 0 and 3, in the order of their numbers. In its first turn, a window
+// carries out step 0 of its first slice. In each later turn, it carries out step 3 of its slice,
+// and step 0 of its next slice if there is one.
 class AllReduce final : public HostWindows {
  public:
   AllReduce(Hosts& hosts, int tag, const Collective& collective)
@@ -219,8 +223,8 @@ class AllReduce final : public HostWindows {
   Slice my_share(const Window& window) const { return share(window, hosts_.local().rank()); }
   Slice part(const Window& window, int h) const { return part_of(my_share(window), h, size_); }
 
-  // Return the address of the partial results of this window: this rank's share of the slice,
-  // reduced over the ranks of this host.
+  // Return the address of the partial results of the slice that this window transfers: this rank's
+  // share of the slice, reduced over the ranks of this host.
   std::byte* sums(const Window& window) const {
     return scratch_ + static_cast<std::size_t>(window.number) * share_bytes_;
   }
@@ -336,13 +340,13 @@ class Broadcast final : public HostWindows {
   const int hop_;  // the number of hosts from the root's host to this one
 };
 
-// The base class of the transfers of blocks (reduce_scatter and all_gather). The region of a host
-// is the blocks of all ranks of that host. Each rank sends one message to each of its counterparts,
-// the ranks with the same local rank on the other hosts. The ranks of this host run one local step
-// per host of the group: a collective inside this host, on the region of that host. This class
-// submits the local steps in order. A derived class describes a local step in submission(), which
-// must have no side effect: if the group of this host refuses the step, submission() is called
-// again.
+// The base class of the transfers of blocks (reduce_scatter and all_gather). Each rank sends one
+// message to each of its counterparts, the ranks with the same local rank on the other hosts. The
+// ranks of this host run one local step per host h of the group. A local step is a collective
+// inside this host, on the region of h: the blocks of all ranks of h. This class submits the local
+// steps in order. A derived class describes a local step in submission(), which must have no side
+// effect. If another thread uses the group of this host, the step is refused, and submission() is
+// called again.
 class HostBlocks : public Transfer {
  public:
   std::vector<int> pending_peers() const override {
@@ -392,20 +396,21 @@ class HostBlocks : public Transfer {
     return step;
   }
 
-  // Return the number of the host whose region (the blocks of all ranks of that host) is the
-  // operand of local step `number`.
+  // Local step `number` is a collective inside this host, on the region of one host (the blocks of
+  // all ranks of that host). Return the number of that host.
   virtual int host_of_step(int number) const = 0;
   // Return true if this rank has the operand of local step `number` (a collective inside this
-  // host). Always true in a reduce_scatter. In an all_gather, each step except the first uses a
-  // block that a rank on another host sends.
+  // host). In a reduce_scatter, this is always true. In an all_gather, each step except the first
+  // must wait for a block from a rank on another host.
   virtual bool has_operand(int number) = 0;
-  // Return the collective to submit as local step `number`. If the group of this host refuses it,
-  // submission() is called again for the same step.
+  // Return the collective inside this host to submit as local step `number`. If another thread uses
+  // the group of this host, the submission is refused. submission() is then called again for the
+  // same step.
   virtual Collective submission(int number) const = 0;
 
   // Submit the collectives inside this host (the local steps) in order, up to the first one that
-  // cannot begin yet. It cannot begin before the previous transfer has submitted its own ones,
-  // before its operand has arrived, or while another thread uses the group of this host.
+  // cannot begin yet. A local step begins when its operand has arrived, the previous transfer has
+  // submitted all its local steps, and no other thread uses the group of this host.
   void submit_steps() {
     while (hosts_.serves(ticket_) && submitted_ < count() && has_operand(submitted_)) {
       const std::optional<Work> work = hosts_.try_submit(submission(submitted_));
@@ -509,7 +514,8 @@ class ReduceScatter final : public HostBlocks {
   // Element h: the offset in scratch_, in bytes, of the block of the rank on host h with this
   // rank's local rank, summed over the ranks of this host. Last element: the end of the last block.
   const std::vector<std::size_t> begins_;
-  std::byte* const scratch_;  // the summed blocks, in memory that the ranks of this host share
+  // One block per host, summed over the ranks of this host, in memory that these ranks share.
+  std::byte* const scratch_;
   // One array per other host: this rank's block, summed over the ranks of that host.
   std::byte* const contributions_;
 };

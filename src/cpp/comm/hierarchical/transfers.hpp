@@ -29,10 +29,10 @@ std::unique_ptr<mpi::Transfer> make_all_reduce(Hosts& hosts, int tag, const Coll
 std::unique_ptr<mpi::Transfer> make_broadcast(Hosts& hosts, int tag, const Collective& collective);
 
 // The reduce_scatter. In the end, each rank has its block, summed over all ranks. First, each host
-// runs one local reduce-scatter per host h of the group. Its operand is the blocks that the ranks
-// of h need. So each rank gets one of these blocks, summed over its own host. It sends this sum to
-// its counterpart on h (the rank with the same local rank), which needs that block. Finally, each
-// rank adds the sums of its block from all hosts.
+// runs one local reduce-scatter per host h of the group, on the blocks that the ranks of h need.
+// Each rank gets the block of its counterpart on h (the rank with the same local rank), summed over
+// its own host, and sends this sum to the counterpart. Finally, each rank adds the sums of its
+// block from all hosts.
 std::unique_ptr<mpi::Transfer> make_reduce_scatter(Hosts& hosts, int tag,
                                                    const Collective& collective);
 
