@@ -71,16 +71,16 @@ class Collectives {
 
   // Start a collective. Until its wait has returned, the source and the destination belong to the
   // communicator: the caller must not change or free them. This call never waits for another rank,
-  // even if many works are pending. Throws InvalidArgument before anything is published. Returns
-  // nothing if another thread uses the group (Busy).
+  // even if many collectives are pending. Throws InvalidArgument before anything is sent to other
+  // ranks. Returns nothing if another thread uses the group (Busy).
   [[nodiscard]] virtual std::optional<Work> try_submit(const Collective& collective) = 0;
   // Wait until a submitted work (a collective, a send or a receive) is complete or a limit is
   // reached. After Done, the destination holds the result.
   virtual Progress try_wait(Work work, const WaitLimits& limits) = 0;
-  // Split the group: the ranks that pass the same color become a new group of the family. They are
-  // ordered by their keys; ranks with equal keys keep their order in this group. A rank that passes
-  // a negative color gets null. Every rank of this group calls this. Close the new group before
-  // this one. Returns nothing if another thread uses the group (Busy).
+  // Split the group: the ranks that pass the same color become a new group. They are ordered by
+  // their keys; ranks with equal keys keep their order in this group. A rank that passes a negative
+  // color gets null. Every rank of this group calls this. Close the new group before this one.
+  // Returns nothing if another thread uses the group (Busy).
   [[nodiscard]] virtual std::optional<std::unique_ptr<Communicator>> try_split(int color,
                                                                                int key) = 0;
   // Return the ranks that a submitted collective, send or receive still waits for, by their numbers
@@ -148,8 +148,8 @@ class Peers {
  public:
   virtual ~Peers() = default;
 
-  // Begin (`is_on`) or end the watch of this group. A compiled step that uses several groups of a
-  // family watches all of them while it runs. A wait in a watched group also ends when a rank has
+  // Begin (`is_on`) or end the watch of this group for failures. A compiled step that uses several
+  // groups watches all of them while it runs. A wait in a watched group also ends when a rank has
   // reported a failure in another watched group. Example: rank A waits in group 1 for rank B. B
   // waits in group 2 for rank C, which fails. A is in a group with C too. With the watch, the wait
   // of A ends with the failure of C. Without the watch, it ends only at its deadline.

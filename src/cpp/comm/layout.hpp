@@ -25,7 +25,7 @@ struct Layout {
   std::uint64_t hash = 0;                  // 0: a plain sequence of elements
   std::size_t entries = 0;                 // the number of axes, or of arrays in the list
   std::size_t known = 0;                   // the number of entries that `numbers` has
-  const std::uint64_t* numbers = nullptr;  // an array's extents, or entry_of() per array of a list
+  const std::uint64_t* numbers = nullptr;  // extents, or entry_of() for each array of the list
 };
 
 // Return the layout of an array. Axes of extent 1 are left out, because they do not change the

@@ -10,7 +10,7 @@ namespace ngd::comm {
 
 class Mark {
  public:
-  explicit Mark(const std::string& name) noexcept;  // maps nothing if the kernel refuses it
+  explicit Mark(const std::string& name) noexcept;  // makes no marker if a system call fails
   Mark(const Mark&) = delete;
   Mark& operator=(const Mark&) = delete;
   ~Mark();

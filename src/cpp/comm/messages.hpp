@@ -20,10 +20,10 @@ std::string_view tail_of(std::string_view text, std::size_t max_bytes) noexcept;
 // Return a text without the spaces and newlines at its end.
 std::string_view without_end(std::string_view text) noexcept;
 
-// Copy the text of a call site into a fixed array, for the error messages of other ranks. If the
-// text is too long, the beginning of the path is replaced by "...", because file and line at its
-// end are the most useful part. The name of a public function before the path is kept: "join() at
-// ...project/train.py:42".
+// copy_site() copies the text of a call site into an array of kSiteBytes bytes, for the error
+// messages of other ranks. If the text is too long, "..." replaces the beginning of the path,
+// because file and line at its end are the most useful part. The name of a public function before
+// the path is kept: "join() at ...project/train.py:42".
 inline constexpr std::size_t kSiteBytes = 56;
 void copy_site(const char* site, char (&to)[kSiteBytes]) noexcept;
 

@@ -31,7 +31,7 @@ class Backoff {
 
  private:
   static constexpr int kSpins = 200;     // one poll of MPI each, about 20 us in all
-  static constexpr int kYields = 20000;  // some 10 ms in all: longer than any step of a transfer
+  static constexpr int kYields = 20000;  // about 10 ms in all; one step of a transfer takes less
   int spins_;
   int pauses_ = 0;
 };

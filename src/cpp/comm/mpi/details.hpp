@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The details of a collective, for error messages: the text that lists the collectives of its
-// compiled step, or the layout of its array if it is not in a step. The ranks send them only after
-// two ranks have found a difference.
+// compiled step, or the layout of its array if it is not in a step. The ranks send the details only
+// after two ranks have found that their calls differ.
 #pragma once
 
 #include <cstdint>

@@ -48,7 +48,7 @@ void ask_for_short_slices() noexcept {
   attributes.policy = SCHED_OTHER;
   attributes.nice = ::getpriority(PRIO_PROCESS, 0);
   attributes.runtime_ns = 100'000;
-  ::syscall(SYS_sched_setattr, 0, &attributes, 0);  // if it fails, the thread only runs later
+  ::syscall(SYS_sched_setattr, 0, &attributes, 0);  // on failure, the thread may wake up later
 }
 
 bool progress_thread_wanted(const Endpoint& endpoint) {

@@ -29,14 +29,15 @@ namespace ngd::comm::mpi {
 class Member {
  public:
   virtual ~Member() = default;
-  // Advance the works (collectives, sends and receives) of this group as far as possible now. An
-  // error fails the whole family. Return true while works are pending.
+  // Advance the pending collectives, sends and receives of this group as far as possible now. An
+  // error fails the family (the world group and all groups made from it). Return true while any are
+  // pending.
   virtual bool progress() noexcept = 0;
-  // Return a number that grows whenever a work of this group advances. If it has not changed, no
-  // data have moved since the last call.
+  // Return a counter that grows whenever a collective, send or receive of this group advances. If
+  // it has not changed since the last call, no data have moved.
   virtual std::uint64_t moves() const noexcept = 0;
-  // Called when the family has failed: send the failure to the peers of this group, without waiting
-  // until it is sent.
+  // Called when this group, or another group of its family, has failed. Send the failure to the
+  // peers of this group, without waiting until it is sent.
   virtual void send_failure(const Failure& failure) noexcept = 0;
   // Continue to send the messages of send_failure(). Return true when all of them are sent.
   virtual bool has_sent_failure() { return true; }
@@ -46,9 +47,9 @@ class Member {
   // Called after a failure: end all works (collectives, sends and receives). If MPI still holds the
   // memory of one of their messages, left_to_mpi() is true afterwards.
   virtual void drop_works() noexcept = 0;
-  // Throw the failure that a rank of this group has reported. Do nothing if the group is not
-  // watched (Communicator::watch). This rank waits in another group of the family; `mine` is the
-  // call in which it waits, for the error message.
+  // Called while this rank waits in another group: throw the failure that a rank of this group has
+  // reported. Do nothing if no running step watches this group (Communicator::watch). `mine` is the
+  // call in which this rank waits, for the error message.
   virtual void expect_no_failure(const CallRecord& mine) { static_cast<void>(mine); }
 };
 
@@ -66,8 +67,8 @@ class Family {
   Family& operator=(const Family&) = delete;
 
   const Endpoint& endpoint() const noexcept { return endpoint_; }
-  // Return the lock of the family, which protects all its groups and every call of MPI on its
-  // communicator.
+  // Return the lock that protects all groups of the family (the world group and all groups made
+  // from it) and every MPI call on their communicator.
   std::mutex& mutex() noexcept { return mutex_; }
 
   // The functions from here to tag_limit() must be called with the lock (mutex()) held.
@@ -78,14 +79,15 @@ class Family {
   void remove(Member& member) noexcept { std::erase(members_, &member); }
   void progress() noexcept;
   bool in_flight_beside(const Member& member) const noexcept;
-  // Fail all groups of the family, notify their peers, and end all works. If the family has already
-  // failed, the first failure is kept. `ranks` are the world ranks that the error names; empty:
-  // this rank.
+  // Fail the world group and all groups made from it: notify their peers, and end all their
+  // collectives, sends and receives. A second call keeps the first failure. `ranks` are the world
+  // ranks that the error names; empty: this rank.
   void fail(ErrorKind kind, std::string_view text, std::span<const int> ranks) noexcept;
   void fail(const FailureView& failure) noexcept {
     fail(failure.kind, failure.text, failure.ranks);
   }
-  // Run a call. If it throws, fail the family and throw the error; later calls throw GroupClosed.
+  // Run a call. If it throws, call fail() and throw the error; later calls in all groups throw
+  // GroupClosed.
   template <class Call>
   void or_fail(Call&& call) {
     notify_on_failure(call, [this](const FailureView& failure) {
@@ -93,25 +95,24 @@ class Family {
       mark_thrown();
     });
   }
-  // Record that the failure of the family is thrown. The caller calls this before it throws the
-  // failure. Later calls of the family's groups throw GroupClosed, so the failure is thrown only
-  // once.
+  // Record that the failure given to fail() is thrown. The caller calls this before it throws the
+  // failure. Later calls in all groups throw GroupClosed, so the failure is thrown only once.
   void mark_thrown() noexcept { has_thrown_ = true; }
-  // Throw the failure of the family at the first call. At later calls, throw GroupClosed with the
-  // text of the failure.
+  // Throw the failure given to fail(). If it was thrown before (mark_thrown()), throw GroupClosed
+  // with the text of the failure.
   [[noreturn]] void throw_failure(std::string_view call);
-  // Return the seconds that are left for closing a group after a failure. All groups of the family
-  // share one limit.
+  // Return the seconds that are left for closing a group after a failure. The world group and all
+  // groups made from it share one limit.
   double seconds_to_leave() noexcept;
   void expect_no_failure_beside(const Member& member, const CallRecord& mine);
-  // Called after the submission of a work, so that the progress thread advances the work while no
-  // caller waits. Not called for a collective whose data travel with its headers.
+  // Called after a collective, send or receive is submitted, so that the progress thread advances
+  // it while no caller waits. Not called for a collective whose data travel with its headers.
   void submitted() noexcept {
     gate_->set_in_flight(true);
     gate_->wake_thread();
   }
   void abandon() noexcept { is_clean_ = false; }  // MPI holds messages: never free the communicator
-  int next_group = 1;  // the next group's number, above those of all groups of this rank
+  int next_group = 1;  // proposed for the next group: above the numbers of this rank's groups
   int tag_limit() const noexcept { return tag_limit_; }
 
   bool failed() const noexcept { return failed_; }  // may be called without the lock
@@ -146,7 +147,8 @@ class Family {
   std::chrono::steady_clock::time_point leave_end_{};
   std::mutex mutex_;
   std::vector<Member*> members_;
-  std::vector<Member*> busy_;  // the groups that had pending works after the last progress()
+  // The groups with a pending collective, send or receive after the last progress().
+  std::vector<Member*> busy_;
   // `gate_` decides when the progress thread (`thread_`) runs. A forked child has no progress
   // thread, so it leaks both objects. If the child destroyed `gate_`, the destructor of its
   // condition variable would wait for that thread.

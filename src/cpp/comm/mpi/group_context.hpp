@@ -32,8 +32,8 @@ struct GroupContext {
   }
   bool is_world() const noexcept { return size() == family->endpoint().size; }
 
-  // Throw if this group is closed, or if any group of its family has failed. The first call in the
-  // family after a failure throws the failure itself, later calls throw GroupClosed.
+  // Throw if this group is closed, or if the world group or any group made from it has failed. The
+  // first call in these groups after a failure throws the failure itself, later calls GroupClosed.
   void require_open(const char* call) const {
     if (state != State::Closed && family->failed()) family->throw_failure(call);
     if (state == State::Closed) fail(ErrorKind::GroupClosed, closed_in_order(call));

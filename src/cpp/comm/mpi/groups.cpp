@@ -86,8 +86,9 @@ std::unique_ptr<Communicator> split_host_group(MpiCommunicator& parent, int colo
   Collective barrier;
   barrier.site = "split()";
   wait_retrying(parent, submit_retrying(parent, barrier, timeout), timeout);
-  // While another thread uses the host group, retry the split. During a try, the lock of the family
-  // keeps pending works from submitting to the host group.
+  // Retry the split while another thread uses the host group (the ranks of this host). Hold the
+  // lock during each try: then no other thread advances a pending collective, which could submit to
+  // the host group.
   const GroupContext& group = parent.context();
   const auto split_host = [&] { return group.hosts->try_split_local(color, key); };
   const auto fail_family = [&](const FailureView& failure) {
@@ -96,7 +97,7 @@ std::unique_ptr<Communicator> split_host_group(MpiCommunicator& parent, int colo
     group.family->mark_thrown();
   };
   return std::move(*retry_while_busy(parent, timeout, [&] {
-    const std::lock_guard lock(group.family->mutex());  // keeps the progress thread out
+    const std::lock_guard lock(group.family->mutex());
     group.require_open("split");
     return notify_on_failure(split_host, fail_family);
   }));

@@ -2,8 +2,9 @@
 // Makes groups over MPI in three ways: a group of all ranks of an MPI communicator, the groups of a
 // split, and a group in whose construction only its own ranks take part.
 //
-// The groups of a family have the same MPI communicator, and differ in their tags: group `number`
-// has kTagsPerGroup of them. Groups that share a rank have different numbers.
+// The world group and all groups made from it share one MPI communicator, and differ in their
+// message tags: group `number` has kTagsPerGroup tags. Groups that share a rank have different
+// numbers.
 #pragma once
 
 #include <functional>
@@ -30,8 +31,8 @@ int next_group(const MpiCommunicator& world);
 std::unique_ptr<Communicator> make_group(MpiCommunicator& world, const std::vector<int>& members,
                                          int number, const HostLayer::Rendezvous& rendezvous);
 
-// Run call(), a part of the construction of `group` in which other ranks take part. If it throws,
-// notify the other ranks.
+// Run call(), a step in the construction of `group` that other ranks run too. If it throws, close
+// `group` and notify these ranks of the failure.
 template <class Call>
 void or_abort(MpiCommunicator& group, Call&& call) {
   notify_on_failure(call, [&](const FailureView& failure) {

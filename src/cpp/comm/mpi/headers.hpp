@@ -17,7 +17,8 @@ namespace ngd::comm::mpi {
 class Headers {
  public:
   // A computation is a hash of all that a compiled step computes. `held` has the computations of
-  // the steps that this rank has loaded. agree() (identity.hpp) uses it to compare two headers.
+  // the steps that this rank has loaded. agree() (identity.hpp) needs `held` to compare two
+  // headers.
   Headers(const GroupContext& group, const Computations& held)
       : group_(group), held_(held), mailbox_(group.ranks) {}
 
@@ -34,9 +35,9 @@ class Headers {
   // Find the first collective with missing headers, and return the world ranks that have not sent
   // their headers for it.
   std::vector<int> missing() const;
-  // Return lines such as "rank 2 called all_reduce(sum) of 8 float32." for a timeout error: one for
-  // each rank of `world_ranks` that has announced a call by its header, if this rank has not taken
-  // that header yet.
+  // Return lines such as "rank 2 called all_reduce(sum) of 8 float32." for a timeout error. There
+  // is one line for each rank of `world_ranks` from which the mailbox still holds a header, the
+  // message that announces a call.
   std::vector<std::string> calls_of(const std::vector<int>& world_ranks);
 
  private:

@@ -21,24 +21,25 @@ class HostLayer {
  public:
   virtual ~HostLayer() = default;
 
-  // Return the name of a group that has this layer: "hierarchical" if its large collectives use the
-  // host group, otherwise "mpi".
+  // Return the name of the group that uses this object: "hierarchical" if its large collectives use
+  // shared memory inside a host, otherwise "mpi".
   virtual std::string_view name() const noexcept = 0;
   // Return the host group: the group of those ranks of this group that are on this host.
   virtual Communicator& local() noexcept = 0;
-  // Return a transfer that uses the host group; null if the caller should use a transfer over MPI
-  // only.
+  // Return a transfer that uses shared memory inside a host and MPI between hosts; null if the
+  // caller should use a transfer over MPI only.
   virtual std::unique_ptr<Transfer> make_transfer(int tag, const Collective& collective) = 0;
 
-  // Fail the host group. This ends the collectives that a failed transfer has submitted to the host
-  // group.
+  // Fail the host group, local(). This ends the collectives that a failed transfer has submitted to
+  // that group.
   virtual void fail(const Failure& failure) noexcept = 0;
 
-  // Split the host group. Returns nothing while another thread uses the host group.
+  // Split the host group, local(), as Communicator::try_split. Returns nothing if another thread
+  // uses the host group.
   [[nodiscard]] virtual std::optional<std::unique_ptr<Communicator>> try_split_local(int color,
                                                                                      int key) = 0;
-  // Return the host layer of `group`, a new group that a split of this layer's group has made.
-  // `local` is the group of those ranks of `group` that are on this host.
+  // Return a HostLayer for `group`, which a split of this object's group has made. `local` is the
+  // group of those ranks of `group` that are on this host.
   virtual std::unique_ptr<HostLayer> for_split(const RankSet& group,
                                                std::unique_ptr<Communicator> local) const = 0;
 
@@ -49,8 +50,8 @@ class HostLayer {
     double timeout_seconds;
     const std::function<bool()>& interrupt;
   };
-  // Return the layer of a group that make_group_of() makes. Only the members of that group take
-  // part in the call. The members on this host connect to each other over shared memory.
+  // Return a HostLayer for `group`, which make_group_of() makes. Only the ranks of `group` take
+  // part in the call. Those on this host connect to each other over shared memory.
   virtual std::unique_ptr<HostLayer> for_members(const RankSet& group,
                                                  const Rendezvous& rendezvous) const = 0;
   // Return true if all ranks of `group` are on this host.
@@ -62,9 +63,10 @@ class HostLayer {
   // waits for none, or is on another host.
   virtual int awaited_by(int world_rank) const noexcept = 0;
 
-  // Take the host group, local(), out of this object, and return it as a group of `family`. The
-  // caller has checked that all ranks of the group are on this host, so the host group replaces the
-  // group over MPI. This object must not be used afterwards.
+  // Take the host group, local(), out of this object, and return a group that uses it. All waits in
+  // that group also make progress in the other groups of `family`. The caller has checked that all
+  // ranks of the group are on this host, so no group over MPI is needed. This object must not be
+  // used afterwards.
   virtual std::unique_ptr<Communicator> take_local(std::shared_ptr<Family> family) = 0;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A long wait of this rank. It publishes the rank that this rank waits for. If the wait reaches its
-// deadline, it finds out which ranks are late.
+// A long wait of this rank. The object publishes the rank that this rank waits for. If the wait
+// reaches its deadline, the object finds out which ranks are late.
 #pragma once
 
 #include <string>
@@ -21,10 +21,11 @@ class LongWait {
   LongWait(const LongWait&) = delete;
   LongWait& operator=(const LongWait&) = delete;
 
-  // Show the ranks of this host which rank this rank waits for, until this object is destroyed.
-  // Call this with the lock of the family (Family::mutex) held.
+  // Show the ranks of this host which rank this rank waits for, until this object is destroyed. The
+  // caller holds Family::mutex(), the lock for all MPI calls.
   void publish();
-  // Fail the family, and throw CollectiveTimeout with the ranks that are late.
+  // Fail the world group and all groups made from it, and throw CollectiveTimeout with the ranks
+  // that are late.
   [[noreturn]] void throw_timeout(double timeout_seconds);
 
  private:

@@ -31,8 +31,8 @@ class MessageBuffer {
   MessageBuffer(const MessageBuffer&) = delete;
   MessageBuffer& operator=(const MessageBuffer&) = delete;
 
-  // Make the buffer at least `bytes` long, in memory of its own. If the buffer has to grow, its
-  // contents are lost, so no request may use the buffer during this call.
+  // Make the buffer at least `bytes` long; only for a buffer in private memory. If the buffer has
+  // to grow, its contents are lost, so no request may use the buffer during this call.
   void reserve(std::size_t bytes) {
     if (bytes <= capacity_) return;
     own_ = std::make_unique_for_overwrite<std::byte[]>(bytes);

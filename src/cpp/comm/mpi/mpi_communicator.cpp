@@ -153,7 +153,7 @@ Progress MpiCommunicator::try_wait(Work work, const WaitLimits& limits) {
 
 // Throw Interrupted because the interrupt callback has returned true: it has set an exception in
 // Python, which must be raised. If the work is complete, its result is lost, but the group stays
-// usable. If the work is not complete, the family fails.
+// usable. If the work is not complete, the world group and all groups made from it fail.
 void MpiCommunicator::throw_interrupted(Work work) {
   const std::lock_guard lock(group_.family->mutex());
   group_.require_open("wait");
@@ -164,10 +164,10 @@ void MpiCommunicator::throw_interrupted(Work work) {
   throw Error(ErrorKind::Interrupted, what);
 }
 
-// A compiled step that uses several groups watches all of them while it runs
-// (Communicator::watch). If a rank has reported a failure in another watched group, fail all groups
-// of the family, and throw that failure. The step cannot complete without that group, so this wait
-// must end.
+// A compiled step that uses several groups watches all of them for failures while it runs
+// (Communicator::watch). If a rank has reported a failure in another watched group, fail the world
+// group and all groups made from it, and throw that failure. The step cannot complete without the
+// failed group, so this wait must end.
 void MpiCommunicator::check_other_groups(Work work) {
   Family& family = *group_.family;
   family.or_fail([&] { family.expect_no_failure_beside(*this, works_.call_of(work)); });

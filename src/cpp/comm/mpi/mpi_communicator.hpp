@@ -28,7 +28,8 @@ namespace ngd::comm::mpi {
 
 class MpiCommunicator final : public Communicator, private Member {
  public:
-  // Make a group of all ranks of the family's MPI communicator, or of the ranks `ranks`.
+  // Make a group of all ranks of an MPI communicator, or only of `ranks`. `family` is the object
+  // that all groups on that communicator share.
   explicit MpiCommunicator(std::shared_ptr<Family> family);
   MpiCommunicator(std::shared_ptr<Family> family, RankSet ranks);
   ~MpiCommunicator() override { close(); }

@@ -45,7 +45,7 @@ class Pairs {
   // The next three functions take a number that submit() has returned, of a send or a receive that
   // is not complete.
   const CallRecord& call(std::uint64_t number) const { return find(number)->header.call; }
-  int peer_of(std::uint64_t number) const;  // as a world rank
+  int peer_of(std::uint64_t number) const;  // the world rank of the other side
   Statistics::Entry stats_of(std::uint64_t number) const { return find(number)->stats; }
   // Give up all messages of MPI. The pending sends and receives never complete.
   void abandon() noexcept;

@@ -9,8 +9,9 @@
 namespace ngd::comm::mpi {
 namespace {
 
-// The time that a collective, send or receive still waits for missing headers after a peer has
-// failed. A small collective completes if all headers arrive within this time.
+// The time that a collective, send or receive still waits, after a peer has failed, for missing
+// headers (the messages that announce a call). A small collective completes if all headers arrive
+// within this time.
 constexpr auto kGrace = std::chrono::milliseconds(100);
 // The time to wait for the report of a failed peer.
 constexpr auto kReportTime = std::chrono::milliseconds(200);
@@ -39,8 +40,8 @@ void PeerReports::check_needed(const PendingCollective& work, bool has_headers) 
   }
 }
 
-// Return true if a peer has failed and the time kGrace has passed. The time starts when the report
-// of the failure arrives, or at `start`, the submission of a work, if that is later.
+// Return true if a peer has failed, and more than kGrace has passed since its report arrived and
+// since `start`, the time at which a collective, send or receive was submitted.
 bool PeerReports::has_failed(int peer, Clock::time_point start) const {
   if (!mailbox_.ended(peer) || has_left_in_order(peer)) return false;
   return Clock::now() - std::max(start, mailbox_.ended_at(peer)) > kGrace;

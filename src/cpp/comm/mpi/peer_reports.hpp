@@ -28,9 +28,9 @@ class PeerReports {
   // Throw if any peer has failed. `mine` is the call in which this rank waits, maybe in another
   // group; the error message shows it.
   void check_all(const CallRecord& mine) const;
-  // Wait up to 200 ms for a report that a peer has ended in the collective `work` or in an earlier
-  // one, and throw the error of the report. If no such report arrives, return. The caller then
-  // throws its own error, which has fewer facts about the cause.
+  // Wait up to 200 ms for the report of a peer that will not complete the collective `work`,
+  // because it has failed or left. Throw the error of the report. If no such report arrives,
+  // return. The caller then throws its own error, which has fewer facts about the cause.
   void await(const PendingCollective& work) const;
 
  private:

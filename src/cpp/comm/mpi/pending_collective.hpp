@@ -25,7 +25,7 @@ struct PendingCollective {
   Header header;
   std::string details;             // sent after a mismatch, see details.hpp
   std::vector<std::byte> payload;  // sent with the header: small data, or an all_to_all's counts
-  std::vector<Message> received;   // by rank; empty until all headers have arrived
+  std::vector<Message> received;   // messages of the peers, by rank; empty until all have arrived
   std::unique_ptr<Transfer> transfer;
   bool complete = false;
   Statistics::Entry stats = 0;

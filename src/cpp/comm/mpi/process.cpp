@@ -134,8 +134,8 @@ void keep_for_good(const void* memory) noexcept {
   try {
     blocks.push_back(memory);  // so that a leak checker finds a pointer to it
   } catch (const std::bad_alloc&) {
-    // Without memory for the list, the block `memory` is still never freed, but a leak checker
-    // reports it.
+    // If `blocks` cannot grow, the block `memory` is still never freed, but a leak checker reports
+    // it.
   }
 }
 
@@ -161,7 +161,7 @@ void finalize_mpi() noexcept {
   }
   try {
     mpi::mpi_thread().run([&library] { library.finalize(); }).wait();
-  } catch (const std::exception&) {  // no memory to start it on mpi_thread()
+  } catch (const std::exception&) {  // no memory for a task of mpi_thread()
     library.finalize();              // every MPI known to ngd allows this in any thread
   }
 }

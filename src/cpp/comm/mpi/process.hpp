@@ -21,9 +21,9 @@ struct Endpoint {
 // CollectiveTimeout.
 Endpoint open_endpoint(int fortran_handle, double timeout_seconds);
 
-// Add a failure mark to the process, or remove one. A group adds a mark when it fails. While the
-// process has marks, finalize_mpi() calls MPI_Abort and not MPI_Finalize. MPI_Finalize waits for
-// the peers, which may never call it.
+// mark_failed() adds a failure mark to the process, and unmark_failed() removes one. A group adds a
+// mark when it fails. While the process has marks, finalize_mpi() calls MPI_Abort and not
+// MPI_Finalize. MPI_Finalize waits for the peers, which may never call it.
 void mark_failed() noexcept;
 void unmark_failed() noexcept;
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decides when the progress thread runs: while works are pending and no caller waits.
+// The object that decides when the progress thread runs: while collectives, sends or receives are
+// pending and no other thread waits for one.
 #pragma once
 
 #include <atomic>
@@ -27,7 +28,8 @@ class ProgressGate {
   bool is_stopped() const noexcept { return is_stopped_; }
   bool is_needed() const noexcept { return waiting_ == 0 && in_flight_; }
 
-  // The next two functions are called without the mutex, before and after a wait of a caller.
+  // A thread that waits for a collective, send or receive calls begin_wait() before the wait and
+  // end_wait() after it. It does not hold the mutex in these calls.
   void begin_wait() noexcept { ++waiting_; }
   void end_wait() noexcept {
     if (--waiting_ > 0 || !in_flight_) return;

@@ -18,8 +18,9 @@ struct RankSet {
   int world(int peer) const noexcept { return members[static_cast<std::size_t>(peer)]; }
 };
 
-// The tags of a group, relative to its first tag. The mailbox has one tag, and all sends and
-// receives share one. Each of up to kActive transfers of collectives has kTagsPerCollective tags.
+// The tags of a group, relative to its first tag. The short messages of the mailbox share one tag,
+// and the data of all sends and receives share one. Up to kActive collectives transfer data at
+// once, and each has kTagsPerCollective tags.
 inline constexpr int kMailTag = 0;
 inline constexpr int kPairTag = 1;
 inline constexpr int kFirstDataTag = 2;

@@ -22,9 +22,9 @@ class Teardown {
   // will not complete. This rank has completed the collectives with lower numbers, so a peer may
   // still complete them too.
   void send_failure(const Failure& failure, std::uint64_t sequence) noexcept;
-  // Return true when the report of a failure has been sent. If long messages are being transferred
-  // (`moves_data`), return true only when all peers have also sent Failed or Left, because MPI may
-  // report the message as sent too early.
+  // Return true when the report of a failure has been sent. While long messages are being
+  // transferred (`moves_data`), MPI may complete the report before it sends it. Then return true
+  // only when all peers have also sent a Failed or Left message.
   bool has_sent_failure(bool moves_data);
   // Report that this rank leaves the group, and wait a short time for its peers to leave.
   void leave(bool has_failed, std::uint64_t sequence) noexcept;

@@ -25,7 +25,7 @@ class Transfer {
   virtual bool advance() = 0;
   // Return the ranks of the world that this rank waits for in the transfer.
   virtual std::vector<int> pending_peers() const = 0;
-  std::uint64_t steps() const { return steps_; }  // grows with every step of the transfer
+  std::uint64_t steps() const { return steps_; }  // grows when the transfer advances
 
  protected:
   // Add memory for messages. This class owns the memory, and derived classes own the requests. So
@@ -144,8 +144,8 @@ std::unique_ptr<Transfer> make_flat_reduction(const RankSet& group, int tag,
 std::unique_ptr<Transfer> make_ring_all_reduce(const RankSet& group, int tag,
                                                const Collective& collective);
 
-// The chain broadcast (exchange.cpp). The slices travel from the root to the next higher rank, and
-// so on; the highest rank is followed by rank 0.
+// The chain broadcast (exchange.cpp). The data are cut into slices, which travel from rank to rank:
+// root, root + 1, and so on. Rank 0 follows the highest rank.
 std::unique_ptr<Transfer> make_chain_broadcast(const RankSet& group, int tag,
                                                const Collective& collective);
 
