@@ -102,7 +102,7 @@ class Chunk {
       const int node = (node_ + distance) % nodes_.count;
       const Slice theirs = piece(node);
       group_.sources()[0] = partials(rank_at(node, index_)) + theirs.begin * element_;
-      reduce_to_node(theirs, 1, 1.0, false);  // with one source it is a copy
+      reduce_to_node(theirs, 1, 1.0, false);  // a reduction of one source copies it
     }
   }
 

@@ -21,7 +21,7 @@ ProgramText ProgramTexts::text_of(const ProgramIdentity* program, std::uint64_t 
     try {
       offset = heap_.allocate(length);
       std::memcpy(group_.mine().at(offset), program->text, length);
-    } catch (const Error&) {  // no memory: mismatch messages show no text of this step
+    } catch (const Error&) {  // no memory: mismatch messages do not list the step's collectives
     }
     stored = texts_.emplace(name, ProgramText{program->hash, program->computation, offset, length})
                  .first;
