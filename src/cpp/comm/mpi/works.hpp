@@ -74,7 +74,7 @@ class Works {
   Statistics statistics_;
   Pairs pairs_;
   std::deque<PendingCollective> works_;
-  std::uint64_t submitted_ = 0;  // sequence numbers start at 1
+  std::uint64_t submitted_ = 0;  // the number of the last submitted collective; the first is 1
   std::uint64_t completed_ = 0;  // all collectives up to this number are complete
   std::uint64_t moves_ = 0;
 };

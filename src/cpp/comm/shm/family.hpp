@@ -78,7 +78,7 @@ class Family {
   void join(Member& member) { members_.push_back(&member); }
   void leave(Member& member) noexcept { std::erase(members_, &member); }
   const std::vector<Member*>& members() const noexcept { return members_; }
-  // Advance the pending works of all groups.
+  // Advance the pending collectives, sends and receives of all groups.
   void progress() {
     for (Member* member : members_) member->progress();
   }
