@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Repeated tries of a call that is part of a larger call, such as the run of a step. A larger call
-// that has begun cannot return Busy any more. If another thread uses the group, the larger call
-// waits until the group is free.
+// Repeated tries of a call of a group, such as try_wait(), which returns Busy if another thread
+// uses the group. A larger operation that has begun, such as the run of a step, cannot return Busy.
+// So it repeats the call until the group is free.
 #pragma once
 
 #include <chrono>

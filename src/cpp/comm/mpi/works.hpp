@@ -23,17 +23,17 @@ class Works {
   Works(const GroupContext& group, Headers& headers, const PeerReports& reports);
 
   Work submit(const Collective& collective);
-  // Advance all works as far as possible. Throws the error that ends the group: a mismatch, or the
-  // failure of a rank.
+  // Advance all collectives, sends and receives as far as possible. Throws the error that ends the
+  // group: a mismatch, or the failure of a rank.
   void advance();
-  // End all works (collectives, sends and receives), and give up their messages.
+  // End all collectives, sends and receives, and cancel their MPI messages. They never complete.
   void drop() noexcept;
 
   bool is_complete(Work work) const;
   bool idle() const noexcept { return works_.empty() && pairs_.idle(); }
   // Return true if data are being transferred: by a transfer, a send or a receive.
   bool moves_data() const noexcept;
-  // Return a number that grows whenever a work completes or a transfer takes a step.
+  // Return a number that grows when a collective, send or receive completes or moves data.
   std::uint64_t moves() const noexcept { return moves_ + pairs_.moves(); }
   // Return the sequence number of the first collective that is not complete.
   std::uint64_t first_incomplete() const noexcept { return completed_ + 1; }
@@ -44,14 +44,16 @@ class Works {
 
   // Return true if a work is a send or a receive, false if it is a collective.
   static bool is_pair(Work work) noexcept { return work.sequence >= Pairs::kFirst; }
-  // The following functions take a work that is not complete. For a send or a receive, they
-  // describe that work. For a collective, call_of(), has_begun() and awaited_ranks() describe the
-  // first incomplete collective of the group. This may be an earlier collective, which delays the
-  // given one: this rank receives the headers of the collectives in their order, and transfers the
-  // data of at most kActive collectives at once.
+  // The following functions take a work (collective, send or receive) that is not complete. For a
+  // send or a receive, they describe that work. For a collective, call_of(), has_begun() and
+  // awaited_ranks() describe the first incomplete collective of the group. This may be an earlier
+  // collective, which delays the given one: this rank receives the peers' headers in the order of
+  // the collectives, and transfers the data of at most kActive collectives at once.
   const CallRecord& call_of(Work work) const;
-  bool has_begun(Work work) const;                  // its data are being transferred
-  std::vector<int> awaited_ranks(Work work) const;  // as world ranks
+  // Return true if the data of the collective are being transferred. False for a send or a receive.
+  bool has_begun(Work work) const;
+  // Return the ranks for which the work waits, by their numbers in the world.
+  std::vector<int> awaited_ranks(Work work) const;
   Statistics::Entry stats_of(Work work) const;
 
   Statistics& statistics() noexcept { return statistics_; }
@@ -72,7 +74,7 @@ class Works {
   Statistics statistics_;
   Pairs pairs_;
   std::deque<PendingCollective> works_;
-  std::uint64_t submitted_ = 0;  // sequence numbers start at 1
+  std::uint64_t submitted_ = 0;  // the number of the last submitted collective; the first is 1
   std::uint64_t completed_ = 0;  // all collectives up to this number are complete
   std::uint64_t moves_ = 0;
 };

@@ -38,7 +38,7 @@ constexpr const char* kLateStart =
 
 // The timeout of one call of connect(), which Client::connect() repeats until the deadline. If the
 // queue of connections at rank 0's socket is full, connect() waits until rank 0 accepts a
-// connection, for at most this time. A call that did not wait might always find a full queue, if
+// connection, for at most this time. Without this wait, each call might find the queue full, if
 // many other processes connect too.
 constexpr timeval kConnectWait{0, 20'000};
 // the time between two checks if other users hold the socket names of the job (names.hpp)
@@ -111,7 +111,8 @@ class Rendezvous {
   }
 
  protected:
-  virtual void exchange() = 0;     // fills parcels_ with the Hello and descriptors of each rank
+  // Fill parcels_ with the Hello (the first message) of each rank and its descriptors.
+  virtual void exchange() = 0;
   virtual void synchronise() = 0;  // returns when all ranks have called it
   virtual void notify(const Message& failure) noexcept = 0;
 
@@ -311,7 +312,7 @@ class Server final : public Rendezvous {
       }
   }
 
-  // Wait for a new connection, for a Hello, or for any message of a rank that has sent Hello.
+  // Wait at most 100 ms for new connections and messages, and handle them.
   void poll_once() {
     // A channel that is not open has the descriptor -1, which poll() ignores.
     std::vector<pollfd> fds{{listener_.get(), POLLIN, 0}};
@@ -339,7 +340,7 @@ class Server final : public Rendezvous {
         break;
     }
     if (received.message.topic == Topic::Failure) {
-      channel(rank).close();  // notify() must not send the failure back
+      channel(rank).close();  // notify() must not send the failure to the rank that reported it
       fail_relayed(received.message);
     }
     if (received.message.topic == Topic::Ready) ++ready_;
@@ -356,7 +357,8 @@ class Server final : public Rendezvous {
     return peer_user(stranger.fd()) == ::geteuid();
   }
 
-  // Accept a connection, and keep it if it is of the same user. Return true if a connection waited.
+  // Accept a connection, and keep it if a process of the same user has made it. Return true if a
+  // connection waited.
   bool accept_stranger() {
     Channel stranger = accept();
     if (!stranger.open() && (errno == EMFILE || errno == ENFILE)) fail_no_descriptors();
@@ -399,9 +401,9 @@ class Server final : public Rendezvous {
       if (has_come(r)) channel(r).send(waiting);
   }
 
-  // Return "" if a Hello is from a missing rank of this job. Otherwise return the reason to refuse
-  // the Hello: the sender has another version of ngd or another job size, its rank is not in the
-  // job, or that rank has connected already.
+  // Return "" if `hello`, the first message on a connection, is from a rank of this job that was
+  // missing. Otherwise return the reason to refuse the sender: it has another version of ngd or
+  // another job size, its rank is not in the job, or that rank has connected already.
   std::string refuse(Parcel& hello) {
     const Message& message = hello.message;
     if (message.magic != kMagic || message.version != kLayoutVersion ||
@@ -423,7 +425,7 @@ class Server final : public Rendezvous {
 
   Descriptor listener_;
   std::vector<Channel> channels_;   // the connection to each rank
-  std::vector<Channel> strangers_;  // connections that have not sent Hello yet
+  std::vector<Channel> strangers_;  // connections without a message so far: the rank is not known
   int ready_ = 0;
 };
 
@@ -535,7 +537,7 @@ class Client final : public Rendezvous {
     if (received.message.magic != kMagic || received.message.version != kLayoutVersion)
       fail(ErrorKind::Init, other_version());
     if (received.message.topic == Topic::Failure) {
-      server_.close();  // notify() must not send the failure back
+      server_.close();  // notify() must not send the failure to rank 0, which has sent it
       fail_relayed(received.message);
     }
     return true;

@@ -27,8 +27,8 @@ struct Message {
   ErrorKind error_kind = ErrorKind::Init;
   std::uint64_t start_time = 0;
   cpu_set_t cores;  // the cores that the rank may use
-  // In a Waiting message: the ranks that have not sent Hello yet. In a Failure message: the ranks
-  // that the failure blames.
+  // In a Waiting message: the ranks whose first message (Hello) has not arrived yet. In a Failure
+  // message: the ranks that the failure blames.
   RankSet ranks;
   char text[2048];  // the error text of a failure
 

@@ -25,23 +25,24 @@
 
 namespace ngd::comm::shm {
 
-// Return Ring if the caller requests the ring for an all_reduce of several ranks, and Flat in all
-// other cases. A caller that requests Auto requests `preferred`. Flat means that the functions below
-// choose the algorithm. The result must be equal on all ranks.
+// Return Ring if the caller requests the ring for an all_reduce of several ranks, otherwise Flat.
+// After Flat, the functions below choose the algorithm. `preferred` replaces a request for Auto.
+// The result must be equal on all ranks.
 Algorithm requested_algorithm(const Collective& collective, Algorithm preferred,
                               int ranks) noexcept;
 
-// The first step of the choice, when this rank submits the collective. Set Inline for a barrier,
-// and for an all_reduce or reduce of at most kInlineBytes that does not use the ring. Leave the
-// algorithm of other all_reduces and reduces undecided. Set Exchange for all other kinds.
+// Choose the algorithm of `task`, step 1 of 3: when this rank submits the collective. Set Inline
+// for a barrier, and for an all_reduce or reduce of at most kInlineBytes that does not use the
+// ring. Set no algorithm yet for other all_reduces and reduces. Set Exchange for all other kinds.
 void choose_from_call(const Group& group, Task& task, const Collective& collective);
-// The second step of the choice, when this rank has written the offsets of its operands for its
-// peers. Set FlatStaged or NodesStaged for an all_reduce or a reduce that still has no algorithm,
-// does not use the ring, and has an operand of this rank in private memory. These algorithms can
-// start before the peers have arrived. In all other cases, set no algorithm.
+// Choose the algorithm of `task`, step 2 of 3: when this rank has written the offsets of its
+// operands for its peers. Set FlatStaged or NodesStaged for an all_reduce or a reduce that still
+// has no algorithm, does not use the ring, and has an operand of this rank in private memory. These
+// algorithms can start before the peers have arrived. In all other cases, set no algorithm.
 void choose_from_operands(const Group& group, Task& task);
-// The third step of the choice, when all ranks have arrived: choose an undecided algorithm from the
-// calls of all ranks, or replace Exchange by Cooperative.
+// Choose the algorithm of `task`, step 3 of 3: when all ranks have arrived. If the task has no
+// algorithm yet, set one that suits the calls of all ranks. Replace Exchange by Cooperative if the
+// calls of all ranks allow it.
 void choose_from_all_calls(const Group& group, Task& task);
 
 }  // namespace ngd::comm::shm

@@ -22,14 +22,13 @@
 
 namespace ngd::comm::shm {
 
-// The state of one collective with respect to this rank's staging buffers: if the collective needs
-// them, may fill them, and has filled them for the last time.
+// The use of this rank's staging buffers by one collective.
 struct StagingClaim {
-  bool is_needed = false;   // data of this rank pass through its staging buffers
+  bool is_needed = false;   // the collective moves data of this rank through the staging buffers
   bool is_granted = false;  // the collective may fill the staging buffers now
-  bool has_ended = false;   // the collective fills no staging buffer any more
-  // The ticket of the first chunk that the collective stages. Tickets number the chunks that this
-  // rank stages in the group (staging.hpp).
+  bool has_ended = false;   // the collective has filled a staging buffer for the last time
+  // The number (ticket) of the first chunk that the collective copies to a staging buffer. Tickets
+  // count the copied chunks of all collectives of the group (staging.hpp).
   std::uint64_t first = 0;
 };
 
@@ -38,7 +37,7 @@ struct TaskHead {
   Kind kind = Kind::Barrier;
   ReduceOp op = ReduceOp::None;
   DType dtype = DType::U8;
-  Algorithm algorithm = Algorithm::Flat;  // never Auto
+  Algorithm algorithm = Algorithm::Flat;  // Ring or Flat: the result of requested_algorithm()
   int root = 0;
   bool has_counts = false;   // the caller has given the sizes of the blocks
   bool has_arrived = false;  // all ranks have published it, and their calls agree

@@ -29,8 +29,9 @@ namespace ngd::comm::shm {
 
 namespace {
 
-// A smaller broadcast is not cooperative: if it fits the caches, one core copies it as fast, with
-// one synchronisation less. Beyond the caches one core does not use all of the memory's bandwidth.
+// A smaller broadcast uses the exchange (exchange.cpp), which synchronises once less. If the data
+// fit the caches, one core copies them as fast as several cores. Larger data need several cores,
+// because one core does not use all of the memory's bandwidth.
 constexpr std::size_t kSmallestBroadcast = kPastCaches;
 constexpr std::size_t kTile = 256 << 10;
 

@@ -10,8 +10,8 @@ namespace ngd::comm::shm {
 class Cooperative {
  public:
   // Return true if the call that `rank` has published allows this algorithm. The destination must
-  // be in the shared arena. An all_to_all must be in place and have no counts. A broadcast must
-  // have at least 8 MiB, and the root's source must be in the shared arena.
+  // be in the shared arena. An all_to_all must be in place, with blocks of one size. A broadcast
+  // must have at least 8 MiB, and the root's source must be in the shared arena.
   static bool suits(const Group& group, const TaskHead& task, int rank) noexcept;
   // Return true if the calls of all ranks allow the cooperative algorithm, as suits() defines.
   static bool suits_all(const Group& group, const TaskHead& task) noexcept;

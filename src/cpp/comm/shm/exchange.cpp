@@ -6,17 +6,17 @@
 //
 // A producer's record of the collective in shared memory (Slot::source_offset) shows where a
 // consumer finds its block:
-//   inline   next to the record, if the whole source is at most kInlineBytes;
+//   inline   next to the record, if source and counts together have at most kInlineBytes;
 //   shared   in the source itself, which is in the shared arena. The producer may reuse the source
 //            when all ranks have reported that they take no more (Slot::taken = kAll);
 //   staged   in the producer's staging buffers (staging.hpp), one chunk at a time. A chunk holds a
-//            part of the block of every consumer, so that all of them are busy all the time. If all
-//            consumers get the same block, a chunk holds it once. A producer sets its flag
+//            part of the block of every consumer, so that all consumers can copy at the same time.
+//            If all consumers get the same block, a chunk holds it once. A producer sets its flag
 //            Slot::step to the number of chunks that it has filled. A consumer sets its flag
 //            Slot::taken to the number of chunks that it has taken from all its producers.
 // A rank has kBuffers staging buffers. So a producer fills chunk c + kBuffers only after all
 // consumers have taken chunk c. A consumer takes chunk c only after all its producers have filled
-// chunk c. A rank fills and takes alternately.
+// chunk c. A rank alternates: it fills a chunk if it can, then takes a chunk if it can.
 //
 // Deadlocks are impossible. To prove it, put all fillings and takings of all ranks in one order: an
 // earlier collective first, in a collective an earlier chunk first, and for a chunk the fillings
@@ -26,8 +26,8 @@
 // In an all_to_all in place, source and destination are the same array, and all blocks are equal.
 // Chunk c of the block from a peer overwrites chunk c of this rank's block for that peer. So a rank
 // takes chunk c only after it has copied its own chunk c to a staging buffer, and no rank reads
-// another rank's source. If the calls of all ranks allow it, the algorithm of cooperative.cpp
-// carries out all_to_alls in place and large broadcasts instead.
+// another rank's source. If the calls of all ranks allow it, an all_to_all in place or a large
+// broadcast uses the algorithm of cooperative.cpp instead of the exchange.
 #include "comm/shm/exchange.hpp"
 
 #include <algorithm>
@@ -337,7 +337,7 @@ void Exchange::add_peers(const Group& group, const TaskHead& task) {
                           is_whole ? 1 : divide_up(piece.bytes, share_of(task.kind, group.size())));
   }
   if (task.kind == Kind::ReduceScatter && pieces_->incoming[0].bytes > 0 && in_chunks_ == 0)
-    in_chunks_ = 1;  // a group of one rank reduces its own block
+    in_chunks_ = 1;  // a group of one rank: take() must reduce this rank's own block
 }
 
 }  // namespace ngd::comm::shm

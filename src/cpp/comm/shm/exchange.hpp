@@ -34,13 +34,14 @@ class Exchange {
 
   // Return true if this rank takes nothing from other ranks.
   bool takes_nothing() const noexcept { return !takes_any_; }
-  // Return the size, in bytes, of this rank's source; in a broadcast or a scatter, of the root's
-  // source. If all blocks are equal, each rank that gives blocks has a source of this size.
+  // Return the size in bytes of the root's source in a broadcast or a scatter, and of this rank's
+  // source in other collectives. If all blocks have one size, the sources of all ranks that give
+  // blocks have this size.
   std::uint64_t source_bytes() const noexcept { return source_bytes_; }
   bool may_be_cooperative() const noexcept { return may_be_cooperative_; }
 
-  // Call publish_inline() if this rank has published its payload (the data of its source), or
-  // publish_operands() if it has published the offsets of its operands.
+  // Call one of the two after this rank has written its record for the peers: publish_inline() if
+  // the record has the data of the source, publish_operands() if it has the operands' offsets.
   void publish_inline() noexcept { out_chunks_ = 0; }
   void publish_operands(const Group& group, TaskHead& task) noexcept;
 
@@ -57,10 +58,10 @@ class Exchange {
 
   Pieces* pieces_;
   bool is_in_place_ = false;         // an all_to_all whose source and destination are one array
-  bool may_be_cooperative_ = false;  // the call of this rank allows it (cooperative.hpp)
+  bool may_be_cooperative_ = false;  // this rank's call allows the algorithm of cooperative.hpp
   bool takes_any_ = false;           // this rank takes something from other ranks
   bool shares_source_ = false;       // the peers read the source of this rank directly
-  bool must_report_taken_ = false;   // peers wait for the report that this rank has read all blocks
+  bool must_report_taken_ = false;   // peers may wait until this rank reports its last read (kAll)
   bool has_placed_own_ = false;      // the block of this rank for itself is stored
   bool has_staged_input_ = false;    // this rank takes chunks from staging buffers of peers
   bool awaits_reports_ = false;      // all data are copied, the reports of peers are missing

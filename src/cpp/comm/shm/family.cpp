@@ -66,7 +66,7 @@ bool Family::time_to_ask(std::uint64_t now) noexcept {
 std::uint64_t Family::new_control(std::uint64_t group) {
   sweep();
   const std::uint64_t offset = heap_.allocate(kControlBytes);
-  // The bytes from kInlineOffset on need no zeros: each of them is written before it is read.
+  // Only the first kInlineOffset bytes must be zero: each later byte is written before it is read.
   std::memset(segment(rank()).at(offset), 0, kInlineOffset);
   Segment(segment(rank()).base(), segment(rank()).bytes(), offset).control().group = group;
   return offset;

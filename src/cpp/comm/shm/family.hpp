@@ -34,8 +34,8 @@ class Member {
   // Return the number of works (collectives, sends and receives) of the group that are not
   // complete.
   virtual std::uint64_t in_flight() const noexcept = 0;
-  // Throw CollectiveMismatch if another rank of the group has published another collective than
-  // this rank.
+  // Throw CollectiveMismatch if, in a pending collective of the group, the call of another rank
+  // differs from that of this rank.
   virtual void check() const = 0;
   // Return true while this rank runs a program (a compiled step) that uses several groups,
   // including this one (Communicator::watch).
@@ -50,7 +50,8 @@ struct Place {
   int rank = 0;
   int size = 1;
   bool crowded = false;  // there are more ranks than cores
-  bool checked = true;   // false: no comparison of calls, no checks of peers; for measurements
+  // True: compare the ranks' calls, and check that the ranks are alive. False is for measurements.
+  bool checked = true;
   JobRanks job_ranks;
 };
 
@@ -77,11 +78,12 @@ class Family {
   void join(Member& member) { members_.push_back(&member); }
   void leave(Member& member) noexcept { std::erase(members_, &member); }
   const std::vector<Member*>& members() const noexcept { return members_; }
-  // Advance the pending works of all groups.
+  // Advance the pending collectives, sends and receives of all groups.
   void progress() {
     for (Member* member : members_) member->progress();
   }
-  std::uint64_t in_flight() const noexcept;  // the number of pending works in all groups
+  // Return the number of pending works (collectives, sends and receives) of all groups.
+  std::uint64_t in_flight() const noexcept;
 
   // Report to the peers that this rank has failed, and why. `ranks` are the ranks of the job that
   // the message blames; none means this rank. The first failure is kept. Allocates no memory.
@@ -93,8 +95,8 @@ class Family {
   bool closed() const noexcept { return closed_; }
   std::string_view why() const noexcept { return error_text_of(record()); }
   std::vector<int> blamed() const { return error_ranks_of(record()); }
-  // Throw GroupClosed for the call `call`, which is not possible any more. The error has one of
-  // these reasons: its group (`is_closed`) or the world is closed, or this rank has failed.
+  // Throw GroupClosed for the call `call`, which is not possible any more. The message gives the
+  // reason: the call's group (if `is_closed`) or the world is closed, or this rank has failed.
   [[noreturn]] void refuse(const std::string& call, bool is_closed) const;
   // Throw the failure that `rank`, a rank of the world, has reported. Do nothing if the rank has
   // not failed.
@@ -115,15 +117,14 @@ class Family {
   // the counter `departed` when it does not use the memory any more. The memory is released when
   // the counter is equal to `ranks`.
   struct Retired {
-    std::atomic<std::uint32_t>* departed = nullptr;  // Control::departed or Common::departed
+    std::atomic<std::uint32_t>* departed = nullptr;  // the counter in the memory (Control, Common)
     std::uint64_t block = 0;
     int ranks = 0;
     std::vector<std::uint64_t> letter_boxes{}, texts{};
   };
-  // Keep the memory of the entry in `blocks` until all its ranks have incremented its counter
-  // `departed`, then release it. `blocks` has at most one entry. It is a list because this function
-  // must not allocate memory: std::list::splice() moves the entry, which the caller has allocated,
-  // into this family's list.
+  // Keep the memory that `blocks` describes until no rank uses it, as its counter `departed` shows.
+  // Then release it. `blocks` has at most one entry, which the caller has allocated. This function
+  // must not allocate memory, so it moves the entry to this family's list (std::list::splice()).
   void retire(std::list<Retired> blocks) noexcept;
 
  private:

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The flat algorithm for all_reduce and reduce: each rank reduces its part of every rank's source,
-// in the canonical order (base/reduce.hpp), and stores the result at every rank that gets it.
+// The flat algorithm for all_reduce and reduce. The elements are divided into one part per rank.
+// Each rank reduces its part of all sources, in the canonical order (base/reduce.hpp), and stores
+// the result in the destination of every rank that gets it.
 #pragma once
 
 #include "comm/shm/steps.hpp"

@@ -13,8 +13,8 @@ namespace {
 
 std::string_view program_text(const Segment& segment, const Slot& slot) {
   const std::uint64_t offset = slot.program_offset, bytes = slot.program_length;
-  // If the rank has published no program text, the offset is kPrivate, which is larger than any
-  // segment.
+  // If the rank has not published the text of its compiled step, the offset is kPrivate, which is
+  // larger than any segment.
   if (offset > segment.bytes() || bytes > segment.bytes() - offset) return {};
   return {reinterpret_cast<const char*>(segment.at(offset)), bytes};
 }
@@ -64,9 +64,9 @@ bool Group::has(const Need& need, int rank) const noexcept {
     case Need::Flag::Step:
       return slot.step.load() >= need.value;
     case Need::Flag::Taken: {
-      // If the slot of `rank` has the number of a later collective, `rank` has read all that it
-      // needs for the earlier one: a rank publishes a later collective in a slot only when all
-      // ranks have finished the earlier collective.
+      // If `rank` has written a later collective to this record (slot), it has read all that it
+      // needs for collective need.sequence: a rank overwrites a record only when all ranks have
+      // finished the collective in it.
       const std::uint64_t published = slot.published.load();
       return published > need.sequence ||
              (published == need.sequence && slot.taken.load() >= need.value);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A group as one of its ranks sees it: the segments of its ranks, and the flags in them.
+// A group as one of its ranks sees it: the shared memory (segment) of each rank, and the flags in
+// that memory.
 #pragma once
 
 #include <cstdint>
@@ -17,15 +18,15 @@
 
 namespace ngd::comm::shm {
 
-// A need: a condition that a pending collective waits for. Each rank in [first, last), except this
-// rank itself, must raise a flag to at least `value`. The flags Published, Step and Taken are in
-// the rank's slot of collective number `sequence`; the flag Finished is in its control block.
-// Letter is not a flag: the rank waits for a send to, or a receive from, rank `first`
+// A need: a condition that a pending collective of this rank waits for. Each other rank r in
+// [first, last) must raise its own flag to at least `value`. The flags Published, Step and Taken
+// are in r's record of collective number `sequence` (Slot). The flag Finished is in r's control
+// block. Letter is not a flag: this rank waits for a send to, or a receive from, rank `first`
 // (letters.hpp).
 struct Need {
   enum class Flag : std::uint8_t { Published, Step, Taken, Finished, Letter };
   Flag flag = Flag::Published;
-  int first = 0;  // the ranks before `first` have reached the value
+  int first = 0;  // the ranks before `first` have raised the flag to `value`
   int last = 0;
   std::uint64_t sequence = 0;
   std::uint64_t value = 0;
@@ -43,9 +44,9 @@ class Group {
   };
   // `moves`: a counter of progress in all groups of this rank. It grows by one each time this rank
   // finds that a peer has raised a flag for which this rank waits. A wait compares the counter to
-  // find out if there was progress. `checked`: true = compare the fingerprints of the ranks' calls.
-  // `held`: the hashes of the compiled steps that this rank has loaded (computations.hpp), for this
-  // comparison. `held` must outlive the group.
+  // find out if there was progress. `checked`: true = compare the calls of the ranks in each
+  // collective. `held`: the hashes of the compiled steps that this rank has loaded, which the
+  // comparison uses (computations.hpp). `held` must outlive the group.
   Group(std::vector<Rank> ranks, int rank, std::uint64_t id, std::uint64_t& moves, bool checked,
         const Computations& held);
 
@@ -99,9 +100,9 @@ class Group {
     return {Need::Flag::Step, rank, rank + 1, sequence, step};
   }
   bool has(const Need& need, int rank) const noexcept;
-  // Return true if all ranks of a need have met it (a need is the condition that a collective waits
-  // for). Remove the first ranks from the need if they have met it, and count them in `moves`.
-  // Throws CollectiveMismatch if a rank has published another collective than this rank.
+  // Move need.first past the ranks that have raised the flag, and count each of them in `moves`.
+  // Stop at the first rank that has not. Return true if all ranks before need.last have raised it.
+  // Throws CollectiveMismatch if the call of a rank differs from that of this rank.
   bool met(Need& need);
   // Return the ranks that have not met a need (the condition that a collective waits for), by their
   // numbers in the job.

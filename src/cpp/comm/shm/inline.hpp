@@ -10,8 +10,8 @@
 
 namespace ngd::comm::shm {
 
-// Return the address of a rank's inline payload. The counts of the rank precede it, if the rank has
-// published any.
+// Return the address at which a rank publishes the data of its source (`bytes` bytes).
+// `counts_bytes`: the size of the counts that the rank publishes before the data, or 0.
 inline std::byte* inline_payload(const Segment& segment, std::uint64_t sequence, std::size_t bytes,
                                  std::size_t counts_bytes) noexcept {
   if (counts_bytes == 0 && bytes <= sizeof(Slot::tiny)) return segment.slot(sequence).tiny;

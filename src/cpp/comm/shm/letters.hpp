@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sends and receives. A send is a letter from one rank, the sender, to another rank, the receiver.
-// Letters are not part of the group's common sequence: the receiver takes a sender's letters in the
-// order in which they were posted. The letters of an ordered pair of ranks are in a letter box:
-// shared memory in the sender's heap, which the first send allocates. The sender's control block
-// has its offset.
+// Sends are not numbered with the collectives of the group: the receiver takes a sender's letters
+// in the order in which they were posted. The letters of an ordered pair of ranks are in a letter
+// box: shared memory in the sender's heap, which the first send allocates. The sender's control
+// block has the offset of the box.
 //
 // A payload of at most kLetterBytes is stored in its letter; the send is complete when the letter
-// is posted. A larger source in the shared arena is read in place; the send is complete when the
-// receiver has reported that it has read it. Other sources pass through the two chunks of the
-// letter box alternately; the send is complete when its last chunk is filled.
+// is posted. The receiver reads a larger source in place if it is in the shared arena (memory that
+// all ranks of the host map); the send is complete when the receiver has reported that it has read
+// the source. Other sources pass through the two chunks of the letter box alternately; the send is
+// complete when its last chunk is filled.
 #pragma once
 
 #include <atomic>

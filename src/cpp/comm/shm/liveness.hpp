@@ -19,16 +19,17 @@ class Liveness {
   virtual bool alive(int rank) noexcept = 0;
 };
 
-// A peer process, identified by its pidfd. If the kernel has none (before Linux 5.3), or the
-// program has closed it, /proc identifies the process: the start time distinguishes it from a later
-// process with the same number.
+// A peer process, identified by its pidfd. There is no pidfd before Linux 5.3, or if the user's
+// program has closed it. Then `pid` and `start_time` (from /proc) identify the process: the start
+// time distinguishes it from a later process with the same pid.
 struct PeerProcess {
   KeptDescriptor pidfd;
   std::int32_t pid = 0;
   std::uint64_t start_time = 0;
 };
 
-Descriptor open_own_pidfd();  // invalid if the kernel has none
+// Return a pidfd of this process; an invalid descriptor if the kernel does not have pidfds.
+Descriptor open_own_pidfd();
 // Return the start time of a process, field 22 of /proc/PID/stat. Return 0 for a zombie or if there
 // is no such process, kUnknownStart if /proc cannot be read.
 std::uint64_t start_time_of(std::int32_t pid) noexcept;

@@ -52,9 +52,9 @@ class Monitor {
   void lock_inside() noexcept;
 
   // Wait until the bit `locked` is clear, and set it. Called at the beginning of a short call (such
-  // as close), which may also run in the interrupt callback of an engine call (such as wait).
-  // `sleeper`: the record of this rank. If the thread in the engine call sleeps, this call wakes
-  // that thread through the record. That thread then clears `locked`.
+  // as close), which may also run in the interrupt callback of an engine call (such as wait). A
+  // thread that sleeps in an engine call holds the bit: wake it, so that it clears the bit.
+  // `sleeper`: the record of this rank, which shows if such a thread sleeps.
   void lock(RankRecord& sleeper) noexcept;
   void unlock() noexcept;
 

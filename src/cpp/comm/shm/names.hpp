@@ -26,7 +26,7 @@ struct Address {
   sockaddr_un address{};
   socklen_t length = 0;
   const sockaddr* get() const noexcept { return reinterpret_cast<const sockaddr*>(&address); }
-  std::string name() const;  // without the null byte at the beginning
+  std::string name() const;  // without the null byte with which each abstract name begins
 };
 
 std::vector<Address> addresses_of(const std::string& job_key);

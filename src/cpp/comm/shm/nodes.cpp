@@ -45,8 +45,9 @@ namespace ngd::comm::shm {
 namespace {
 
 // One chunk of a collective. If the data do not pass through the staging buffers, the only chunk is
-// the whole operand. A chunk is cut into m slices, and a slice into n pieces, as described above.
-// Slices and pieces are stored as ranges of elements, relative to the beginning of the chunk.
+// the whole operand. A chunk is cut into m slices (m is the number of ranks per NUMA node), and a
+// slice into n pieces (n is the number of nodes). Slices and pieces are stored as ranges of
+// elements, relative to the beginning of the chunk.
 class Chunk {
  public:
   Chunk(Context& context, std::uint64_t number)
@@ -102,7 +103,7 @@ class Chunk {
       const int node = (node_ + distance) % nodes_.count;
       const Slice theirs = piece(node);
       group_.sources()[0] = partials(rank_at(node, index_)) + theirs.begin * element_;
-      reduce_to_node(theirs, 1, 1.0, false);  // with one source it is a copy
+      reduce_to_node(theirs, 1, 1.0, false);  // a reduction of one source copies it
     }
   }
 

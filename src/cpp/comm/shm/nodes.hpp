@@ -7,7 +7,8 @@
 
 namespace ngd::comm::shm {
 
-// The all_reduce over NUMA nodes, for operands that are all in the shared arena.
+// The all_reduce over NUMA nodes, for operands that are all in the shared arena (memory that all
+// ranks of the host map).
 class NodesDirect {
  public:
   bool advance(Context& context);

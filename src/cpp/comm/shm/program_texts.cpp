@@ -21,7 +21,7 @@ ProgramText ProgramTexts::text_of(const ProgramIdentity* program, std::uint64_t 
     try {
       offset = heap_.allocate(length);
       std::memcpy(group_.mine().at(offset), program->text, length);
-    } catch (const Error&) {  // no memory: mismatch messages show no text of this step
+    } catch (const Error&) {  // no memory: mismatch messages do not list the step's collectives
     }
     stored = texts_.emplace(name, ProgramText{program->hash, program->computation, offset, length})
                  .first;
@@ -33,7 +33,8 @@ ProgramText ProgramTexts::text_of(const ProgramIdentity* program, std::uint64_t 
 
 // Release the texts of programs that this rank has unloaded, if no peer can still read them. Peers
 // read a text only in the collectives that use it. All ranks have finished the last of these
-// collectives, number `used`, if its slot may be used again: used + kSlots <= slots_free_to.
+// collectives, number `used`, if a later one may overwrite its record (slot): used + kSlots <=
+// slots_free_to.
 void ProgramTexts::release_unused(std::uint64_t slots_free_to) noexcept {
   std::erase_if(texts_, [&](const auto& entry) {
     const ProgramText& text = entry.second;

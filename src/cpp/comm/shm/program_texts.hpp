@@ -17,9 +17,10 @@ namespace ngd::comm::shm {
 struct ProgramText {
   std::uint64_t hash = 0;
   std::uint64_t computation = 0;
-  std::uint64_t offset = kPrivate;  // the text in this rank's segment; kPrivate: no text
+  // The offset of ProgramIdentity::text in this rank's segment; kPrivate: there is no text.
+  std::uint64_t offset = kPrivate;
   std::uint32_t length = 0;
-  std::uint64_t used = 0;  // the number of the last collective that uses the text
+  std::uint64_t used = 0;  // the number of the last collective that the compiled step has submitted
 };
 
 class ProgramTexts {
@@ -27,11 +28,10 @@ class ProgramTexts {
   ProgramTexts(Heap& heap, const Group& group, const Computations& held)
       : heap_(heap), group_(group), held_(held) {}
 
-  // Return the text of a program that collective number `sequence` uses. At its first use, copy the
-  // text to the shared arena, and release texts that are not needed any more. `slots_free_to`: the
-  // largest number of a collective that may be published now (SlotQueue). All ranks have finished
-  // collective number slots_free_to - kSlots, which had the same slot, and all collectives before
-  // it.
+  // Return the text of the compiled step `program`, to which collective number `sequence` belongs.
+  // At the first call for a step, copy its text to the shared arena, and release texts that are not
+  // needed any more. `slots_free_to`: the collectives up to this number may be published now
+  // (SlotQueue), because all ranks have finished the collectives up to slots_free_to - kSlots.
   ProgramText text_of(const ProgramIdentity* program, std::uint64_t sequence,
                       std::uint64_t slots_free_to);
   // Return the offsets of all texts in the heap. The caller must release them. Allocates no memory.
@@ -43,9 +43,10 @@ class ProgramTexts {
   Heap& heap_;
   const Group& group_;
   const Computations& held_;
-  // The key is mix(ProgramText::hash, ProgramText::computation).
+  // The key of a text is mix(text.hash, text.computation).
   std::unordered_map<std::uint64_t, ProgramText> texts_;
-  // An empty vector with capacity for the result of take_blocks(), which must not allocate memory.
+  // An empty vector with capacity for one offset per text. take_blocks() fills and returns it,
+  // because it must not allocate memory.
   std::vector<std::uint64_t> blocks_;
 };
 

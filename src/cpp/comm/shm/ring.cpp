@@ -66,9 +66,9 @@ class Ring::Pass {
   }
 
  private:
-  // Return the number of steps of one chunk: one step that makes this rank's first part readable
-  // for its right neighbour, n - 1 rounds of Reduce, and n - 1 rounds of Gather. n is the number of
-  // ranks.
+  // Return the number of steps of one chunk, for n ranks: one step that makes this rank's first
+  // part readable for its right neighbour (rank + 1), then n - 1 rounds of the phase Reduce and
+  // n - 1 rounds of the phase Gather.
   std::uint64_t steps_per_chunk() const { return 2 * static_cast<std::uint64_t>(ranks_ - 1) + 1; }
 
   Slice part(int number) const {

@@ -23,7 +23,7 @@ void Scheduler::advance(Task& task) {
     choose_from_all_calls(group_, task);
   }
   if (task.staging.is_needed && !task.staging.is_granted && !take_staging(task) &&
-      !task.runs<Exchange>())  // without the buffers, an exchange can still copy from its peers
+      !task.runs<Exchange>())  // an exchange can copy from its peers without staging buffers
     return;
   task.is_complete = run(task);
   if (task.is_complete) count(task);
