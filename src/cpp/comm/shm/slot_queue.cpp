@@ -91,7 +91,7 @@ Collective SlotQueue::Backlogged::view() const noexcept {
   if (view.counts != nullptr) view.counts = counts.data();
   if (view.receive_counts != nullptr) view.receive_counts = receive_counts.data();
   if (view.layout != nullptr) view.layout = &layout;
-  view.program = nullptr;  // may be freed by now. The argument `program` of start() replaces it
+  view.program = nullptr;  // the caller may have freed it. start() gets a copy, Backlogged::program
   view.site = site;
   return view;
 }
@@ -152,8 +152,8 @@ void SlotQueue::publish_layout(Slot& slot, std::uint64_t sequence, const Layout&
               group_.mine().layout_numbers(sequence));
 }
 
-// Publish the counts of this rank, if the caller has given any. Then publish the data of the source
-// (the payload) if the collective is inline, otherwise the offsets of the operands.
+// Publish the counts of this rank, if the caller has given any. Then publish a copy of the source
+// if it is small (is_inline), otherwise the offsets of the operands.
 void SlotQueue::publish_operands(Task& task, Slot& slot, const Collective& collective) {
   const Segment& mine = group_.mine();
   const std::size_t counts_bytes = task.counts_bytes(group_.size());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The collectives of a group that this rank has submitted, in the order of their sequence.
+// The collectives of a group that this rank has submitted, in the order of submission.
 //
 // A collective needs a slot, in which it is published to the peers. There are kSlots slots, and the
 // slot of a collective is free when all ranks have finished the collective kSlots before it. Until
@@ -30,8 +30,9 @@ class SlotQueue {
   // Start the collectives of the backlog (they wait for free slots) whose slots are free now.
   // Return the number of collectives that were started.
   int start_from_backlog();
-  // Return false if the slot of the next collective is certainly free. Return true if the slot may
-  // be in use: has_free_slot() then reads the peers' reports to find out.
+  // Return false if the next collective certainly has a free slot (the record that the peers read).
+  // Return true if a peer may still use the slot: has_free_slot() then reads how many collectives
+  // the peers have finished.
   bool may_lack_slot() const noexcept { return submitted_ >= slots_free_to_; }
 
   std::uint64_t submitted() const noexcept { return submitted_; }

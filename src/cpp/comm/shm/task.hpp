@@ -25,7 +25,9 @@ static_assert(std::is_trivially_destructible_v<AlgorithmState>);
 
 struct Task : TaskHead {
   AlgorithmState state;
-  Pieces pieces;  // only for Exchange: the blocks that this rank gives and takes
+  // Only for the algorithm Exchange: the blocks that this rank copies from its peers, and the
+  // blocks that the peers copy from this rank.
+  Pieces pieces;
 
   template <class State>
   bool runs() const noexcept {
