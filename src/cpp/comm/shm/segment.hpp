@@ -58,9 +58,9 @@ inline constexpr std::size_t kInlineBytes = 2 << 10;
 inline constexpr std::size_t kLayoutNumbers = 64;
 inline constexpr std::size_t kStagingBytes = 4 << 20;
 
-// A slot has the offset of each operand in the segment. Two values are not offsets. kInline: the
-// slot or its inline memory has a copy of the operand's data. kPrivate: the operand is in private
-// memory, or no peer needs its offset.
+// A slot (the record of one collective) has the offset of each operand in the segment. Two values
+// are not offsets. kInline: the slot or its inline memory has a copy of the operand's data.
+// kPrivate: the operand is in private memory, or no peer needs its offset.
 inline constexpr std::uint64_t kInline = ~std::uint64_t{1};
 inline constexpr std::uint64_t kPrivate = ~std::uint64_t{0};
 // The value of Slot::taken if this rank will read nothing more from its peers' sources.
@@ -153,8 +153,8 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
 struct Control {
   std::uint64_t group;  // the group's id: the same on all its ranks, different from other groups
-  // This rank has finished all collectives up to this number: it does not read their slots and
-  // buffers any more.
+  // This rank has finished all collectives up to this number: it does not read the peers' slots
+  // (records) and buffers of these collectives any more.
   alignas(kLine) std::atomic<std::uint64_t> finished;
   alignas(kLine) std::atomic<std::uint32_t> left;  // not 0: this rank has left the group
   std::atomic<std::uint64_t> sequence;  // the last collective that this rank has published

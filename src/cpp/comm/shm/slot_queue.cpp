@@ -12,8 +12,8 @@ namespace ngd::comm::shm {
 namespace {
 
 // A rank reports the number of collectives that it has finished only once per this number of
-// collectives. The peers need the report only before they publish another collective in a slot that
-// has been used before.
+// collectives. The peers need the report only before they use a slot (the record of a collective)
+// for another collective.
 constexpr std::uint64_t kReportInterval = kSlots / 4;
 
 }  // namespace
@@ -45,8 +45,8 @@ void SlotQueue::start(const Collective& collective, Statistics::Entry stats,
   submitted_ = sequence;
 }
 
-// Return true if the next collective has a free slot: all ranks have finished the collective kSlots
-// before it. Until then they may still read the slot.
+// Return true if the next collective has a free slot (the record that the peers read): all ranks
+// have finished the collective kSlots before it. Until then they may still read the slot.
 bool SlotQueue::has_free_slot() {
   if (submitted_ < slots_free_to_) [[likely]]
     return true;

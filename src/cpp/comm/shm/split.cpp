@@ -14,9 +14,9 @@
 
 namespace ngd::comm::shm {
 
-// Called if split() fails on this rank. Mark in the control block of the new group that this rank
-// has left the group, and wake the peers: peers that have made the group may already wait for this
-// rank.
+// Called if split() fails on this rank. Mark in the control block, this rank's data for the new
+// group, that this rank has left the group, and wake the peers: peers that have made the group may
+// already wait for this rank.
 void ShmCommunicator::mark_left(std::uint64_t control) const noexcept {
   if (control == kPrivate) return;
   Segment(group_.mine().base(), group_.mine().bytes(), control).control().left.store(1);

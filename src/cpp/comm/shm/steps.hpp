@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Carries out the steps of a schedule (schedule.hpp): waits before each step, and raises the flag
-// after it.
+// Carries out the steps of a collective, in the order of schedule.hpp. Before a step, this rank
+// waits until its peers have done the steps that it needs. Afterwards, it raises its flag.
 #pragma once
 
 #include <algorithm>
