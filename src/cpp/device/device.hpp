@@ -26,7 +26,8 @@
 
 namespace ngd::device {
 
-inline constexpr std::size_t kAlignment = 64;  // of every buffer and every planned offset, in bytes
+// The alignment of every buffer, and of every array that the compiler places in a buffer, in bytes.
+inline constexpr std::size_t kAlignment = 64;
 
 // The failure of enqueued work.
 class QueueError : public Error {

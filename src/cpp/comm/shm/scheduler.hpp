@@ -14,7 +14,7 @@ class Scheduler {
   Scheduler(Group& group, SlotQueue& queue, Statistics& statistics)
       : group_(group), queue_(queue), statistics_(statistics) {}
 
-  // Advance all published collectives (those that have slots) as far as possible, without waiting.
+  // Advance all collectives that this rank has published, as far as possible, without waiting.
   void advance_all();
 
  private:

@@ -107,7 +107,7 @@ class ProcessMemory final : public Memory {
            " bytes of the shared arena: ", error_text(errno));
   }
 
-  // Allocate pages on kernels before Linux 5.14.
+  // Allocate pages on kernels before Linux 5.14. Return 0, or -1 with the reason in errno.
   int allocate(std::size_t offset, std::size_t bytes) {
     const int fd = descriptor(rank_);
     if (fd < 0)

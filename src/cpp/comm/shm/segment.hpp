@@ -10,7 +10,7 @@
 //
 //   control  | Control: the flags of the rank, and kSlots slots. Collective number s is published
 //            | in slot s % kSlots
-//   inline   | kInlineBytes per slot: payloads that are published next to the flag
+//   inline   | kInlineBytes per slot: the counts of a call, and a copy of the source if it is small
 //   layouts  | kLayoutBytes per slot: layouts of arrays with several axes, and of lists of arrays
 //   staging  | buffers for operands in private memory, chunk by chunk (staging.hpp)
 //
@@ -50,17 +50,17 @@ inline constexpr std::uint64_t kSlots = 64;
 inline constexpr std::size_t kLine = 64;
 inline constexpr std::size_t kErrorBytes = 16 << 10;
 inline constexpr std::size_t kWaitWords = 31;  // the length of wait_text, in words of 8 characters
-// The bytes of inline memory per slot: a source that fits is published as a copy in this memory.
-// inline.cpp has the measurement.
+// The bytes of inline memory per slot (the record of one collective). A rank copies a source that
+// fits to this memory, and the peers read the copy. inline.cpp has times for several sizes.
 inline constexpr std::size_t kInlineBytes = 2 << 10;
 // The most numbers of a layout (the extents of an array, or the entries of a list) that the peers
 // can read, for error messages.
 inline constexpr std::size_t kLayoutNumbers = 64;
 inline constexpr std::size_t kStagingBytes = 4 << 20;
 
-// A slot has the offset of each operand in the segment. Two values are not offsets. kInline: the
-// slot or its inline memory has a copy of the operand's data. kPrivate: the operand is in private
-// memory, or no peer needs its offset.
+// A slot (the record of one collective) has the offset of each operand in the segment. Two values
+// are not offsets. kInline: the slot or its inline memory has a copy of the operand's data.
+// kPrivate: the operand is in private memory, or no peer needs its offset.
 inline constexpr std::uint64_t kInline = ~std::uint64_t{1};
 inline constexpr std::uint64_t kPrivate = ~std::uint64_t{0};
 // The value of Slot::taken if this rank will read nothing more from its peers' sources.
@@ -125,11 +125,11 @@ struct Slot {
   std::uint64_t arrived_ns;  // CLOCK_MONOTONIC
   std::byte tiny[24];        // if source_offset is kInline: the data of the source, if they fit
 
-  // The progress of this rank in the published collective. `step`: in an exchange (exchange.cpp),
-  // the number of chunks that this rank has filled; in other algorithms, the number of the last
-  // step that it has done. `taken`: in an exchange, this rank has read chunks 0 to taken - 1 of all
-  // its peers; kAll if it reads no more. `first_ticket`: the ticket (number) of this rank's first
-  // staged chunk.
+  // The progress of this rank in the collective of this slot. `step`: in the algorithm of
+  // exchange.cpp, the number of chunks that this rank has copied to its staging buffers; in other
+  // algorithms, the number of the last step (schedule.hpp) that it has done. `taken`: only in
+  // exchange.cpp, this rank has read chunks 0 to taken - 1 of all its peers; kAll if it reads no
+  // more. `first_ticket`: this rank's chunk 0 is in staging buffer first_ticket % kBuffers.
   alignas(kLine) std::atomic<std::uint64_t> step;
   std::atomic<std::uint64_t> taken;
   std::uint64_t first_ticket;
@@ -138,27 +138,30 @@ struct Slot {
   // `fingerprint` differs from that of this rank, and for error messages. If the call has counts
   // (the size of each rank's block), they are at the beginning of the slot's inline memory.
   alignas(kLine) CallRecord call;
-  // The offset in the heap of the text of the compiled step that made the call; kPrivate if the
-  // slot has no such text.
+  // The offset in this segment of a text, for error messages, about the compiled step that made
+  // the call: its collectives and its name. kPrivate if there is no such text.
   std::uint64_t program_offset;
   std::uint32_t program_length;
   std::uint32_t layout_entries;
-  Layout::Of layout;  // the layout's kind (layout.hpp). Segment::layout_numbers() has its numbers
+  // The kind of the operands' layout: a sequence of elements, an array with several axes, or a list
+  // of arrays (layout.hpp). Segment::layout_numbers() has the extents of the array, or the entries
+  // of the list.
+  Layout::Of layout;
 };
 static_assert(offsetof(Slot, step) == kLine && sizeof(Slot) == 4 * kLine);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
 struct Control {
   std::uint64_t group;  // the group's id: the same on all its ranks, different from other groups
-  // This rank has finished all collectives up to this number: it does not read their slots and
-  // buffers any more.
+  // This rank has finished all collectives up to this number: it does not read the peers' slots
+  // (records) and buffers of these collectives any more.
   alignas(kLine) std::atomic<std::uint64_t> finished;
   alignas(kLine) std::atomic<std::uint32_t> left;  // not 0: this rank has left the group
   std::atomic<std::uint64_t> sequence;  // the last collective that this rank has published
-  // The number of ranks that do not use this control block any more. Each rank of the group
-  // increments it once.
+  // The number of ranks that do not use this control block (this rank's data for the group) any
+  // more. Each rank of the group increments it once.
   alignas(kLine) std::atomic<std::uint32_t> departed;
-  // For each rank, the offset in this rank's heap of the memory through which this rank sends data
+  // For each rank, the offset in this segment of the memory through which this rank sends data
   // to that rank (a letter box, letters.hpp); 0 if there was no send.
   alignas(kLine) std::atomic<std::uint64_t> letter_boxes[kMaxRanks];
   Slot slots[kSlots];
@@ -169,8 +172,9 @@ struct alignas(kLine) Common {
   std::atomic<std::uint32_t> departed;  // the number of ranks that do not use the memory any more
 };
 
-// Offsets in a control block: kInlineOffset to kStagingOffset, and the size kControlBytes. Offsets
-// in a segment: kWorldOffset, the world's control block, and kHeapOffset, the heap.
+// A control block (a rank's data for one group) begins with Control. Its other parts begin at
+// kInlineOffset, kLayoutsOffset and kStagingOffset. In a segment (a rank's shared memory), the
+// control block of the world is at kWorldOffset, and the heap at kHeapOffset.
 inline constexpr std::size_t kInlineOffset = round_up(sizeof(Control), 4096);
 inline constexpr std::size_t kLayoutsOffset = kInlineOffset + kSlots * kInlineBytes;
 inline constexpr std::size_t kLayoutBytes = kLayoutNumbers * sizeof(std::uint64_t);
@@ -215,8 +219,8 @@ class Segment {
   std::byte* control_ = nullptr;
 };
 
-// The segments of all ranks, mapped: ranks that are processes have sealed memfds, ranks that are
-// threads share one mapping.
+// The shared memory of all ranks, mapped: one segment per rank. If the ranks are processes, each
+// segment is a sealed memfd. If the ranks are threads, all segments are in one mapping.
 class Memory {
  public:
   virtual ~Memory() = default;

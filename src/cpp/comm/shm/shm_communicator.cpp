@@ -14,7 +14,8 @@ namespace ngd::comm::shm {
 
 namespace {
 
-constexpr std::uint64_t kOldNs = 1'000'000'000;  // awaited_by() ignores an older note_awaited()
+// awaited_by() ignores a rank that note_awaited() has written longer ago than this.
+constexpr std::uint64_t kOldNs = 1'000'000'000;
 
 Membership membership_of(const std::vector<Group::Rank>& ranks, int rank) {
   const auto size = static_cast<int>(ranks.size());
@@ -41,9 +42,9 @@ ShmCommunicator::ShmCommunicator(std::shared_ptr<Family> family, std::vector<Gro
 
 ShmCommunicator::~ShmCommunicator() { close(); }
 
-// Throw GroupClosed in a forked child. Every call checks this first: the lock of the family may
-// stay locked forever in the child, because the thread that would release it exists only in the
-// parent.
+// Throw GroupClosed in a forked child. Every call checks this first: the lock that all groups of
+// this rank share may stay locked forever in the child, because the thread that would release it
+// exists only in the parent.
 void ShmCommunicator::check_not_child() const {
   if (family_->in_child()) [[unlikely]]
     fail(ErrorKind::GroupClosed, kForkedChild);
@@ -224,9 +225,10 @@ std::uint64_t ShmCommunicator::make_common(std::size_t bytes) {
 std::shared_ptr<void> ShmCommunicator::open_common(int maker, std::uint64_t number) {
   check_not_child();
   Common& common = *reinterpret_cast<Common*>(group_.segment(maker).at(number));
-  // If this rank has made the memory, give_back() below passes it in a list entry to
-  // Family::retire(), which releases it when no rank uses it any more. The entry is allocated here,
-  // because give_back() must not allocate memory.
+  // give_back() ends the use of the memory on this rank. On the rank that has allocated the memory,
+  // give_back() also passes a list entry to Family::retire(), which releases the memory when no
+  // rank uses it any more. The entry is allocated here, because give_back() must not allocate
+  // memory.
   const auto retired = std::make_shared<std::list<Family::Retired>>();
   if (maker == group_.rank()) retired->push_back({&common.departed, number, group_.size()});
   const auto give_back = [family = family_, &common, retired](void*) {

@@ -31,7 +31,8 @@ namespace ngd::comm::shm {
 class ShmCommunicator final : public Communicator, private Member, private CommonMemory {
  public:
   // Make a group. `family`: the state that all groups of this rank share. After close(), the memory
-  // of the group's control block returns to this rank's heap when no rank uses the block any more.
+  // of the control block, this rank's data for the group, returns to this rank's heap when no rank
+  // uses the block any more.
   // `id`: 0 = the world, which keeps its control block.
   ShmCommunicator(std::shared_ptr<Family> family, std::vector<Group::Rank> ranks, int rank,
                   std::uint64_t id);
@@ -84,8 +85,8 @@ class ShmCommunicator final : public Communicator, private Member, private Commo
   struct Ticket {
     std::int64_t color;
     std::int64_t key;
-    // The offset of the control block that the rank has allocated for the new group; kPrivate if it
-    // has allocated none.
+    // The offset of the control block, the memory that the rank has allocated for its data for the
+    // new group; kPrivate if it has allocated none.
     std::uint64_t control;
   };
   void exchange_tickets(const Ticket& mine, std::vector<Ticket>& tickets);

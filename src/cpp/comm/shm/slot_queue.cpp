@@ -12,8 +12,8 @@ namespace ngd::comm::shm {
 namespace {
 
 // A rank reports the number of collectives that it has finished only once per this number of
-// collectives. The peers need the report only before they publish another collective in a slot that
-// has been used before.
+// collectives. The peers need the report only before they use a slot (the record of a collective)
+// for another collective.
 constexpr std::uint64_t kReportInterval = kSlots / 4;
 
 }  // namespace
@@ -45,8 +45,8 @@ void SlotQueue::start(const Collective& collective, Statistics::Entry stats,
   submitted_ = sequence;
 }
 
-// Return true if the next collective has a free slot: all ranks have finished the collective kSlots
-// before it. Until then they may still read the slot.
+// Return true if the next collective has a free slot (the record that the peers read): all ranks
+// have finished the collective kSlots before it. Until then they may still read the slot.
 bool SlotQueue::has_free_slot() {
   if (submitted_ < slots_free_to_) [[likely]]
     return true;
@@ -91,7 +91,7 @@ Collective SlotQueue::Backlogged::view() const noexcept {
   if (view.counts != nullptr) view.counts = counts.data();
   if (view.receive_counts != nullptr) view.receive_counts = receive_counts.data();
   if (view.layout != nullptr) view.layout = &layout;
-  view.program = nullptr;  // may be freed by now. The argument `program` of start() replaces it
+  view.program = nullptr;  // the caller may have freed it. start() gets a copy, Backlogged::program
   view.site = site;
   return view;
 }
@@ -152,8 +152,8 @@ void SlotQueue::publish_layout(Slot& slot, std::uint64_t sequence, const Layout&
               group_.mine().layout_numbers(sequence));
 }
 
-// Publish the counts of this rank, if the caller has given any. Then publish the data of the source
-// (the payload) if the collective is inline, otherwise the offsets of the operands.
+// Publish the counts of this rank, if the caller has given any. Then publish a copy of the source
+// if it is small (is_inline), otherwise the offsets of the operands.
 void SlotQueue::publish_operands(Task& task, Slot& slot, const Collective& collective) {
   const Segment& mine = group_.mine();
   const std::size_t counts_bytes = task.counts_bytes(group_.size());

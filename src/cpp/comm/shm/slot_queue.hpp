@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The collectives of a group that this rank has submitted, in the order of their sequence.
+// The collectives of a group that this rank has submitted, in the order of submission.
 //
 // A collective needs a slot, in which it is published to the peers. There are kSlots slots, and the
 // slot of a collective is free when all ranks have finished the collective kSlots before it. Until
@@ -27,11 +27,12 @@ class SlotQueue {
   // Start a collective if it has a free slot (the record that the peers read); otherwise add it to
   // the backlog. Return the collective's number in the group: 1 for the first one.
   std::uint64_t submit(const Collective& collective, Statistics::Entry stats);
-  // Start the collectives of the backlog (they wait for free slots) whose slots are free now.
-  // Return the number of collectives that were started.
+  // Start the collectives of the backlog whose slots (the records that the peers read) are free
+  // now. Return the number of collectives that were started.
   int start_from_backlog();
-  // Return false if the slot of the next collective is certainly free. Return true if the slot may
-  // be in use: has_free_slot() then reads the peers' reports to find out.
+  // Return false if the next collective certainly has a free slot (the record that the peers read).
+  // Return true if a peer may still use the slot: has_free_slot() then reads how many collectives
+  // the peers have finished.
   bool may_lack_slot() const noexcept { return submitted_ >= slots_free_to_; }
 
   std::uint64_t submitted() const noexcept { return submitted_; }
@@ -64,13 +65,14 @@ class SlotQueue {
     return backlog_[sequence - submitted_ - 1].stats;
   }
   // Return the need (the condition to wait for) of the oldest collective in the backlog: all ranks
-  // must have reported that they have finished the collective that used its slot before.
+  // must have reported that they have finished the collective that used its slot (the record that
+  // the peers read) before.
   const Need& need_of_slot() const noexcept { return next_slots_; }
   std::uint64_t in_flight() const noexcept { return submitted_ - finished_ + backlog_.size(); }
 
  private:
-  // A collective in the backlog (it waits for a free slot), with copies of the arrays that its
-  // caller may free.
+  // A collective in the backlog (it waits for a free slot, the record that the peers read), with
+  // copies of the arrays that its caller may free.
   struct Backlogged {
     Collective collective;
     std::vector<std::uint64_t> counts, receive_counts, layout_numbers;
@@ -103,7 +105,7 @@ class SlotQueue {
   std::uint64_t submitted_ = 0;
   std::uint64_t finished_ = 0;
   std::uint64_t slots_free_to_ = kSlots;  // collectives up to this number may be published
-  Need next_slots_;                       // the condition to wait for: then more slots are free
+  Need next_slots_;                       // if this condition is met, more slots (records) are free
   std::deque<Backlogged> backlog_;
 };
 

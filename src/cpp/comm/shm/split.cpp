@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // split(): make a new group of the ranks that pass the same color, in the order of their keys. A
-// rank with a negative color gets no group. The new group uses the segments of the world. Each of
-// its ranks allocates a control block in its own heap. One all_gather over the old group
-// distributes the color, the key and the offset of the control block of each rank.
+// rank with a negative color gets no group. Each rank of the new group allocates a control block,
+// its data for the group, in its own shared memory (the heap of its segment, segment.hpp). One
+// all_gather over the old group distributes the color, the key and the offset of the control block
+// of each rank.
 #include <algorithm>
 #include <exception>
 #include <utility>
@@ -13,9 +14,9 @@
 
 namespace ngd::comm::shm {
 
-// Called if split() fails on this rank. Mark in the control block of the new group that this rank
-// has left the group, and wake the peers: peers that have made the group may already wait for this
-// rank.
+// Called if split() fails on this rank. Mark in the control block, this rank's data for the new
+// group, that this rank has left the group, and wake the peers: peers that have made the group may
+// already wait for this rank.
 void ShmCommunicator::mark_left(std::uint64_t control) const noexcept {
   if (control == kPrivate) return;
   Segment(group_.mine().base(), group_.mine().bytes(), control).control().left.store(1);
@@ -45,7 +46,7 @@ std::unique_ptr<Communicator> ShmCommunicator::split_inside(int color, int key) 
   std::exception_ptr refusal;
   try {
     if (color >= 0) mine.control = family_->new_control(id);
-  } catch (const std::exception&) {  // thrown below, when all ranks know about it
+  } catch (const std::exception&) {  // rethrown below, when all ranks know of this failure
     refusal = std::current_exception();
   }
   exchange_tickets(mine, tickets);
@@ -68,7 +69,7 @@ std::unique_ptr<Communicator> ShmCommunicator::split_inside(int color, int key) 
 
 std::unique_ptr<Communicator> ShmCommunicator::make_group(const std::vector<Ticket>& tickets,
                                                           int color, std::uint64_t id) {
-  std::vector<int> ranks;  // the ranks of the new group, with their numbers in this group
+  std::vector<int> ranks;  // the ranks of the new group, with their numbers in the old group
   for (int r = 0; r < group_.size(); ++r)
     if (tickets[static_cast<std::size_t>(r)].color == color) ranks.push_back(r);
   std::sort(ranks.begin(), ranks.end(), [&](int a, int b) {

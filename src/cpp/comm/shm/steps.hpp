@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Carries out the steps of a schedule (schedule.hpp): waits before each step, and raises the flag
-// after it.
+// Carries out the steps of a collective, in the order of schedule.hpp. Before a step, this rank
+// waits until its peers have done the steps that it needs. Afterwards, it raises its flag.
 #pragma once
 
 #include <algorithm>
@@ -51,9 +51,9 @@ class Steps {
   }
 
  private:
-  // Carry out CopyIn for a chunk: copy its data from the source to its staging buffer, and raise
-  // the flag Slot::step. Return false, and do nothing, if the buffer is not free. If there is no
-  // chunk with this number (it is chunks()), only note that no buffer is filled any more.
+  // Carry out a step CopyIn: copy a chunk from the source to its staging buffer, raise the flag
+  // Slot::step, and return true. If the buffer is not free, only return false. The last CopyIn is
+  // empty (`chunk` is chunks()): only note that this collective fills no more buffers.
   template <class CarryOut>
   bool copy_in(Context& context, const Schedule& schedule, std::uint64_t chunk,
                CarryOut&& carry_out) {

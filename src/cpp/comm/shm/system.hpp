@@ -39,7 +39,7 @@ class KeptDescriptor {
   KeptDescriptor(KeptDescriptor&&) noexcept = default;
   KeptDescriptor& operator=(KeptDescriptor&&) = delete;
   ~KeptDescriptor();
-  int get() const noexcept;  // -1: no descriptor, or the number is another file now
+  int get() const noexcept;  // -1: no descriptor, or its number now refers to another file
 
  private:
   Descriptor fd_;

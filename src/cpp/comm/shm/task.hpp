@@ -14,18 +14,21 @@
 
 namespace ngd::comm::shm {
 
-// The state of a task before its algorithm is chosen. The choice depends on the peers' calls, and
-// not all of them have arrived (choose.hpp).
+// The state of a collective before its algorithm is chosen. The choice depends on the peers' calls,
+// and not all of them have arrived (choose.hpp).
 struct Undecided {};
 
 using AlgorithmState = std::variant<Undecided, Inline, FlatDirect, FlatStaged, NodesDirect,
                                     NodesStaged, Ring, Exchange, Cooperative>;
-// A slot reuses its task for each collective, so that nothing is freed or allocated for a new one.
+// A Task object is used again for later collectives. The old state needs no destructor, so that
+// nothing is freed or allocated for a new collective.
 static_assert(std::is_trivially_destructible_v<AlgorithmState>);
 
 struct Task : TaskHead {
   AlgorithmState state;
-  Pieces pieces;  // only for Exchange: the blocks that this rank gives and takes
+  // Only for the algorithm Exchange: the blocks that this rank copies from its peers, and the
+  // blocks that the peers copy from this rank.
+  Pieces pieces;
 
   template <class State>
   bool runs() const noexcept {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that are threads of one process, for tests. The segments of all ranks are parts of one
-// anonymous mapping.
+// Ranks that are threads of one process, for tests. The segments (the shared memory) of all
+// ranks are parts of one anonymous mapping.
 #include <sys/mman.h>
 
 #include "base/error.hpp"

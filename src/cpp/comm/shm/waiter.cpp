@@ -67,7 +67,7 @@ bool Waiter::block(Work work, Deadline& deadline) {
     family_.progress();
     if (works_.is_complete(work)) return true;
     if (!deadline.is_error && now_ns() >= deadline.at_ns) {
-      // If the time limit is shorter than a spin, inspect() has not checked the peers.
+      // A short wait may have ended before its first sleep, so inspect() has not checked the peers.
       if (family_.checked()) look_at_peers(work);
       return works_.is_complete(work);
     }

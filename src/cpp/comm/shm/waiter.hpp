@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Waits for works of a group, and finds out why a wait does not end.
 //
-// A wait advances all works of the family, spins, yields and sleeps (wait.hpp). Before each sleep
-// it checks its peers (not if Place::checked is false, in measurements of the cost of the checks).
-// Each of these ends a wait with an error:
+// A wait advances the works (collectives, sends and receives) of all groups of this rank. It spins,
+// yields and sleeps (wait.hpp), and checks its peers before each sleep. Measurements of the cost of
+// these checks turn them off (Place::checked). Each of these ends a wait with an error:
 //   - a rank has reported a failure, or has called another collective (Family::check_rank, Works);
 //   - a rank that this wait needs has left the group, or its process has died (liveness.hpp);
 //   - the interrupt callback of the caller returns true;
@@ -44,12 +44,13 @@ class Waiter {
   bool poll(Work work);
 
  private:
-  // The limit of a wait. seconds: 0 = no limit.
+  // The time limit of a wait. seconds: 0 = no limit. Before each sleep, inspect() sets at_ns and
+  // slow_since_ns if they are 0.
   struct Deadline {
     double seconds = 0;
     bool is_error = true;             // false: at the limit, the wait returns false
-    std::uint64_t at_ns = 0;          // the time of the limit; 0: the first inspect() will set it
-    std::uint64_t slow_since_ns = 0;  // the time of this wait's first inspect(); 0: not called yet
+    std::uint64_t at_ns = 0;          // the time at which the limit ends the wait; 0: not set yet
+    std::uint64_t slow_since_ns = 0;  // the time of the first inspect(); 0: no sleep yet
     bool is_published = false;        // peers can read the call of this wait (note_wait)
   };
   static Deadline deadline_of(const WaitLimits& limits);

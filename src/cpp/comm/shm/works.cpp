@@ -19,7 +19,8 @@ Statistics::Entry Works::stats_of(Work work) const noexcept {
 
 std::uint64_t Works::end_of(Work work) const noexcept {
   if (is_letter(work)) return letters_.finished_ns();
-  const Task& task = queue_.task(work.sequence);  // the slot's task; a later work may have it now
+  // If the slot of this work already serves a later collective, this is the later one's task.
+  const Task& task = queue_.task(work.sequence);
   return task.sequence == work.sequence ? task.completed_ns : now_ns();
 }
 
@@ -69,7 +70,7 @@ void Works::check_calls() const {
 // ---- messages
 
 std::string Works::describe(Work work) const {
-  if (group_.is_closed()) return "wait";  // another group may use its memory now
+  if (group_.is_closed()) return "wait";  // another group may use this group's memory now
   if (is_letter(work)) return letters_.describe(work.sequence);
   if (is_in_backlog(work)) return comm::describe(queue_.backlogged(work.sequence));
   if (group_.mine().slot(work.sequence).published.load() != work.sequence) return "wait";

@@ -28,8 +28,8 @@ class Works {
   Statistics::Entry stats_of(Work work) const noexcept;
   // Return the time at which a complete work ended, for the statistics. The time was noted when the
   // work ended: the thread that waits may have lost its core since then, so that the present time
-  // would be too late. The present time is returned only if the slot of the work already serves a
-  // later collective.
+  // would be too late. The present time is returned only if the work's slot (its record in shared
+  // memory) already serves a later collective.
   std::uint64_t end_of(Work work) const noexcept;
 
   // Return the need (the condition to wait for) of a pending collective, send or receive.

@@ -12,7 +12,7 @@
 //   result chunk    = weights @ columns of the data
 //   data gradient   : columns = weights transposed @ dy chunk. Each element of the columns is then
 //                     added to the gradient of the element of the data that it was copied from.
-//   weight gradient = sum over images and chunks of dy chunk @ columns of the data, transposed
+//   weight gradient = sum over images and chunks of dy chunk @ transposed columns of the data
 //
 // f32 and f64 are computed in their own dtype, and 16-bit floats in f32: their operands are cast to
 // scratch memory first, and the result is cast back.
@@ -28,9 +28,9 @@ namespace {
 
 using Which = ConvShape::Which;
 
-constexpr std::int64_t kColumnElements = 1 << 20;  // the maximum of elements of a column matrix
+constexpr std::int64_t kColumnElements = 1 << 20;  // the most elements of a chunk's column matrix
 constexpr std::int64_t kGrainElements = 1 << 14;   // the minimum of copied elements per thread
-constexpr std::int64_t kMinPositions = 64;         // the minimum of positions per chunk
+constexpr std::int64_t kMinPositions = 64;         // the fewest output positions of a chunk
 
 std::int64_t grain_of(std::int64_t elements) {
   return std::max<std::int64_t>(1, kGrainElements / std::max<std::int64_t>(elements, 1));
@@ -55,8 +55,9 @@ MatmulShape product_of(const ConvShape& s, std::int64_t positions) {
 }
 
 // The division of the output positions of an image into chunks. A chunk has at least kMinPositions
-// positions (or all of the image), even if its column matrix then exceeds kColumnElements. The last
-// members are the numbers of elements of three scratch arrays:
+// positions (or all of the image), even if its column matrix (one column per position, see above)
+// then exceeds kColumnElements. The last members are the numbers of elements of three scratch
+// arrays:
 //   columns  the column matrix of a chunk
 //   part     a chunk of the result or of its gradient; 0 if one chunk has all positions
 //   product  the weight gradient of one chunk; 0 for other ops
@@ -158,7 +159,8 @@ class Columns {
     });
   }
 
-  // Store the column matrix of `positions` output positions of an image, from number `begin` on.
+  // Store a column matrix: for each of `positions` output positions of an image, from output
+  // position number `begin` on, one column with the elements that the kernel covers there.
   void gather_columns(const T* image, std::int64_t begin, std::int64_t positions,
                       T* columns) const {
     const std::int64_t kernel = s_.kernel_places();
@@ -179,8 +181,9 @@ class Columns {
                       });
   }
 
-  // Add the columns to the image, each element to the position that it was read from. A channel
-  // belongs to one thread, so that the order of the additions is always the same.
+  // Add each element of a column matrix to the element of `image` from which gather_columns() would
+  // copy it. A channel belongs to one thread, so that the order of the additions is always the
+  // same.
   void scatter_columns(const T* columns, std::int64_t begin, std::int64_t positions,
                        T* image) const {
     const std::int64_t kernel = s_.kernel_places();
@@ -201,12 +204,13 @@ class Columns {
                       });
   }
 
-  // Divide the `positions` output positions from number `begin` on into runs, and call body(line,
-  // x, run) for each run. A run is `run` output positions that are neighbours along the last axis.
-  // To compute output position i of the run, the weight of kernel position number `weight` is
-  // multiplied by the element at position x + i * step of a line of the data. `step` is the stride
-  // of the convolution along the last axis. `line` is the index of the first element of this line,
-  // or -1 if the line is padding. A position before or after the line is padding.
+  // Find the elements of the data that one kernel position, number `weight`, covers at `positions`
+  // output positions, from output position number `begin` on. Divide these output positions into
+  // runs of neighbours along the last axis, and call body(line, x, run) for each run of `run`
+  // positions. Output position i of the run covers position x + i * step of a line of the data.
+  // `step` is the stride of the convolution along the last axis. `line` is the index of the first
+  // element of the line, or -1 if the line is padding. A position before or after the line is
+  // padding.
   template <class Body>
   void for_runs(std::int64_t weight, std::int64_t begin, std::int64_t positions,
                 Body&& body) const {

@@ -103,12 +103,12 @@ class MomentsKernel final : public Kernel {
     if (g.chunks == 1) store(result, moments, columns, args);
   }
 
-  // Call visit(elements, count, stride) for each segment of a task (reduce/geometry.hpp). If the
-  // last axis is reduced (by_rows), a segment is a piece of a dense row, and `count` is its number
-  // of elements. Otherwise, a segment is a block of rows, `count` is its number of rows, and
-  // `stride` is the number of elements from one row to the next. Segments of 16-bit floats are
-  // widened to a buffer. A segment that is larger than the buffer is widened part by part, with one
-  // call of `visit` per part.
+  // Call visit(elements, count, stride) for each segment of the elements that task number `task`
+  // reduces (reduce/geometry.hpp). If the last axis is reduced (by_rows), a segment is a piece of a
+  // dense row, and `count` is its number of elements. Otherwise, a segment is a block of rows,
+  // `count` is its number of rows, and `stride` is the number of elements from one row to the next.
+  // Segments of 16-bit floats are widened to a buffer. A segment that is larger than the buffer is
+  // widened part by part, with one call of `visit` per part.
   template <class Visit>
   void for_pieces(std::int64_t task, const KernelArgs& args, const Visit& visit) const {
     const Geometry& g = geometry_;

@@ -83,7 +83,7 @@ class Concat final : public Kernel {
 
  private:
   std::vector<StridedCopy> copies_;
-  std::vector<std::int64_t> offsets_;  // in bytes
+  std::vector<std::int64_t> offsets_;  // the offset of each input in the output, in bytes
 };
 
 bool is_permutation(std::vector<std::int64_t> axes, std::size_t rank) {

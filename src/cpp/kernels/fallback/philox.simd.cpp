@@ -17,8 +17,9 @@ constexpr std::uint64_t kMultiplier0 = 0xD2511F53u, kMultiplier1 = 0xCD9E8D57u;
 constexpr std::uint64_t kLow = 0xFFFFFFFFu;
 constexpr std::uint32_t kWeyl0 = 0x9E3779B9u, kWeyl1 = 0xBB67AE85u;
 
-// The counters of two vectors of blocks. The computations of the two vectors are independent, so
-// the latency of one vector's products is hidden by the other vector's products.
+// The counters of two vectors of blocks (a block is four random words, computed from one counter).
+// The computations of the two vectors are independent, so the latency of one vector's products is
+// hidden by the other vector's products.
 struct Counters {
   Words word[4][2];
 };

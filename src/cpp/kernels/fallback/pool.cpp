@@ -77,9 +77,9 @@ struct PoolShape : Windows {
     return {first, last, start + first * step};
   }
 
-  // Call handle(window, body) for each window of a plane, in order. `window` is the number of the
-  // window. `body` is a function: body(read) calls read(position) for each position of the data in
-  // this window. Positions in the padding are skipped.
+  // Call handle(window, body) for each window of a plane (one channel of one image), in order.
+  // `window` is the number of the window. `body` is a function: body(read) calls read(position) for
+  // each position of the data in this window. Positions in the padding are skipped.
   template <class Each>
   void for_windows(Each&& handle) const {
     std::int64_t window = 0;
@@ -134,7 +134,8 @@ class MaxPool final : public Kernel {
 
  private:
   template <class T>
-  // Return plane p of an output, or null if no instruction reads the output.
+  // Return plane p (one channel of one image) of an output, or null if no instruction reads the
+  // output.
   T* output_plane(void* output, std::int64_t p) const {
     return output == nullptr ? nullptr : static_cast<T*>(output) + p * shape_.window_count();
   }

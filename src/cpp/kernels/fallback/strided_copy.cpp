@@ -95,11 +95,11 @@ void StridedCopy::merge_axes(const Shape& shape, const Shape& source_strides,
 
 void StridedCopy::run(const void* source, void* target) const {
   if (outer_count_ == 0 || middle_.length == 0 || inner_.length == 0) return;
-  // The copy is divided into bands, which the threads share. Each combination of indices of the
-  // outer axes has `bands` bands. In a transpose, a band is a piece of the middle axis (which is
-  // dense in the source) with the whole inner axis (which is dense in the target). In another copy,
-  // a band is the whole inner axis. Only if there is one combination of outer indices, a band is a
-  // piece of the inner axis.
+  // The copy is divided into bands, which the threads share. For each index of the outer axes, a
+  // transpose copies a matrix: the middle axis (dense in the source) by the inner axis (dense in
+  // the target). A band has `side` indices of the middle axis, and all indices of the inner axis.
+  // Other copies copy one line along the inner axis per index of the outer axes. Such a line is one
+  // band. Only a single line is divided, into bands of at most kGrainWork elements.
   const std::int64_t side = kLine / item_;
   const std::int64_t bands = is_transpose_       ? divide_up(middle_.length, side)
                              : outer_count_ == 1 ? divide_up(inner_.length, kGrainWork)
