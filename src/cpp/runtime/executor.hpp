@@ -78,8 +78,8 @@ class Executor {
   // Set the addresses of the variables. Throws Busy during a run.
   void move_variables(const std::vector<void*>& variables);
 
-  // Return the measured times of runs and instructions, from the last recording (recording.hpp) that
-  // includes a run of the program. Throws Busy during a recorded run.
+  // Return the measured times of runs and instructions, from the last recording (recording.hpp)
+  // that includes a run of the program. Throws Busy during a recorded run.
   Record record() const;
 
  private:
