@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Declarations of the functions offer_<kernel>, one per kernel in table.inc. Such a function
-// returns a kernel for a query, or the reason for a refusal.
+// Declarations of the functions offer_<kernel>, one per kernel in table.inc. Such a function gets a
+// query: an op with its types and attributes. It returns a kernel for the query, or the reason why
+// it has none.
 #pragma once
 
 #include "kernels/kernel.hpp"

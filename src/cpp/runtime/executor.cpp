@@ -61,7 +61,7 @@ struct Executor::BoundInstruction {
     std::size_t number, offset;
   };
   const Instruction* instruction = nullptr;
-  const kernels::Kernel* kernel = nullptr;  // of a Run
+  const kernels::Kernel* kernel = nullptr;  // of a Run instruction
   std::unique_ptr<Nested> nested;           // of a Scan or a Cond: its nested programs
   BoundInstruction* started = nullptr;      // of a Wait: its Start
   PendingCollective* pending = nullptr;     // of a Start or a Wait: its collective

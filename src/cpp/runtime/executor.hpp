@@ -50,8 +50,8 @@ class Executor {
            std::vector<comm::Communicator*> communicators, std::vector<void*> variables,
            Interrupt interrupt = nullptr, std::shared_ptr<Arena> arena = nullptr);
   // Make the executor of a nested program (nested.hpp). `arena` and `shared` are memory of the
-  // outer program: the private arena and the shared arena of the nested program. Values that
-  // collectives read or write may be in the shared arena.
+  // outer program. The nested program uses `arena` as its private arena, and `shared` as its shared
+  // arena, which may have values that collectives read or write.
   Executor(Program program, const RunContext& context, void* arena, void* shared);
   ~Executor();
   Executor(const Executor&) = delete;
@@ -59,11 +59,12 @@ class Executor {
 
   // Run the program. `inputs` and `outputs` have one host pointer per argument and per result. The
   // executor itself does not allocate memory. Throws the errors of kernels and collectives. Throws
-  // Busy, without any effect, if a run of this executor or of another program of its arena is
-  // active, or if another thread uses the group of the run's first collective. If another thread
-  // uses a group later in the run, the run waits until the group is free. If a run of a program
-  // with collectives fails, this rank cannot submit the same sequence of collectives as the other
-  // ranks any more. So the call closes the groups of the program and notifies the other ranks.
+  // Busy, without any effect, if this executor or another one with the same arena (memory that
+  // programs use in turn) runs, or if another thread uses the group of the first collective. If
+  // another thread uses the group of a later collective, the run waits until the group is free. If
+  // a run of a program with collectives fails, this rank cannot submit the same sequence of
+  // collectives as the other ranks any more. So the call closes the groups of the program and
+  // notifies the other ranks.
   void run(const void* const* inputs, void* const* outputs);
 
   // Run a nested program. The pointers are device pointers. Enqueued work may be unfinished when
@@ -77,8 +78,8 @@ class Executor {
   // Set the addresses of the variables. Throws Busy during a run.
   void move_variables(const std::vector<void*>& variables);
 
-  // Return the measured times of runs and instructions, from the last recording (recording.hpp) that
-  // includes a run of the program. Throws Busy during a recorded run.
+  // Return the measured times of runs and instructions, from the last recording (recording.hpp)
+  // that includes a run of the program. Throws Busy during a recorded run.
   Record record() const;
 
  private:
@@ -110,7 +111,7 @@ class Executor {
   const kernels::KernelTable table_;
   std::vector<void*> variables_;
   std::vector<device::Buffer> constants_;
-  std::vector<device::Buffer> staged_inputs_, staged_outputs_;  // copies on the device
+  std::vector<device::Buffer> staged_inputs_, staged_outputs_;  // arguments, results on the device
   std::vector<std::byte> checked_value_;  // on the host: a copy of the value to check
   const std::shared_ptr<Arena> shared_arena_;
   device::Buffer own_shared_, own_arena_, scratch_;

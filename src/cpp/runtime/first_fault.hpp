@@ -37,9 +37,9 @@ std::optional<FirstFault> first_fault(const Instruction& instruction,
                                       device::Device& device, device::Queue& queue,
                                       kernels::KernelTable table, const Look& look);
 
-// Both return an op of an instruction, or null if the instruction has no list of its ops.
-// reader_of() returns the first op, in the order of the kernel body, that reads operand `input`.
-// maker_of() returns the op that computes result `output`.
+// An instruction computes one op of the user's graph, or several ops in order by a fused kernel.
+// reader_of() returns the first op that reads operand `input`. maker_of() returns the op that
+// computes result `output`. Both return null if the instruction does not list its ops.
 const Member* reader_of(const Instruction& instruction, std::size_t input);
 const Member* maker_of(const Instruction& instruction, std::size_t output);
 

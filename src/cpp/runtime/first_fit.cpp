@@ -78,8 +78,8 @@ class LifeTree {
   }
 
  private:
-  // Set spans_ to the nodes of a life: their spans together are exactly the instructions of the
-  // life. Set above_ to all ancestors of these nodes.
+  // Set spans_ to the nodes of the tree whose instructions together are exactly those of the life.
+  // Set above_ to all ancestors of these nodes.
   void find_nodes(const Life& life) {
     spans_.clear();
     above_.clear();

@@ -71,7 +71,8 @@ class Scan : public Nested {
     std::copy(inputs + fixed, inputs + inputs_.size(), inputs_.begin() + fixed);
     for (std::size_t i = 0; i < carries; ++i) begin(i, inputs[i], outputs[i], histories[i]);
     for (std::size_t iteration = 0; iteration < length_; ++iteration) {
-      // If all instructions of the body are short, its executor makes no checks for signals.
+      // If all instructions of the body are short (some microseconds), the body's executor does not
+      // check for signals.
       if (iteration % kIterationsPerCheck == 0) interrupts_.check();
       const std::size_t slice = slice_of(iteration);
       for (std::size_t i = 0; i < slices_.size(); ++i)
@@ -92,8 +93,9 @@ class Scan : public Nested {
  private:
   struct Carry {
     std::size_t bytes;
-    // Iteration t writes the value to buffers[t % 2], unless it can write it directly to an output
-    // of the Scan: the value after the last iteration, or the history (one slice per iteration).
+    // Iteration t writes the carried value to buffers[t % 2], or directly to an output of the Scan
+    // if there is one for it: the value after the last iteration, or the history (one slice per
+    // iteration).
     void* buffers[2];
   };
   struct Result {

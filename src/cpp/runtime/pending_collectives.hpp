@@ -44,7 +44,7 @@ struct PendingCollective {
   // rank receives a result
   std::size_t bytes_to_clear = 0;
   bool is_staged = false;              // operand and result are copied through host memory
-  device::Buffer source, destination;  // in host memory; empty if not is_staged
+  device::Buffer source, destination;  // if is_staged: the copies on the host
   // Events of an asynchronous queue: the operand is computed, and the operand is copied to the
   // host.
   std::unique_ptr<device::Event> operand_ready, operand_staged;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // matmul by oneDNN: f32 on all CPUs, f16 and bf16 on CPUs for which it has kernels. If the two
 // multiplied operands are 16-bit floats, each of the result, the bias and the operand that `post`
-// adds may be f32. The table first asks ngd's GEMM, which serves the shapes that it multiplies
-// faster (fallback/matmul.cpp).
+// adds may be f32. ngd's own GEMM (fallback/matmul.cpp) is before this kernel in table.inc, and
+// serves the shapes that it multiplies faster.
 #include <algorithm>
 #include <optional>
 #include <unordered_map>
@@ -117,7 +117,7 @@ struct Plan {
   }
 };
 
-// The primitive of a plan, with its operands.
+// The oneDNN primitive that is built from a Plan, with its operands.
 class Primitive {
  public:
   explicit Primitive(const Plan& plan)

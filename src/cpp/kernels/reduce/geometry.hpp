@@ -51,7 +51,7 @@ struct Geometry {
   std::int64_t column_pieces = 1;
   // The axis `along` is divided into `pieces` segments. Each has at most `piece` positions.
   std::int64_t piece = 1, pieces = 0;
-  // Each result is computed from `chunks` chunks. Each chunk has at most `chunk` segments.
+  // `chunks` tasks compute a result. Each task reduces one chunk of at most `chunk` segments.
   std::int64_t chunk = 1, chunks = 1;
   std::int64_t total = 1;  // elements that are reduced to one result
 

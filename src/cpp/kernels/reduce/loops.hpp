@@ -35,10 +35,10 @@ struct ReduceLoops {
   // one row to the next.
   void (*columns)(const void* elements, std::int64_t rows, std::int64_t stride, std::int64_t width,
                   void* accumulators);
-  // These three functions do the work of the function `columns` for one block of rows that is given
-  // in several calls. Call begin_rows at the beginning of the block, and add_rows for each part of
-  // its rows. At the end, end_rows combines the partial results with the accumulators. `partials`
-  // has one partial result per column, in the dtype of the elements.
+  // These three functions together do the work of `columns`, for a block of rows that the caller
+  // passes in several parts. Call begin_rows once, and then add_rows for each part of the rows. At
+  // the end, end_rows combines the partial results with the accumulators. `partials` has one
+  // partial result per column, in the dtype of the elements.
   void (*begin_rows)(void* partials, std::int64_t width);
   void (*add_rows)(const void* elements, std::int64_t rows, std::int64_t stride, std::int64_t width,
                    void* partials);

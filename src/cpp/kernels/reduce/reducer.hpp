@@ -31,8 +31,8 @@ struct Reducer {
   // Combine the accumulators of the tasks that compute a result, as combine() does. Then store the
   // result in the output.
   void finish(const Geometry& geometry, std::int64_t result, std::byte* cells, void* output) const;
-  // Round the accumulators of a result, one per column, and store them in the output. `cells` has
-  // the accumulators.
+  // Store result number `result` in the output. `cells` has its accumulators, one per column.
+  // Floats are divided by `divisor` and rounded.
   void store(const Geometry& geometry, std::int64_t result, const std::byte* cells,
              void* output) const;
 
@@ -43,7 +43,7 @@ struct Reducer {
 
 // Return the number of rows per tile, for tiles of `columns` columns and at most `elements`
 // elements. The loops reduce each block of kRowBlock rows before they combine it with the
-// accumulators. So all rows of a tile must belong to one block, and the result divides kRowBlock.
+// accumulators. So a tile must have rows of only one block: the returned number divides kRowBlock.
 inline std::int64_t rows_of_a_tile(std::int64_t elements, std::int64_t columns) {
   std::int64_t rows = kRowBlock;
   while (rows > 1 && rows * columns > elements) rows /= 2;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The shapes of a convolution, or of one of its two gradients. All implementations of convolutions
-// construct this struct from a query to get the shapes.
+// construct this struct from a KernelQuery: an op with its types and attributes.
 #pragma once
 
 #include <algorithm>
@@ -27,14 +27,14 @@ struct ConvShape : Windows {
   std::int64_t batch = 0, groups = 1, in = 0, out = 0;  // in, out: channels per group
 
   bool channels_last = false;  // true: channels are the last axis of data and result in memory
-  bool bias = false;           // forward has a third operand: one value per channel of the result
+  bool bias = false;           // the third operand is a bias: one value per channel of the result
   std::vector<std::string> post;  // functions that are applied to the result, in this order
 
   // `factors` is the dtype of the two multiplied operands.
   DType factors = DType::F32, bias_dtype = DType::F32;
   bool mixed = false;  // the operands are 16-bit floats, and the output or the bias is f32
 
-  std::string refusal;  // the reason why the query is not a convolution; empty if it is one
+  std::string refusal;  // the reason why types or attributes do not fit a convolution, or empty
 
   explicit ConvShape(const KernelQuery& query) {
     which = query.op == "conv"             ? Which::Forward

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The shapes of a matmul. All implementations of matmul construct this struct from a query to get
-// the shapes.
+// The shapes of a matmul. All implementations of matmul construct this struct from a KernelQuery:
+// an op with its types and attributes.
 #pragma once
 
 #include <algorithm>
@@ -33,7 +33,7 @@ struct MatmulShape {
 
   bool mixed = false;  // an input has another dtype than the output
 
-  std::string refusal;  // the reason why the query is not a matmul; empty if it is one
+  std::string refusal;  // the reason why the types do not fit a matmul; empty if they fit
 
   // The shape of a single product, without batch axes.
   MatmulShape(std::int64_t rows, std::int64_t columns, std::int64_t depth, bool transposed_a,

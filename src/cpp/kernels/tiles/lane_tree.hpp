@@ -52,10 +52,10 @@ struct LaneTree {
     for (int r = 0; r < 4 * kParts; ++r) v[r] = load(from + r * kPartLanes);
   }
 
-  // Combine the elements x[i] to x[count - 1] with the accumulators: groups of kStep elements with
-  // all four, and then groups of kLanes elements with accumulator 0. The last elements, fewer than
-  // kLanes, are not combined. Then combine the four accumulators to one, and store its kLanes lanes
-  // in `lanes`. Return the index in x of the first element that is not combined.
+  // Combine the elements x[i] to x[count - 1] with the four accumulators: kStep elements at a time
+  // with all four, and then kLanes elements at a time with accumulator 0. The last elements, fewer
+  // than kLanes, are not combined. Then combine the four accumulators to one, and store its kLanes
+  // lanes in `lanes`. Return the index in x of the first element that is not combined.
   NGD_INLINE std::int64_t combine_vectors(Accumulators& v, const T* x, std::int64_t i,
                                           std::int64_t count, T* lanes) {
     for (; i + kStep <= count; i += kStep)

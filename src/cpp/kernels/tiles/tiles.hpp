@@ -31,11 +31,11 @@ enum class Second : std::uint8_t { Add, Subtract, SubtractFrom, Multiply, Relu }
 inline constexpr int kFirsts = 3, kSeconds = 5;
 
 // The functions of one SIMD level. In tiles, 16-bit floats are float32, rounded to values of their
-// dtype, and bool is one byte, 0 or 1. A function is null if the dtype is not in the opcode's
-// domain.
+// dtype, and bool is one byte, 0 or 1. A function is null if the opcode is not defined for the
+// dtype.
 struct TileTable {
   TileFunction operations[kTabledOpcodes][kDTypeCount];  // null for F16 and BF16
-  TileFunction casts[kDTypeCount][kDTypeCount];          // [from][to], without F16 and BF16
+  TileFunction casts[kDTypeCount][kDTypeCount];          // [from][to], null for F16 and BF16
   TileFunction pairs[kFirsts][kSeconds][2];              // last index: 0 for f32, 1 for f64
   TileFunction where_greater[2];                         // a > b ? c : 0, for f32 and f64
   TileFunction widen_f16, widen_bf16;                    // 16-bit floats to float32

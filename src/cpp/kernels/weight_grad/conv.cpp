@@ -44,8 +44,8 @@ class WeightGradient final : public Kernel {
         positions_(s.batch * s.window_count()),
         in_(s.in, 1, tile_),
         packs_dy_(s.out % tile_.rows != 0) {
-    // The number of output positions per block: the number with which the block of dy fills half of
-    // the core's L2 cache, but at least kBlock / 2 and at most kBlock.
+    // Choose the number of output positions per block so that a block of dy fills half of the
+    // core's L2 cache. The number is at least kBlock / 2 and at most kBlock.
     block_ = std::clamp<std::int64_t>(machine.core_cache_bytes / 2 / 4 / s.out, kBlock / 2, kBlock);
     // The threads divide the output positions if the sums of one thread fit a quarter of the shared
     // cache, and each thread has at least two blocks of output positions.
@@ -108,8 +108,9 @@ class WeightGradient final : public Kernel {
     }
   }
 
-  // Pack a group of channels of the data that kernel position k reads, for `count` output positions
-  // from number `first` on. Data outside of the image are 0.
+  // For `count` output positions from number `first` on, copy the data that kernel position k reads
+  // there, in one group of channels. `to` gets one row per output position. Values outside of the
+  // image are 0.
   void pack(const float* data, std::int64_t first, std::int64_t count, std::int64_t k,
             std::int64_t group, float* to) const {
     const std::int64_t width = in_.width(group), num_columns = s_.counts[2],
@@ -135,7 +136,7 @@ class WeightGradient final : public Kernel {
 
   // Multiply one block of dy by one packed block of the data, tile by tile. If `add` is true, add
   // the products to `sums`. Otherwise, overwrite `sums` with the products. `next` is the block of
-  // dy that is read after this one, which the tiles prefetch, or null to prefetch nothing.
+  // dy to prefetch, which is read after this one, or null to prefetch nothing.
   void multiply(const float* dy, Range rows, const float* b, std::int64_t columns,
                 std::int64_t count, bool add, const float* next, float* sums) const {
     TileWork<float> work{};
@@ -178,7 +179,7 @@ class WeightGradient final : public Kernel {
   ConvShape s_;
   std::int64_t pieces_, positions_;
   ChannelGroups in_;
-  bool packs_dy_;  // true if the channels of dy do not fill whole tiles
+  bool packs_dy_;  // dy is packed, because its channels do not fill whole tiles of the GEMM
   std::int64_t block_;
   bool divides_positions_;
   std::int64_t piece_elements_;

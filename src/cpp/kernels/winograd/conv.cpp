@@ -46,7 +46,7 @@ constexpr std::int64_t kLine = 16;
 // If a convolution is computed in phases (see above), a thread processes the tiles of a phase in
 // blocks of this number of tiles.
 constexpr std::int64_t kBlock = 48;
-// The minimum number of tiles in a phase, unless there are fewer tiles in total.
+// A phase (see above) has at least this many tiles, unless fewer tiles are left.
 constexpr std::int64_t kMinPhaseTiles = 256;
 constexpr std::int64_t kMinSumTiles = 64;  // the minimum of tiles per block of a weight gradient
 
@@ -122,11 +122,12 @@ class TileConv {
         columns_(tiling_.result.channels),
         tiles_per_thread_(tiling_.tiles / tiling_.pieces),
         // The threads divide either the tiles or the columns (the channels of the result). They
-        // divide the tiles if both conditions are true:
-        // - The transformed kernels fit three quarters of the shared cache.
-        // - Each thread gets at least 2 * tile_.rows tiles, which are the rows of two GEMM tiles.
-        //   Or the columns fill fewer vectors than there are threads, so that some threads would
-        //   get no columns.
+        // divide the tiles if the transformed kernels fit three quarters of the shared cache, and
+        // one of these conditions is true:
+        // - Each thread gets at least 2 * tile_.rows tiles. These are enough rows for two tiles of
+        //   the GEMM.
+        // - The columns fill fewer vectors than there are threads, so some threads would get no
+        //   columns.
         divides_tiles_(
             kPlanes * depth_ * columns_ * 4 <= machine.shared_cache_bytes / 4 * 3 &&
             (tiles_per_thread_ >= 2 * tile_.rows || columns_ / tile_.lanes < tiling_.pieces)),
@@ -247,9 +248,9 @@ class TileConv {
                             values + k * width + j, kernels_stride(group));
   }
 
-  // Multiply two matrices: value number v of the transformed data of `count` tiles, and value
-  // number v of the transformed kernels of one group of the result's channels. Store the product in
-  // `sums`, as plane v.
+  // Multiply two matrices: plane v of `values` (the transformed data of `count` tiles) and plane v
+  // of `kernels` (the transformed kernels of one group of the result's channels). Plane v has value
+  // number v of each tile or kernel. Store the product in plane v of `sums`.
   void multiply(std::int64_t v, std::int64_t group, const float* values, std::int64_t values_stride,
                 std::int64_t count, const float* kernels, float* sums) const {
     TileWork<float> work{};
@@ -305,10 +306,10 @@ class WeightGradient {
         pairs_(in_.count * out_.count) {
     const std::int64_t per_tile = kPlanes * (s.in + s.out) * 4,
                        tiles_per_thread = tiling_.tiles / tiling_.pieces;
-    // The threads divide the tiles if the sums of one thread fit a quarter of the shared cache, and
-    // each thread has at least kMinSumTiles tiles. Each thread then has sums of its own, which are
-    // added at the end. Otherwise, all threads work on the same tiles, and each thread computes
-    // some planes of the sums.
+    // The threads divide the tiles if the sums of one thread (36 planes per pair) fit a quarter of
+    // the shared cache, and each thread has at least kMinSumTiles tiles. Each thread then has sums
+    // of its own, which are added at the end. Otherwise, all threads work on the same tiles, and
+    // each thread computes some of the planes.
     divides_tiles_ = pairs_ * sums_elements() * 4 <= machine.shared_cache_bytes / 4 &&
                      tiles_per_thread >= kMinSumTiles;
     const std::int64_t num_sharing = divides_tiles_ ? 1 : tiling_.pieces;
@@ -348,10 +349,10 @@ class WeightGradient {
   }
 
   // Process the tiles in blocks of block_ tiles. For each block, the threads first transform the
-  // data and dy of its tiles together. Then they add the products of the block to the sums, in
-  // phases. A phase computes the sums of phase_pairs_ pairs. A pair is a group of the data's
-  // channels with a group of dy's channels. Each pair has 36 planes of sums, and one thread
-  // computes a whole plane.
+  // data and dy of its tiles together. Then they multiply both, and add the products to the sums,
+  // in phases. A phase computes the sums of phase_pairs_ pairs. A pair is a group of the data's
+  // channels with a group of dy's channels. Its sums are 36 planes, one per value of a transformed
+  // tile. One thread computes a whole plane.
   void run_by_pairs(const float* data, const float* dy, float* weights, float* scratch) const {
     float* values = scratch + phase_pairs_ * sums_elements();
     for (std::int64_t t = 0; t < tiling_.tiles; t += block_) {
@@ -453,7 +454,7 @@ class WeightGradient {
   std::int64_t step_, pairs_;
   bool divides_tiles_;
   // block_: the number of tiles that are transformed at a time. phase_pairs_: the number of pairs
-  // whose sums run_by_pairs() computes at a time.
+  // of channel groups whose sums run_by_pairs() computes at a time.
   std::int64_t block_, phase_pairs_;
 };
 
