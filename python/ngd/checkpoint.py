@@ -47,7 +47,7 @@ from .graph.live_state import LiveState
 from .graph.variable import Variable
 
 INDEX: Final = "checkpoint.json"
-"""The file name of the index."""
+"""The name of the JSON file of a checkpoint, which gives the name of the file with the tensors."""
 TENSORS: Final = "checkpoint-{}.safetensors"
 DTYPES: Final[dict[str, Any]] = {
     "F64": np.dtype(np.float64),
@@ -93,8 +93,8 @@ def save(
         The folder. It is created if it does not exist, and a checkpoint in it is replaced.
     variables : structure of Variable
         The variables, of any shape, in dicts, lists, tuples or dataclasses. Their names are the
-        keys in the file, and must differ. `optimizer.state` is saved completely: with its
-        variables, and with loaded values whose variables do not exist before the first step.
+        keys in the file, and must differ. `optimizer.state` is saved completely. This includes
+        values that were loaded for variables that the first step has not created yet.
     private : structure of Variable, optional
         The variables whose values differ between ranks. They may also be in `variables`. With
         `private`, even if it is empty (`private={}`), only rank 0 of `group` writes the file.
@@ -180,9 +180,9 @@ def load(
     ValueError
         A variable is not in the file, or has another shape or dtype there. A generator is not in
         the file. `variables` has a copy such as `dict(optimizer.state)`, and the file has values
-        of optimizer variables that do not exist before the first step. Or a step has already
-        updated `optimizer.state`, and the file has a value of this state for which the state has
-        no variable. In each case no value has changed.
+        of optimizer variables that do not exist before the first step. A step has already
+        created the variables of `optimizer.state`, and a value of this state in the file belongs
+        to none of them. In each case no value has changed.
     FileNotFoundError
         There is no checkpoint.
 
@@ -318,7 +318,8 @@ def collect_variables(where: str, **arguments: Any) -> tuple[dict[str, Variable]
 def is_state(tree: Any) -> bool:
     """Return True for a LiveState, such as `optimizer.state`.
 
-    `trees.flatten` then takes the LiveState as one leaf, although it is a mapping.
+    `collect_variables` passes this function to `trees.flatten`, so that a LiveState is one leaf
+    although it is a mapping.
     """
     return isinstance(tree, LiveState)
 
@@ -345,7 +346,7 @@ def with_pending_values(
 
 
 def index_of_states(by_name: Mapping[str, Variable], states: Iterable[LiveState]) -> dict[str, Any]:
-    """Return the entry of the index for each LiveState, by the name of the state.
+    """Return "states" of `checkpoint.json`: a dict from the name of each LiveState to its entry.
 
     A LiveState, such as `optimizer.state`, gets its variables in the first step. The entry has the
     names of the state's values, and `is_complete`, which is False if the first step may create
@@ -512,7 +513,7 @@ def _read_header(path: Path, size: int) -> tuple[dict[str, Any], int]:
 
 
 def read_index(folder: Path) -> dict[str, Any]:
-    """Return the index of a folder; raise FileNotFoundError if it has none."""
+    """Return a folder's `checkpoint.json` as a dict; raise FileNotFoundError if it is missing."""
     try:
         text = (folder / INDEX).read_text()
     except FileNotFoundError:

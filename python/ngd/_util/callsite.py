@@ -70,15 +70,15 @@ def owner(file: str) -> Owner:
 
 
 class ExpansionSite(str):
-    """The call site of the nodes into which a pass expanded one op, with the name of that op."""
+    """The call site of nodes by which the compiler replaced (expanded) one op, with its name."""
 
     __slots__ = ("op", "origin")
 
     def __new__(cls, site: str, op: str) -> ExpansionSite:
-        """Create the call site of one expansion of the op `op` at `site`.
+        """Create the call site of the nodes that replace one op, named `op`, at `site`.
 
-        Each expansion creates its own object. So two expansions at the same line have equal texts,
-        but different objects.
+        Each replacement of an op creates its own object. So two replacements at the same line have
+        equal texts, but different objects.
         """
         instance = super().__new__(cls, site)
         instance.op, instance.origin = op, site
@@ -86,14 +86,15 @@ class ExpansionSite(str):
 
     op: str
     origin: str
-    """The call site of the op that the pass expanded."""
+    """The call site of the op that was replaced."""
 
 
 class NodeSite(str):
     """The call site of one node of a graph, with the id of the node.
 
-    Passes copy the call site of a node to the nodes that replace it, and then to the instructions
-    of the compiled step. So the id shows which instructions compute the node.
+    If the compiler replaces a node, the new nodes get its call site. The instructions of the
+    compiled step get the call sites of their nodes. So the id shows which instructions compute the
+    node.
     """
 
     __slots__ = ("id",)
@@ -157,9 +158,9 @@ def warn(message: str, category: type[Warning]) -> None:
 def at_site(site: str) -> Iterator[Callable[[str], None]]:
     """Use `site` as the call site in this block.
 
-    Passes use it to give new nodes the call site of the nodes that they replace. The `with`
-    statement yields a function. Call this function with another call site to use that one for the
-    rest of the block.
+    Passes of the compiler use this block to give new nodes the call site of the nodes that they
+    replace. The `with` statement yields a function. A call of this function with another call site
+    sets that call site for the rest of the block.
     """
     sites = _site_stack.sites
     sites.append(site)

@@ -27,8 +27,8 @@ COMMUNICATORS_OF_MODE: Final = {
 }
 """A dict from each build mode of ngd to the values of NGD_COMM that the mode supports.
 
-A build of mode OFF is for one rank. MLSL adds "shm", the shared memory of one host, and OMPI adds
-"mpi", for several hosts.
+OFF has "auto" and "self", which is for one rank. MLSL adds "shm", for the ranks of one host, which
+share memory. OMPI adds "mpi", for several hosts.
 """
 MPIS: Final = ("openmpi", "mpich")
 SIMILARITY: Final = 0.7

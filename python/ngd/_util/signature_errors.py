@@ -138,8 +138,8 @@ GRADIENT_CALL: Final = ContextVar("gradient_call", default=("grad", ""))
 """A pair of strings for the errors of ngd.grad: the public call, and the name of its argument.
 
 If the user calls ngd.grad, the pair is ("grad", ""), and the errors name no argument. An optimizer
-calls ngd.grad itself. Then the first string is the optimizer's public call, and the second is
-"parameters", the argument of that call that has the variables to train.
+calls ngd.grad itself. Then the pair is, for example, ("adam: minimize", "parameters"): the
+optimizer's public call, and its argument with the variables to train.
 """
 
 
@@ -185,10 +185,10 @@ def misfit(call: str, signature: inspect.Signature, args: Any, kwargs: Any) -> s
 
 
 def by_keyword(surplus: Sequence[Any], named: Mapping[str, inspect.Parameter]) -> str:
-    """Return the advice for surplus positional arguments.
+    """Return the advice for `surplus`, the positional arguments of a call that are too many.
 
-    If there are enough keyword-only parameters, advise to give the arguments by keyword. Otherwise
-    advise to remove the arguments.
+    If the call has at least as many keyword-only parameters, advise to give `surplus` by keyword.
+    Otherwise advise to remove these arguments.
     """
     keywords = [name for name, p in named.items() if p.kind is p.KEYWORD_ONLY]
     if len(surplus) > len(keywords):
@@ -286,8 +286,8 @@ def name_call(call: str, signature: inspect.Signature, args: Any, kwargs: Any, e
 
     Return without an error in the cases below. The caller, a wrapper, then raises `error` again.
 
-    - The user called another public function of ngd, and that function made this call. Then the
-      wrapper of that function gets `error` next.
+    - Code of ngd made the call, not the user. Then the wrapper of the function that the user
+      called gets `error` next.
     - A function that the user passed as an argument raised `error`.
     - The message of `error` names the public call already, and the arguments fit its signature.
     - `error` is an OSError, or an error of ngd except ShapeError and DTypeError.
@@ -417,8 +417,8 @@ fast path would never be used.
 def name_calls(package: str, namespace: dict[str, Any], names: Iterable[str]) -> None:
     """Wrap the public functions and methods in the namespace of a package with `name_signature`.
 
-    Constructors are not wrapped. `SHORT_CALLS` are not wrapped either, because one more frame
-    between them and their caller would make them slower.
+    Constructors are not wrapped. The collectives in `SHORT_CALLS` are not wrapped either, because
+    one more frame between them and their caller would make them slower.
     """
     for name in names:
         public = namespace.get(name)

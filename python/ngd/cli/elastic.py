@@ -43,9 +43,9 @@ class ElasticJob(Job):
     def deadlines(self) -> list[float]:
         """Return the times at which `wait_for_events` stops waiting even if no event occurs.
 
-        These are the times of `Job.deadlines`, and the time by which every veteran must have begun
-        to wait for the next world. A veteran is a member that has been in a world, or started with
-        the job.
+        These are the times of `Job.deadlines`, and the deadline of the next world (group of all
+        ranks), if there is one. By this deadline, each member that has been in a world or started
+        with the job must wait in ngd.init().
         """
         deadlines = super().deadlines()
         if self.board.deadline is not None:
@@ -55,8 +55,9 @@ class ElasticJob(Job):
     def wait_for_events(self) -> None:
         """Handle the next events. Then kill late members.
 
-        A member is late if it has been in a world (group of all ranks) or started with the job, and
-        did not call ngd.init() before the deadline of the next world.
+        A member, a process of the job, is late if it does not wait in ngd.init() at the deadline of
+        the next world (group of all ranks). A member that replaces a failed one is never late
+        before its first world.
         """
         super().wait_for_events()
         self._kill_late_members()
@@ -64,10 +65,10 @@ class ElasticJob(Job):
     def handle_waiting(self, members: Sequence[int]) -> None:
         """Record that members wait in ngd.init() for the next world, the next group of all ranks.
 
-        Handle the members one by one. If all veterans wait now, form the new world and print its
-        members. Otherwise, if this member is a newcomer, print that it waits for the others. A
-        newcomer is a member that was started after the job and waits for its first world. All other
-        members are veterans.
+        A newcomer is a member that replaces a failed one and has not been in a world yet. All other
+        members are veterans. Handle `members` one by one. If all veterans wait now, form the new
+        world and print its members. Otherwise, if this member is a newcomer, print that it waits
+        for the other members.
         """
         for member in members:
             if member not in self.ranks or self.attempt.ending is not None:
@@ -100,10 +101,10 @@ class ElasticJob(Job):
     def _settle(self, rank: int, code: int) -> None:
         """End the job or continue it, after the end of a member.
 
-        A veteran is a member that has been in a world (group of all ranks) or started with the job,
-        and so has the state of the training. End the job if too few members are left, or if no
-        veteran is left. Otherwise the job continues. If all veterans wait in ngd.init() already,
-        form the next world now. If not, it is formed when the remaining veterans wait too.
+        A veteran is a member that has been in a world (group of all ranks) or started with the job.
+        Only veterans have the state of the training. So end the job if no veteran is left. Also end
+        it if this member failed and too few members are left. Otherwise the job continues. If all
+        veterans wait in ngd.init(), form the next world now.
         """
         veterans = self.board.veterans
         if code != 0 and not (self._is_enough() and (veterans or self.num_done)):

@@ -24,7 +24,7 @@ At the failure of a rank:
 
 The rank that failed first is not always the rank that ended first. A rank that ends because of an
 error first notifies the launcher, through the pipe NGD_LAUNCHER. Then it notifies the other ranks,
-which may end earlier. So the launcher takes the order of failures from the messages in the pipe.
+which may end before it. So the launcher takes the order of failures from the messages in the pipe.
 """
 
 from __future__ import annotations
@@ -128,9 +128,9 @@ class Ending:
     def next_signal(self) -> int | None:
         """Return the signal to send to the ranks now, or None.
 
-        `deadline` is the time at which the next phase of the end begins, for example the phase
-        KILLED. At this time or later, enter that phase and return its signal, for example SIGKILL.
-        Before this time, or in the last phase, return None.
+        If the time `deadline` has come, enter the next `Phase` of the job's end and return its
+        signal, for example SIGKILL for the phase KILLED. Before this time, or in the last phase,
+        return None.
         """
         if self.deadline is None or time.monotonic() < self.deadline:
             return None
@@ -177,7 +177,7 @@ class Messages:
 
     @property
     def address(self) -> str:
-        """The value of NGD_LAUNCHER: the path and the inode of the pipe."""
+        """The value of NGD_LAUNCHER: path and inode of the pipe, such as "/proc/12/fd/5 678"."""
         return address_of_launcher(self.reader)
 
     def read(self) -> list[str]:
@@ -403,9 +403,9 @@ class Job:
     def _note_leaving(self, notified: Sequence[int]) -> None:
         """Append ranks to `leaving`, the order in which ranks began to end.
 
-        `notified` has the ranks whose messages were read now. First append the ranks that have
-        ended without a message: such a rank may have been killed, and the ranks in `notified` may
-        end because of that. Then append `notified`.
+        `notified` has the ranks that have just sent the message that they begin to end. Append them
+        last. First append the ranks that have ended without a message. Such a rank may have been
+        killed, and the ranks in `notified` may end because they noticed its failure.
         """
         leaving = self.attempt.leaving
         for number, rank in self.ranks.items():
@@ -451,9 +451,9 @@ class Job:
     def fail(self, rank: int, code: int) -> None:
         """End the job because a rank failed.
 
-        If the job is already ending because of another rank, this rank may still be the cause: it
-        began to end before the other rank, but took longer to end. Then report this rank's exit
-        code instead, unless the ranks have already got a signal.
+        The job may already be ending because another rank failed. If this rank began to end before
+        that rank (`Attempt.leaving`), this rank is the cause, although it took longer to end. Then
+        use this rank's exit code instead, unless the ranks have already got a signal.
         """
         how = describe_end(code)
         exit_code = 128 - code if code < 0 else code

@@ -117,10 +117,11 @@ def prepare_child(cores: list[int] | None) -> Callable[[], None]:
     """Return the function that a child runs before its program.
 
     It binds the child to its cores, and makes the child the leader of a process group. It also
-    makes the kernel kill the child when the launcher ends. The child does not lead a session, for
-    two reasons. Linux gives each session the same share of the cores (autogroup). And it compares
-    priorities (nice) only inside a session. So with one session per rank, another program of low
-    priority could get as much time as a rank.
+    makes the kernel kill the child when the launcher ends.
+
+    The child does not lead a session. Linux gives each session the same share of the cores
+    (autogroup), and compares priorities (nice) only inside a session. So if each rank had its own
+    session, a low-priority program in another session could get as much time as a rank.
     """
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     launcher = os.getpid()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory of collectives: operands, destinations, and checks that they do not overlap."""
+"""The arrays that collectives read and write: conversion, allocation, and overlap checks."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ def destinations(out: Any, sources: Sequence[Array], is_sequence: bool, where: s
 
 
 def check_no_overlap(part: Array, full: Array, where: str, own: Array | None = None) -> None:
-    """Raise ValueError if the memory of `part` and `full` overlaps in a way that is not allowed.
+    """Raise ValueError if the memory of `part` and `full` overlaps, except in one case.
 
-    One of these arrays is the source of a collective, and the other is the destination. Their
-    memory may be identical if `own` is None. If `own` is given, it is this rank's block of `full`.
-    Then the memory of `part` may be identical to that of `own`, but not to other memory of `full`.
+    One of these arrays is the source of a collective, and the other is the destination. `own` is
+    this rank's block of `full`, or None, which stands for all of `full`. `part` may have exactly
+    the memory of `own`, for a collective in place.
     """
     if not np.may_share_memory(part, full):
         return
@@ -113,9 +113,9 @@ def destination_along(
     of the public call: `out`, or a new array if `out` is None.
 
     The user splits or concatenates along `axis`, but the collective always does so along axis 0.
-    If `axis` is 0, the buffer is the memory of the result. Otherwise axis 0 of the buffer is `axis`
-    of the result. Then `finish()` moves this axis to position `axis`, and copies the data to the
-    result.
+    If `axis` is 0, the buffer is the memory of the result. Otherwise `finish()` moves axis 0 of the
+    buffer to position `axis`, and copies the data to the result. For example, with `axis` 1 a
+    buffer of shape (4, 2, 3) gives a result of shape (2, 4, 3).
     """
     if axis == 0:
         buffer = check_out(out, dtype, shape, where)

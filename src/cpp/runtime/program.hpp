@@ -11,10 +11,11 @@
 
 namespace ngd::runtime {
 
-// The memory of a value. Inputs, outputs, variables and constants are numbered arrays. Private and
-// Shared are arenas: values that are not alive at the same time share bytes. All ranks of a host
-// can read the shared arena, so they reduce operands there without copying them first. Nowhere: no
-// instruction reads the value, so it has no memory, and its kernel gets a null pointer.
+// The memory of a value. Inputs, outputs, variables and constants are arrays, and Value::position
+// is the number of the array in its kind. Private and Shared are arenas: values that are not alive
+// at the same time share bytes. All ranks of a host can read the shared arena, so they reduce
+// operands there without copying them first. Nowhere: no instruction reads the value, so it has no
+// memory. The instruction that computes it gets a null pointer for this output.
 enum class MemoryKind : std::uint8_t {
   Input,
   Output,
@@ -48,21 +49,21 @@ struct Member {
 
 struct Instruction {
   Action action = Action::Run;
-  std::string op;           // a kernel's op, or a collective's kind
-  std::vector<int> inputs;  // numbers of values; a Wait has none
+  std::string op;           // the op of a kernel, or the kind of a collective
+  std::vector<int> inputs;  // indices in Program::values; empty for Action::Wait
   std::vector<int> outputs;
   Attrs attrs;
-  int start = -1;    // of a Wait: the number of its Start instruction
-  int group = 0;     // of a Start: the number of its group in the program
+  int start = -1;    // for Action::Wait: the index of the Action::Start that it waits for
+  int group = 0;     // for Action::Start: the index in Program::groups of the outermost program
   std::string site;  // the user's "file:line"
   std::vector<Program> bodies;
   // The ops that the instruction computes; not part of the text form (to_string). For a fused
-  // kernel: first one op for each elementwise statement, and then one op for each reduction.
+  // kernel: first the op of each statement (line) of its body, then the op of each reduction.
   std::vector<Member> members = {};
 };
 
-// The collectives of a program in one group. The ranks of the group compare the hash of each
-// other's collectives. If the hashes differ, the error message shows the text.
+// The collectives that a program runs in one group of ranks. The ranks compare their `hash`. If
+// it differs between ranks, the error message shows `text`.
 struct GroupSequence {
   // one line per collective with its call site, in order; then the name of the step
   std::string text;
@@ -76,15 +77,16 @@ struct Program {
   std::vector<std::vector<char>> constants;
   std::size_t inputs = 0, outputs = 0, variables = 0;
   std::size_t private_bytes = 0, shared_bytes = 0;
-  // one per group of ranks; the shared arena is allocated by the communicator of the first group
+  // One per group of ranks; empty in a nested program. The first group's communicator allocates the
+  // arena MemoryKind::Shared.
   std::vector<GroupSequence> groups;
 };
 
 // Return the text form of a program, which is stable, because golden tests compare it.
 std::string to_string(const Program& program);
 
-// Throw Internal if an instruction uses a value, a memory position or a Start that the program does
-// not have.
+// Throw Internal if the program is inconsistent: for example, if an instruction uses a value that
+// does not exist, or if an Action::Wait does not follow its Action::Start.
 void verify(const Program& program);
 
 }  // namespace ngd::runtime

@@ -2,10 +2,11 @@
 // Recordings: the times of instructions.
 //
 // A process makes one recording at a time. A recording has the total times of each instruction. If
-// begin() was called with max_events > 0, it also has single executions as events. An executor
-// checks once per run whether a recording is on. An instruction begins when the previous one ends,
-// so the times add up to the time of the run. On a device with asynchronous queues a recorded run
-// waits after each instruction; otherwise the time of an instruction would not be known.
+// begin() was called with max_events > 0, it also has one event per run and one per execution of an
+// instruction. An executor, which runs a program, checks once per run whether a recording is on. An
+// instruction begins when the previous one ends, so the times add up to the time of the run. If the
+// device runs instructions asynchronously, a recorded run waits after each instruction to measure
+// its time.
 #pragma once
 
 #include <atomic>
@@ -26,7 +27,7 @@ std::int64_t now_ns() noexcept;
 // The times of one instruction, or of whole runs, in a recording.
 struct Timing {
   std::uint64_t calls = 0, ns = 0, least_ns = 0;
-  // of a Wait: from the beginning of its Start to the end of the Wait
+  // for Action::Wait: the time from the beginning of its Action::Start to the end of the Wait
   std::uint64_t pending_ns = 0;
 
   void add(std::int64_t duration_ns) noexcept {
@@ -37,8 +38,8 @@ struct Timing {
   }
 };
 
-// The times of a program: of its runs, of each instruction, and of the nested programs in the order
-// of the instructions.
+// The times of a program. `whole` has the times of its runs. `bodies` has the times of its nested
+// programs, in the order of the instructions that run them.
 struct Record {
   Timing whole;
   std::vector<Timing> instructions;
@@ -48,21 +49,22 @@ struct Record {
 // One execution of an instruction, or one run.
 struct Event {
   static constexpr std::uint32_t kWhole = UINT32_MAX;
-  std::uint64_t program;      // the number of its executor
+  std::uint64_t program;      // the number of the executor that runs it (next_program())
   std::uint32_t instruction;  // the number of the instruction, or kWhole for a whole run
   std::uint64_t thread;       // the thread number of the operating system
   std::int64_t begin_ns, end_ns;
 };
 
-// The description of an instruction. An Event has only the number of its instruction; the list
-// Recording::labels() of the Event's program has the Label with this number.
+// The description of an instruction. An Event has only numbers: the label of its instruction is
+// labels().at(event.program)[event.instruction].
 struct Label {
   Action action = Action::Run;
   std::string op, site;
-  int start = -1;  // of a Wait: the number of its Start
+  int start = -1;  // for Action::Wait: the index of the Action::Start that it waits for
 };
 
-// The recording of this process: the current one, or the last one.
+// The measurement of the programs that this process runs: the current one, or the last one. It
+// stores the events. Each executor stores its own total times.
 class Recording {
  public:
   // Begin a recording, and drop the previous one. Throws Busy if a recording is on. Events after
@@ -75,8 +77,8 @@ class Recording {
   // number.
   std::uint64_t current() const noexcept { return on_.load(std::memory_order_relaxed); }
   bool wants_events() const noexcept { return wants_events_.load(std::memory_order_relaxed); }
-  // Return a new number for an executor. Events contain this number, to show which executor they
-  // are from.
+  // Return a new number for an executor, the object that runs a program. Event::program has this
+  // number.
   std::uint64_t next_program() noexcept { return ++programs_; }
 
   // Add events of the executor with this number. They are dropped if memory is short.
