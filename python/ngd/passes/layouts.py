@@ -4,15 +4,16 @@
 A *layout* is an order of axes in memory. The bytes of every value are in the order of the axes of
 its shape. So the graph expresses another layout by a transposition, whose result has another shape.
 A *variant* of an op computes the same in another layout: it is applied to transpositions of the
-operands. The variant refers to the op by `op.layout.row_major_op`. The pass has three rules:
+operands. The original op is `layout.row_major_op` of the variant. The pass has three rules:
 
 1. A heavy op is replaced by its variant if the device has a kernel for the variant. Transpositions
    convert the operands and the result.
 2. Transpositions move towards the outputs. If all large operands of an op are transposed in the
-   same way, the op computes on the operands before their transposition (`Op.move_transpose`;
-   elementwise ops in this file). Then its result is transposed instead.
-3. Two adjacent transpositions are merged, and most of them cancel. The others are computed where a
-   layout ends.
+   same way, the op computes on the operands before their transposition. Then its result is
+   transposed instead. `Op.move_transpose` does this; for elementwise ops,
+   `move_elementwise_transposition` does.
+3. A transposition of a transposition becomes one transposition. In most cases, the two cancel. A
+   transposition that remains is computed as an op of its own.
 """
 
 from __future__ import annotations

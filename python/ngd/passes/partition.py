@@ -46,12 +46,13 @@ class Partition:
     counterparts: Ranks = ONE_RANK
     """The ranks with this rank's local index: one on each host, in the order of the hosts."""
     is_once_over_hosts: bool = False
-    """True if all hosts together have one copy of the optimizer state: the variables that a step
-    reads only to compute next values. False if each host has a copy of every variable."""
+    """True if all hosts together have one copy of the optimizer state, such as momentum: variables
+    that the step reads only to compute new values of variables. False if each host has a copy of
+    every variable."""
 
     @property
     def parts(self) -> int:
-        """The number of parts that a variable is divided into."""
+        """The number of ranks among which a copy of a variable is divided."""
         return self.host_ranks.size * (self.counterparts.size if self.is_once_over_hosts else 1)
 
     def slice(self, count: int) -> tuple[int, int]:

@@ -124,7 +124,11 @@ def run_passes(
 def passes_of(
     entry: Entry, graph: Graph, options: CompileOptions, changed: bool
 ) -> tuple[Pass, ...]:
-    """Return the passes of an entry that run on this graph: none if its condition does not hold."""
+    """Return the passes that run for one entry of PER_OP or FUSION.
+
+    The tuple is empty if the condition of the entry does not hold (`When`), or if
+    NGD_CHECK_FINITE=1 omits the passes (HIDING).
+    """
     passes = entry.passes if isinstance(entry, When) else (entry,)
     if config.check_finite() and not set(HIDING).isdisjoint(passes):
         return ()

@@ -445,8 +445,8 @@ class NarrowKernel:
         """The results of the original kernel, without those that are reductions."""
         self.types = [result.type for result in self.results]
         self.extra: dict[int, int] = {}
-        """A dict for the results that are stored twice: from the number of the float32 result to
-        the number of its 16-bit copy, among the results of the new kernel."""
+        """A dict {position of the float32 result: position of its 16-bit copy}, for results that
+        are stored twice. Both are positions in the results of the new kernel."""
 
     def read(self, operands: Sequence[Node]) -> None:
         """Add casts to float32 to the body, for the operands that are now 16-bit floats."""
@@ -476,7 +476,7 @@ class NarrowKernel:
         return (*range(count), *(len(self.types) + n for n in range(reductions)))
 
     def node(self, operands: Sequence[Node]) -> Node | None:
-        """Return the node of the kernel with casts, or None if no cast was added."""
+        """Return a node that computes the kernel with its casts, or None if no cast was added."""
         original = self.original
         if self.body is body_of(original):
             return None

@@ -91,7 +91,7 @@ def plan_within_limit(
 
 
 def bytes_of(plan: Plan) -> int:
-    """Return the bytes of both arenas of a plan."""
+    """Return the bytes of memory that a plan needs for values: private and shared."""
     return plan.private_bytes + plan.shared_bytes
 
 
@@ -116,7 +116,7 @@ class Copy(NamedTuple):
 
 
 class Waiting:
-    """The values of a graph that are kept at its peak: computed before it, and read after it."""
+    """The values that are kept at the memory peak of a graph: computed by then, and read later."""
 
     def __init__(self, graph: Graph, target: Target, options: CompileOptions) -> None:
         self.graph = graph
@@ -199,8 +199,8 @@ class Waiting:
         """Return the ops that compute `value` a second time, or None if this is not possible.
 
         There are at most LONGEST ops, and each takes about one pass over memory. They read inputs,
-        variables, constants, values that are kept at the peak, and small values. They do not read
-        the values in `copies`, which are themselves recomputed.
+        variables, constants, small values, and values that are kept anyway at the memory peak. They
+        do not read the values in `copies`, which are themselves recomputed.
         """
         kept: list[Node] = []
         ops: set[Node] = set()

@@ -13,8 +13,9 @@ constants and residuals. The residuals are chosen in three steps:
 1. Each value that is read by a gradient and is not cheap is a residual.
 2. A value that is not cheap and that no gradient reads is a residual if this saves memory. For
    example, gradients read two cheap values of the size of p = x @ w, which are both computed from
-   p. Then p is stored, and the two values are recomputed from it. In general, the cheap values that
-   gradients read and that can be recomputed from the value have more bytes than the value itself.
+   p. Then p is stored, and the two values are recomputed from it. In general, add the bytes of the
+   cheap values that gradients read and that can be recomputed from p and other residuals. If the
+   sum is larger than the bytes of p, p is a residual.
 3. Each cheap value that is read by a gradient, and cannot be recomputed yet, is a residual.
 """
 
@@ -29,10 +30,9 @@ from ..graph.node import Node, topological
 from .recompute import is_cheap
 
 MAX_SOURCES: Final = 8
-"""A limit for step 2 of the choice of residuals (see the module docstring). For each cheap value,
-step 2 computes the set of values that are not cheap from which it can be recomputed. If the set has
-more than this number of values, step 2 treats the cheap value as one that is not cheap. So the sets
-stay small."""
+"""A limit for step 2 of the choice of residuals (see the module docstring). A cheap value can be
+recomputed from a set of values that are not cheap. If the set has more than this number of values,
+step 2 treats the cheap value as one that is not cheap. So the sets stay small."""
 
 
 def choose_residuals(
@@ -114,9 +114,9 @@ def _shared_sources(
     """Return values that save memory if they are stored, because cheap values depend on them.
 
     This is step 2 of the choice of residuals (see the module docstring). `cheap` has the values
-    that gradients read and that take about one pass over memory to compute. A value that takes
-    longer is returned if the values in `cheap` that can be recomputed from it have more bytes
-    together than it has.
+    that gradients read and that take about one pass over memory to compute. For each other value v,
+    add the bytes of the values in `cheap` that can be recomputed from v and the residuals. If the
+    sum is larger than the bytes of v, return v.
     """
     sources: dict[Node, frozenset[Node]] = {}
     for value in forward:

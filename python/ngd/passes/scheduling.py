@@ -38,10 +38,10 @@ class Schedule:
     order: tuple[Node, ...]
     """All nodes except leaves, each after its inputs."""
     direct: dict[Node, Node]
-    """A dict from a next value that is computed in the memory of a variable, to this variable.
+    """A dict {new value: variable} of the values that are computed in the memory of the variable.
 
-    If the ranks share the variable, the dict has this rank's part of it instead. The values are at
-    the end of `order`.
+    If the ranks of a host share the variable, the dict has the part of it that this rank writes.
+    The new values are at the end of `order`.
     """
     stores: tuple[tuple[Node, Node], ...]
     """The updates that are not in `direct`, as pairs (variable, new value). A new value is computed
@@ -116,9 +116,9 @@ def keep_safe(
 
     `candidates` is a dict {new value: variable}: the updates that a kernel could write directly to
     the memory of the variable. If this kernel is the last reader of the variable's old value, the
-    device must allow it to write over this operand. The old value may also be the new value of
-    another variable. Then the candidate is safe, because plan_memory copies the old value before
-    any candidate is written.
+    device must allow it to write the new value over the old one. The step may also assign the old
+    value to another variable. This is safe, because plan_memory copies the old value before any
+    candidate is written.
     """
     position = {node: i for i, node in enumerate(order)}
     last_read: dict[Node, int] = {}

@@ -81,10 +81,10 @@ def can_be_fused(product: Node, counts: Mapping[Node, int]) -> bool:
 
 
 def has_small_factors(product: Node) -> bool:
-    """Return whether a node is a matmul A^T B with few rows, whose A and B need little memory.
+    """Return whether a node is a matmul A^T B, and its factors A and B have few rows and bytes.
 
-    A and B have at most MOST_DEPTH rows. Together, they have at most the bytes of the result. An
-    input, variable or constant is not counted, because it stays in memory anyway.
+    A and B have at most MOST_DEPTH rows. Together, they have at most the bytes of the result. A
+    factor that is an input, variable or constant is not counted: it stays in memory anyway.
     """
     factors = product.op.gradient_factors(product)
     if factors is None or factors[0].shape[0] > MOST_DEPTH:

@@ -15,7 +15,8 @@ layer of the heavy op.
 
 The pass `expand` replaces an op such as gelu by the ops that it is composed of. So if the graph has
 such ops (has_composites), they are fused before `expand` runs, and equal nodes are merged before
-the fusion. Otherwise one of two equal nodes could be fused away while the other one is still read.
+the fusion. Otherwise one of two equal matmuls could be fused with its reader, and the other matmul
+would still be computed for another reader.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ RESHAPED: Final = Pattern("view", lambda op: op.kernel.is_view, (HEAVY,), read_o
 def same_type(match: Match) -> bool:
     """Return whether the types allow the fusion of a heavy op and the op that reads its result.
 
-    The heavy op is, for example, a matmul. The result of the second op must have the shape and
-    dtype that the second op reads. The dtype must be float32 or float64: separate 16-bit ops would
-    round once more than the fused ones. `ngd.full_precision` must apply to both ops or to neither.
+    The heavy op is, for example, a matmul. The other op must not change the shape or the dtype. The
+    dtype must be float32 or float64: separate 16-bit ops would round once more than the fused ones.
+    `ngd.full_precision` must apply to both ops or to neither.
     """
     behind = match["behind"]
     read = match.get("view", match["heavy"])

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fusion of reductions into the elementwise kernels that compute or read their operands.
 
-First, `share_sums` moves factors that are constant along the axes out of a sum, if the remaining
-product is summed anyway. For example, the backward pass of a norm needs sum(dy) and sum(dy *
-weight), and sum(dy * value) and sum(dy * weight * value). If weight is constant along the axes, the
-sums with weight are computed as weight * sum(dy) and weight * sum(dy * value), so two sums are
-saved.
+First, `share_sums` moves factors that are constant along the summed axes out of a sum. It does so
+if the step also sums the product of the other factors. For example, the backward pass of a norm
+needs sum(dy), sum(dy * weight), sum(dy * value) and sum(dy * weight * value). If weight is constant
+along the axes, the sums with weight are computed as weight * sum(dy) and weight * sum(dy * value),
+so two sums are saved.
 
 Then `fuse_reductions` adds reductions to elementwise kernels. A kernel may compute reductions of
 its results. It may also compute a reduction of one of its operands if the reduction and the kernel
-have the same *depth*: the number of ops that are not elementwise on the longest path to a node
-(elementwise.depths). All reductions of one kernel have the same axes. A result that only these
-reductions read is not stored.
+have the same *depth*. The depth of a node is the largest number of ops that are not elementwise on
+a path from an input to the node (elementwise.depths). All reductions of one kernel have the same
+axes. A result that only these reductions read is not stored.
 
 Neither pass makes a cycle. A reduction of a result comes after the kernel anyway. A reduction of an
 operand is fused only if it has the depth of the kernel. A kernel or a reduction is deeper than
@@ -60,10 +60,10 @@ vary along them."""
 
 
 class SumBundle(NamedTuple):
-    """A sum that is computed from another sum, in the form that `order_bundles` takes.
+    """A sum that is computed from another sum, for `order_bundles`, which orders all nodes.
 
-    `members` has one element, the sum. `outside` has the nodes that `order_bundles` puts before the
-    sum: the operand of the sum, and the operand of the other sum.
+    `members` has one element, the sum. `outside` has the nodes that come before the sum in the
+    order: the operand of the sum, and the operand of the other sum.
     """
 
     members: Sequence[Node]
@@ -177,7 +177,7 @@ class ReducingKernel(NamedTuple):
 
     @property
     def outside(self) -> Sequence[Node]:
-        """The operands of the kernel. `order_bundles` puts them before the members."""
+        """The operands of the kernel, which are computed before the kernel and the reductions."""
         return self.kernel.inputs
 
     @property

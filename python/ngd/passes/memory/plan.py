@@ -50,7 +50,8 @@ class Storage:
 
     space: str
     position: int = 0
-    """The number of the array in a space that is a list of arrays; the byte offset in an arena."""
+    """The byte offset if the space is an arena. Another space is a list of arrays, such as
+    the inputs of a call: then this is the number of the array."""
     bytes: int = 0
     first: int = 0
     last: int = 0
@@ -105,11 +106,12 @@ class Instruction:
     site: str
     start: int = -1
     group: Ranks | None = None
-    """The group of the start of a collective; None: the group of the executable."""
+    """The ranks of the collective that is started; None for all ranks that run the step."""
     bodies: list[Plan] = field(default_factory=list)
     """The plans of the graphs that a loop or branch runs; empty for another instruction. The outer
-    plan provides the memory for the arenas of these plans. So the last two `outputs` of a loop or
-    branch are not results: they are the memory for the private and for the shared arenas."""
+    plan provides the memory of these plans. So the last two `outputs` of a loop or branch are not
+    results. They are memory for the inner plans: one that only this rank uses, and one that the
+    ranks of a host share."""
     cost: Cost = field(default_factory=Cost)
     made_of: tuple[tuple[str, str], ...] = ()
     """The names of the ops that a kernel computes, each with its call site."""
@@ -131,7 +133,8 @@ class Plan:
     """The updated variables that the ranks of a host share. Each has the pair (begin, end) of the
     bytes of the variable that this rank writes."""
     whole: list[Node] = field(default_factory=list)
-    """The updated variables that the ranks do not share. This rank writes all of their bytes."""
+    """The updated variables of which each rank has its own copy. This rank writes all their bytes.
+    """
     private_bytes: int = 0
     shared_bytes: int = 0
     unshared_bytes: int = 0
@@ -241,9 +244,10 @@ class Spans:
 
 
 def extent(value: tuple[Type, Storage]) -> tuple[str, int, int]:
-    """Return the space of a value, and the begin and end of the value in the space.
+    """Return where a value is, as (space, begin, end).
 
-    In an arena, these are byte offsets. In another space, array n begins at n and ends at n + 1.
+    If the space is an arena, `begin` and `end` are byte offsets. Another space is a list of arrays:
+    they are n and n + 1 for a value in array n.
     """
     type_, storage = value
     size = type_.bytes if storage.is_planned else bool(type_.bytes)
@@ -251,10 +255,9 @@ def extent(value: tuple[Type, Storage]) -> tuple[str, int, int]:
 
 
 def extent_of_whole(value: tuple[Type, Storage]) -> tuple[str, int, int]:
-    """Return the (space, begin, end) of the whole storage that contains a value.
+    """Return (space, begin, end) of a value, or of the whole storage that it is a part of.
 
-    A value may be a part of a storage in an arena (`Storage.whole`). For another value, return the
-    (space, begin, end) of the value itself.
+    Only a storage in an arena counts (`Storage.whole` of the part). See `extent` for the form.
     """
     whole = value[1].whole
     return whole.span if whole is not None and whole.is_planned else extent(value)

@@ -173,7 +173,7 @@ class Planner:
         self.plan.whole = [v for v, _ in updates if v.op is VARIABLE]
         self.storages = Storages(graph, self.plan)
         self.started: dict[Node, int] = {}
-        """The number of the instruction that starts a collective, by the node of that start."""
+        """For each node that starts a collective: the number of its instruction."""
         self.gathered: dict[Node, Storage] = {}
         """For the start of an all_gather whose operand is computed inside its result: the storage
         of the result."""
@@ -348,11 +348,11 @@ class Planner:
     def choose_received(self, node: Node, source: Storage) -> Storage:
         """Return the storage of the result of a collective.
 
-        If the collective can work in place, return the storage of the operand or a part of it. This
-        requires that the operand is in the shared arena, and that no later node and no other
-        collective reads it. The operand of an all_gather may already be in this rank's block of the
-        result (`block_of_gather`). Then return the storage of this result. Otherwise return a new
-        storage.
+        If the collective can work in place, return the operand's storage, or the part of it in
+        which the result is. This requires that the operand is in the shared arena, and that no
+        later node and no other collective reads it. If the operand of an all_gather was computed
+        inside a storage for the result (`block_of_gather`), return this storage. Otherwise return a
+        new one.
         """
         assert isinstance(node.op, Start)
         block, operand = node.op.block, node.inputs[0]

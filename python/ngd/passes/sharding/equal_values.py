@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Analysis of the values of a step that are equal on all ranks, as far as the graph proves it.
+"""Analysis of a step's graph, which proves that values are equal on all ranks.
 
 `Node.uniform` is set while a graph is built, and assumes that every variable is equal on all ranks.
-This analysis also knows which variables may differ. It proves that values are equal on the ranks of
-one group, the group of the executable.
+This analysis also knows which variables may differ. It proves that values are equal on all ranks
+that run the step.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ class Equal:
     def reaching(self, sources: set[Node]) -> set[Node]:
         """Return the nodes in `self.nodes` that depend on a collective or on one of `sources`.
 
-        `self.nodes` has the nodes that are proved equal on all ranks. `sources` are the variables
-        that are shared. A variable can be shared only if its next value is among the returned
-        nodes. If a step sets a variable to a constant, its next value is not among them.
+        `self.nodes` has the nodes that are proved equal on all ranks. `sources` are variables that
+        ranks share. The caller shares another variable only if its next value is among the returned
+        nodes. So a variable that the step sets to a constant is not shared.
         """
         reached: set[Node] = set()
         for node in self.graph.nodes:

@@ -54,7 +54,7 @@ def factors_of(
     target: Target,
     options: CompileOptions,
 ) -> Factors | None:
-    """Return the gradient factors to exchange for a sum over the ranks; None to reduce the sum.
+    """Return the gradient factors for a sum over the ranks, or None if they are not exchanged.
 
     `old` is the sum in the old graph, and `operand` is the sum's operand in the new graph. Its
     factors are A and B if it is a matmul A^T B. `reads` is the number of readers of the operand in

@@ -31,7 +31,7 @@ this number of operations in about 40 us."""
 MIN_FLOPS_PER_BYTE: Final = 64
 """The least number of operations per byte of the result, for matmuls that one rank computes for its
 host. With fewer, each rank computes the matmuls itself, because a broadcast of the result would
-take longer. The result has the size of `Chain.total`, from which the matmuls are computed."""
+take longer. The result has the size of the gradient from which the matmuls are computed."""
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Chain:
     """The matmuls that are computed from one sum over the ranks, and the owner of them."""
 
     total: Node
-    """The sum over the ranks at which the chain begins."""
+    """The sum over the ranks, such as a gradient, from which the matmuls are computed."""
     nodes: list[Node] = field(default_factory=list)
     """The matmuls and the nodes that are computed from them, each after its inputs. Nodes that are
     also computed from another sum over the ranks are left out."""
@@ -83,9 +83,9 @@ def assign_owners(candidates: Iterable[Chain], ends: Ends, ranks: int) -> dict[N
 def chains(graph: Graph, is_sum: Callable[[Node], bool]) -> Iterable[Chain]:
     """Return one chain per sum over the ranks: the matmuls that are computed only from this sum.
 
-    The nodes that are computed from these matmuls also belong to the chain. The rest of the step
-    may read a chain at several nodes. Then a single broadcast cannot give its result to the other
-    ranks: `Ends.of` returns None for the chain, and every rank computes it.
+    The nodes that are computed from these matmuls also belong to the chain. If the rest of the step
+    needs several values of a chain, a single broadcast cannot send them. Then `Ends.of` returns
+    None for the chain, and every rank computes it.
     """
     sums: dict[Node, set[Node]] = {}  # the sums that a node depends on, except through scalars
     candidates: dict[Node, Chain] = {}
@@ -156,9 +156,9 @@ class Ends:
     def may_end(self, chain: Chain, node: Node) -> bool:
         """Return whether a node may be the end of a chain of matmuls: the node that is broadcast.
 
-        The node must have the size and the dtype of the sum at which the chain begins. The ranks
-        that do not compute the chain receive the node's value in the memory of this sum. No
-        collective of the step may depend on the node, because it is broadcast after all of them.
+        The chain is computed from a sum over the ranks. The node must have the size and dtype of
+        this sum: the ranks that do not compute the chain receive the node's value in its memory.
+        The broadcast comes after all collectives of the step, so none may depend on the node.
         """
         total = chain.total.type
         same_type = node.type.count == total.count and node.dtype == total.dtype
@@ -193,11 +193,11 @@ class Ends:
         return False
 
     def needs_same_collectives(self, end: Node, owned_by_end: Mapping[Node, Chain]) -> bool:
-        """Return whether all ranks call every collective from which a chain is computed.
+        """Return whether all ranks call every collective that a chain of matmuls depends on.
 
-        Only one rank of a host, the owner, computes the chain. So the other ranks do not call a
-        collective whose result only the chain needs: then the answer is False. `end` is the node of
-        the chain that the owner broadcasts.
+        Only one rank of a host, the owner, computes the chain. If only the chain needs the result
+        of a collective, the other ranks do not call this collective. Then return False. `end` is
+        the node of the chain that the owner broadcasts.
         """
         alive, below, chain = set(self.roots), {end}, owned_by_end[end]
         for node in reversed(self.graph.nodes):
