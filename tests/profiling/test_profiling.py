@@ -121,6 +121,10 @@ def test_a_branch_that_is_not_taken_has_no_times() -> None:
         step(np.ones(4, np.float32))
     calls = {op: row.calls for row in step.report().rows for op, _ in row.made_of}
     assert (calls["exp"], calls["tanh"]) == (1, 0)
+    with ngd.profile():
+        step(-np.ones(4, np.float32))
+    calls = {op: row.calls for row in step.report().rows for op, _ in row.made_of}
+    assert (calls["exp"], calls["tanh"]) == (0, 1)
 
 
 def test_steps_are_timed_only_inside_a_block() -> None:

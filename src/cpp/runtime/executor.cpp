@@ -392,16 +392,19 @@ void Executor::run_recorded(std::uint64_t recording, const void* const* inputs,
   }
 }
 
-Record Executor::record() const {
+Record Executor::record() const { return record_in(std::nullopt); }
+
+Record Executor::record_in(std::optional<std::uint64_t> recording) const {
   const std::unique_lock lock(recorded_mutex_, std::try_to_lock);
   if (!lock.owns_lock())
     fail(ErrorKind::Busy, "Executable.report: the step runs now, in another thread");
-  Record record = record_;
+  Record record;
+  if (!recording || *recording == recorded_in_) record = record_;
   record.instructions.resize(bound_.size());
   for (const BoundInstruction& bound : bound_) {
     if (bound.nested == nullptr) continue;
     for (const Executor* program : bound.nested->programs())
-      record.bodies.push_back(program->record());
+      record.bodies.push_back(program->record_in(recorded_in_));
   }
   return record;
 }

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -96,6 +97,9 @@ class Executor {
   void run_and_wait(const void* const* inputs, void* const* outputs);
   void run_recorded(std::uint64_t recording, const void* const* inputs, void* const* outputs);
   void perform(BoundInstruction& bound, const void* const* inputs, void* const* outputs);
+  // Return record(), but without times if they were measured in another recording. A branch that
+  // did not run in the recording of the outer program may have times of an earlier recording.
+  Record record_in(std::optional<std::uint64_t> recording) const;
   void drain() noexcept;
   void execute(BoundInstruction& bound);
   void execute_checked(BoundInstruction& bound);
