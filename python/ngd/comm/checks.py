@@ -25,10 +25,7 @@ The limit is 2**48, so that the sum over up to 2**15 - 1 ranks is less than 2**6
 """
 
 ALONE: Final = " The group has 1 rank: start the job by a launcher, such as ngd run -n 2 train.py."
-"""The last sentence of the error message of send or recv in a group of one rank.
-
-It advises to start more ranks.
-"""
+"""The last sentence of the error message of send or recv in a group of one rank."""
 
 
 def check_op(op: str, where: str) -> None:

@@ -31,11 +31,11 @@ class TopK:
 
     Notes
     -----
-    A TopK stores the residual of one array: the sum of the elements that it has not sent. For
-    several arrays, use one TopK per array. A TopK `top` makes them: `top[key]` is another TopK, for
-    the array with that key. It has the ratio of `top` and its own residual, and is created at the
-    first use of the key. If `top` is passed with a list of arrays, the arrays use top[0], top[1]
-    and so on.
+    A TopK stores the residual of one array: for each element, the amount that it has not sent yet.
+    For several arrays, use one TopK per array. A TopK `top` makes them: `top[key]` is another TopK,
+    for the array with that key. It has the ratio of `top` and its own residual, and is created at
+    the first use of the key. If `top` is passed with a list of arrays, the arrays use top[0],
+    top[1] and so on.
 
     The result of an all-reduce is the sum or mean of the sent elements, added in the order of
     ranks. See Stich, Cordonnier and Jaggi, "Sparsified SGD with Memory" (NeurIPS 2018), Algorithm
@@ -72,7 +72,7 @@ class TopK:
 
     @property
     def residual(self) -> Array | None:
-        """A copy of the residual: the sum of the elements that were not sent.
+        """A copy of the residual: for each element, the amount that was not sent yet.
 
         It has the shape of the array in the calls of all_reduce. None before the first call.
         """
@@ -80,9 +80,9 @@ class TopK:
         return None if memory is None else memory.copy()
 
     def reset(self) -> None:
-        """Delete the residual, the sum of the elements that were not sent.
+        """Delete the residual: for each element, the amount that was not sent yet.
 
-        For this TopK `top`, also delete each TopK that `top[key]` has created, and its residual.
+        Also delete each TopK that indexing this one, as in `top[key]`, has created.
         """
         self._residual = self._next = None
         self._parts.clear()

@@ -432,9 +432,9 @@ class Group(BoundToProcess):
         self.communicator.abort(traceback)
 
     def close(self) -> None:
-        """Leave the groups that were split from this one, then this one.
+        """Close the groups that were split from this one, then this one.
 
-        A second call does nothing.
+        Ranks that still wait for this rank are notified. A second call does nothing.
         """
         self.closed = True
         for child in existing_groups(self._children):
@@ -444,8 +444,8 @@ class Group(BoundToProcess):
     def collectives_scope(self) -> _core.AbortOnError:
         """Return a context manager for the body of a method that runs several collectives.
 
-        An exception in the `with` block closes the group, because this rank has then not run the
-        same collectives as the other ranks.
+        An exception after the first collective of the `with` block closes the group, because this
+        rank has then not run the same collectives as the other ranks.
         """
         return _core.AbortOnError([self.communicator], [self.abort], False)
 
@@ -455,9 +455,9 @@ class Group(BoundToProcess):
         If `async_op` is True, return a Work at once. Otherwise wait for the collectives and return
         the result. `what` describes the collective in the Work, such as "all_reduce(sum)".
 
-        Without `async_op`, KeyboardInterrupt is raised before the collectives start, while this
-        rank waits for them, or after they are complete. If it is raised during the wait, the group
-        is closed.
+        Without `async_op`, Ctrl-C can raise KeyboardInterrupt at any time. If this happens while
+        this rank waits for the collectives, the group is closed. If it happens before they start or
+        after they are complete, the group stays open.
         """
         if async_op:
             work = Work(self, what, plan)
@@ -506,7 +506,10 @@ class NonMember(Group):
         self.refuse(kind)
 
     def quick_barrier(self) -> Any:
-        """Raise a NotMemberError. In a group that includes this rank, this runs a barrier."""
+        """Raise a NotMemberError.
+
+        In a group that includes this rank, `quick_barrier` runs a barrier.
+        """
         self.refuse("barrier")
 
     def abort(self, traceback: str) -> None:

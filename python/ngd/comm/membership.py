@@ -42,13 +42,19 @@ from .launchers.registry import surroundings
 logger = logging.getLogger("ngd")
 
 FILE: Final = "members.json"
-"""The file in which the launcher publishes the world."""
+"""The name of the file in NGD_ELASTIC_DIR in which `ngd run` publishes the present ranks."""
 HOSTS_WAIT: Final = "hosts-wait"
-"""The file that exists while new hosts wait for the next world."""
+"""The name of a file in NGD_ELASTIC_DIR, which exists while new hosts wait to join the job."""
 AGAIN: Final = "again"
-"""The file that ranks create if they end because new hosts wait, and the training is not done."""
+"""The name of a file in NGD_ELASTIC_DIR.
+
+Ranks create it if they end before the training is done, so that new hosts can join.
+"""
 WAITS: Final = "+"
-"""The first character of a message such as "+3": member 3 waits for the next world."""
+"""The first character of a message to `ngd run`.
+
+"+3" means that process 3 waits for the next world, the new group of all ranks.
+"""
 RENDEZVOUS_SECONDS: Final = 20.0
 """The time limit of the rendezvous of a new world, in seconds.
 
@@ -57,27 +63,29 @@ the rendezvous, the other members wait for it until this limit. Then ngd.init() 
 the other members. A member that arrives after the limit joins the next world.
 """
 LOOKS_EACH: Final = 0.01
-"""The interval, in seconds, at which a member that waits for a world reads the launcher's file."""
+"""The interval, in seconds, at which a process that waits for a new world reads members.json."""
 
 
 class World(NamedTuple):
-    """The content of the launcher's file: the present world, and the new members that wait.
+    """The content of the file members.json: the present ranks, and the new processes that wait.
 
-    The new members (newcomers) are not in the present world. They join the next world.
+    `ngd run` writes this file. When ranks join or leave, all ranks form a new world, the group of
+    all ranks. A member is a process of the job. A newcomer is a member that waits for its first
+    world.
     """
 
     number: int = 0
-    """The number of the world in the job, from 1; 0 before the first world."""
+    """The number of this world: 1 for the first world of the job, and 0 before it."""
     job: str = ""
     """The job key of this world: a text by which its ranks find each other at the rendezvous."""
     members: tuple[int, ...] = ()
-    """The member numbers of the ranks, in the order of the ranks."""
+    """The numbers of the members that are ranks, in the order of the ranks."""
     newcomers: tuple[int, ...] = ()
-    """The member numbers of the new members, which wait for the next world."""
+    """The numbers of the newcomers: members that wait for their first world."""
 
 
 def read(folder: str) -> World:
-    """Return the content of the launcher's file; `World()` if it does not exist yet."""
+    """Return the content of members.json in `folder`; an empty `World` if there is no such file."""
     try:
         with open(os.path.join(folder, FILE)) as file:
             fields = json.load(file)
@@ -88,7 +96,10 @@ def read(folder: str) -> World:
 
 
 def number_of(environ: Environ) -> int | None:
-    """Return the member number of this process, or None if its job is not elastic."""
+    """Return the number that `ngd run` gave this process of an elastic job (its member number).
+
+    Return None if the job is not elastic. The number stays the same when ranks change.
+    """
     is_foreign = environ.get("NGD_SURROUNDINGS") != surroundings(environ)
     number = environ.get("NGD_MEMBER", "")
     return int(number) if number.isdecimal() and not is_foreign else None
@@ -97,13 +108,13 @@ def number_of(environ: Environ) -> int | None:
 def member_launch(environ: Environ) -> Launch | None:
     """Return a `Launch` with the member number of this process as its rank.
 
-    Return None if the job is not elastic.
+    Return None if the job is not elastic. A member is a process that `ngd run` started. Its number
+    never changes, but its rank may change when ranks join or leave.
 
-    A child of a member inherits the member's environment, but must not join the world in its place.
-    ngd.init() gives the process a mark, whose name is made from this `Launch` (`mark_name`). If an
-    ancestor of the process has the same mark already, the process is such a child, and ngd.init()
-    raises an error. The name is made from the member number instead of the rank, because the rank
-    of a member differs between worlds.
+    ngd.init() uses this `Launch` to find out if this process is a member, or a child of a member.
+    Such a child inherits the member's environment, but must not join the job as the same member.
+    So each member marks itself with a name made from this `Launch` (`mark_name`). If an ancestor of
+    this process has that mark, ngd.init() raises an error.
     """
     number = number_of(environ)
     if number is None:
@@ -113,16 +124,17 @@ def member_launch(environ: Environ) -> Launch | None:
 
 
 def join_next_world(environ: MutableMapping[str, str], timeout: float) -> None:
-    """Wait for the next world, and set the variables of this rank in the environment.
+    """Wait for the next world (group of all ranks), and set the variables of this rank.
 
-    A veteran, a member that has been in a world or started with the job, waits for the other
+    A veteran is a process that has been in a world or started with the job. It waits for the other
     veterans. The launcher kills veterans that do not begin to wait within `timeout` seconds after
-    the first one; 0 means no limit. A newcomer, any other member, waits without a limit until the
-    veterans form a new world.
+    the first one; 0 means no limit. All other processes of the job are newcomers. They wait without
+    a limit until the veterans form a new world.
 
-    Raise InitError if the launcher's pipe is closed, or if a veteran has waited too long. The limit
-    is `timeout` plus 10 seconds, or 1.1 * `timeout` if this is more; `timeout` = 0 means no limit.
-    This limit is above the launcher's limit, so the launcher kills late veterans before.
+    Raise InitError if the launcher's pipe is closed, or if this process is a veteran and its wait
+    exceeds a limit. The limit is `timeout` plus 10 seconds, or 1.1 * `timeout` if this is more;
+    `timeout` = 0 means no limit. It is longer than `timeout`, so the launcher kills late veterans
+    before this error is raised.
     """
     number, folder = number_of(environ), environ["NGD_ELASTIC_DIR"]
     last_world, is_newcomer = (
@@ -208,9 +220,11 @@ def end_for_hosts() -> None:
 
 
 class Board:
-    """The launcher's record of living and waiting members, and the publisher of the world.
+    """The record in `ngd run` of the living and waiting members of an elastic job.
 
-    A veteran is a member that has been in a world or started with the job.
+    A member is a process of the job. The Board forms each new world, the group of all ranks, and
+    writes it to the file members.json. A veteran is a member that has been in a world or started
+    with the job.
 
     Parameters
     ----------
@@ -228,10 +242,10 @@ class Board:
         self.veterans = set(range(size))
         """The living members that have been in a world or started with the job.
 
-        They have the state of the training, which a newcomer does not have.
+        They have the state of the training. A member that waits for its first world has not.
         """
         self.waiting: set[int] = set()
-        """The members that wait for the next world."""
+        """The members that wait until a new world, the group of all ranks, is formed."""
         self.world = World()
         self.deadline: float | None = None
         """The time, by `time.monotonic`, by which all veterans must have begun to wait for a world.
@@ -253,8 +267,8 @@ class Board:
     def forget(self, member: int) -> None:
         """Record that a member has ended.
 
-        If the job continues, call settle() next, which forms a new world if all remaining veterans
-        wait already.
+        If the job continues, call settle() next. It forms a new world if all other members that
+        have the state of the training (`veterans`) wait already.
         """
         self.veterans.discard(member)
         self.waiting.discard(member)
@@ -276,7 +290,9 @@ class Board:
         Otherwise return None. A veteran is a member that has been in a world or started with the
         job. If a veteran waits, there is no deadline yet, and `timeout` is not 0, set the deadline:
         the other veterans must begin to wait within `timeout` seconds from now.
-        If the waiting newcomers have changed, publish them.
+
+        If the waiting members that are not veterans differ from those in the file members.json,
+        write the file again.
         """
         number, job, members = self.world.number, self.world.job, self.world.members
         if self.veterans and self.veterans <= self.waiting:
@@ -294,7 +310,7 @@ class Board:
         return None
 
     def _publish(self) -> None:
-        """Write the world to the file, which is replaced atomically.
+        """Replace the file members.json atomically by one with the content of `self.world`.
 
         Only the user of the job can write to the folder, so no other user can change the file.
         """

@@ -139,8 +139,9 @@ def block_destination(
     """Return the buffer that the collective writes, and a function to call after the collective.
 
     The function returns the result of the public call: `out`, or a new array if `out` is None. If
-    `axis` is 0, the buffer is the memory of the result. Otherwise the first axis of the buffer is
-    `axis` of the result, and the function copies the buffer into the result with the axis moved.
+    `axis` is 0, the buffer is the memory of the result. Otherwise axis 0 of the buffer is `axis` of
+    the result. Then the function moves axis 0 to position `axis`, and copies the data to the
+    result.
     """
     shape = source.shape
     if kind.operand != kind.result:

@@ -136,8 +136,8 @@ def plan_weighted(
 
     If all weights are 0, the result is 0. 16-bit floats are multiplied and added in float32. The
     other functions `plan_...` only prepare collectives. This function also runs one: it gathers the
-    weights of all ranks, because the arrays are multiplied by the scaled weights before the
-    all-reduce starts.
+    weights of all ranks. It divides them by a common power of two, so that the sum cannot overflow,
+    and multiplies the array of this rank by its weight.
     """
     for source in sources:
         if options.op != "mean" or not is_float(source.dtype):

@@ -110,17 +110,17 @@ def stats_of(group: Group) -> list[CallStats]:
 
 
 def compare_ranks(group: Group, text: str, computation: int, site: str) -> str:
-    """Compare a compiled step between the ranks, and return a report as text.
+    """Compare a compiled step (graph) of each rank with that of rank 0; return a report as text.
 
-    All ranks of the group call this function, and all get the same report. First the collectives of
-    the step are compared. If they differ, the report shows the first collective that is not the
-    same as on rank 0. If they are equal, the report states this, and the computations are compared:
-    the report also names the first rank whose computation differs from that of rank 0, if any.
+    All ranks of the group call this function, and all get the same report. If the collectives of
+    the ranks differ, the report shows the first collective that is not the same as on rank 0.
+    Otherwise the report states that the collectives are equal. Then it also names the first rank
+    whose `computation` differs from that of rank 0, if any.
 
-    `text` has the collectives of this rank in order, one per line, each with " at FILE:LINE" at its
-    end. After them, `text` has an empty line and the name of the step, which the report shows if
-    computations differ. `computation` is a hash of all computations of the step. `site` is the call
-    site of the comparison.
+    `text` lists the collectives of this rank in order, one per line, each with " at FILE:LINE" at
+    its end. An empty line and the name of the step follow. The report shows the name if
+    `computation` differs. `computation` is a hash of all computations of the step. `site` is the
+    call site of the comparison.
     """
     own_text = np.frombuffer(text.encode(errors="backslashreplace"), np.uint8)
     site = f"compare_ranks() at {site}"

@@ -17,7 +17,10 @@ Batch = TypeVar("Batch")
 def join(
     batches: Iterable[Batch], group: Group, empty: Batch | None = None
 ) -> Iterator[tuple[Batch, float]]:
-    """Yield pairs (batch, weight) until every rank of the group has run out; see ngd.join."""
+    """Yield pairs (batch, weight) until every rank has run out of batches; see ngd.join.
+
+    The weight is 1.0 for a batch of this rank, and 0.0 if this rank has no more batches.
+    """
     site, source, batch = f"join() at {call_site()}", iter(batches), empty
     flag = np.empty(1, np.uint8)
     has_more = True

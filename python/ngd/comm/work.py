@@ -137,8 +137,9 @@ class Work(BoundToProcess):
     def _start(self) -> None:
         """Start the collective.
 
-        KeyboardInterrupt may be raised here, before or after the collective starts. In both cases
-        this handle stays valid. The caller may delete it and need not check which case it is.
+        Ctrl-C may raise KeyboardInterrupt here, before or after the collective starts. In both
+        cases the handle stays valid. Its deletion is safe too: `__del__` checks if the collective
+        has started.
         """
         assert self._plan is not None
         _core.start_calls(self._plan.calls)

@@ -14,7 +14,10 @@ from .base import Launch
 
 
 def label_of(job_key: str | None) -> str:
-    """Return the label of a job in logs and metrics: 8 hexadecimal digits."""
+    """Return the label of a job in logs and metrics: 8 hexadecimal digits of a hash of the key.
+
+    If `job_key` is None, the label is made from the pid of this process.
+    """
     key = f"label/{job_key or f'alone:{os.getpid()}'}".encode(errors="surrogateescape")
     return hashlib.sha256(key).hexdigest()[:8]
 

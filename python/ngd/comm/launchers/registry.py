@@ -32,5 +32,8 @@ def surroundings(environ: Environ) -> str:
 
 
 def mpi_of(name: str) -> str | None:
-    """Return `Launcher.mpi` of the launcher with this name; None for an unknown name."""
+    """Return the name of the MPI library that ranks of this launcher use; "" for any library.
+
+    `name` is the name of the launcher. Return None if it is unknown or uses no MPI.
+    """
     return next((each.mpi for each in OTHER_LAUNCHERS if each.name == name), None)
