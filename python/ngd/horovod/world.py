@@ -91,9 +91,9 @@ class World(ProcessSet):
     def __init__(self) -> None:
         super().__init__(())
         self.calls = 0
-        """The number of collectives that this rank has announced to all ranks of the world.
+        """The number of collectives that this rank has described to all ranks (`calls.announce`).
 
-        calls.py describes announcements. `join` sets this number to the maximum over the ranks.
+        `join` sets this number to the maximum over the ranks.
         """
         self.process_set_id = 0
         self.cross = (0, 1)
@@ -113,7 +113,7 @@ class World(ProcessSet):
         return self._group
 
     def attach(self, group: Group) -> None:
-        """Make `group` the group of this process set, and remove all other process sets.
+        """Set the group of the world to `group`, and forget the sets of `add_process_set`.
 
         `init` calls this method with the group of the world that it has joined. All ranks exchange
         their local ranks here.
@@ -127,7 +127,7 @@ class World(ProcessSet):
         self._group = group
 
     def detach(self) -> None:
-        """Release the group of the world, and unregister all other process sets."""
+        """Release the group of the world, and unregister the sets of `add_process_set`."""
         for process_set in self.sets.values():
             process_set._group = None
             if process_set is not self:

@@ -120,10 +120,10 @@ def bind_collective(
 def point_to_point_params(
     call: str, name: str, other: int, tag: int, group: Group | None, asynchronous: bool
 ) -> dict[str, Any]:
-    """Check the arguments of a send or a receive, and return params of send_p or recv_p.
+    """Check the arguments of `send` or `recv`, and return a dict of params for JAX's `bind`.
 
-    `name` is the name of the public argument that gives the other rank, for error messages. The
-    caller adds the params shape and dtype of recv_p.
+    `other` is the rank to which `send` sends, or from which `recv` receives. `name` is its public
+    argument ("to" or "source"), for error messages. `recv` adds the params shape and dtype.
     """
     where, ranks = f"ngd.jax.{call}", group_or_world(group)
     other = check_other_rank(other, ranks.rank, ranks.size, where, name)

@@ -133,9 +133,9 @@ class State:
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Store the state and raise HostsUpdatedInterrupt if new ranks or hosts wait to join.
+        """Check if new ranks or hosts wait to join. All ranks call this method.
 
-        All ranks call this method.
+        If any wait, store the state as `save` does, and raise HostsUpdatedInterrupt.
         """
         wait = newcomers() if hosts_wait() is None else hosts_wait()
         if wait is not None and allreduce(np.int64(wait), op=Max):
@@ -198,9 +198,9 @@ class State:
 
     @property
     def _is_late_joiner(self) -> bool:
-        """True if this process has no commit, and was restarted or joins a running job.
+        """True if this process was restarted or joins a running job, and has no commit yet.
 
-        NGD_RESTART_COUNT is more than 0 in such a process.
+        NGD_RESTART_COUNT is more than 0 in a process that was restarted or joins later.
         """
         return self._saved is None and int(os.environ.get("NGD_RESTART_COUNT", "0")) > 0
 
@@ -255,10 +255,10 @@ class TorchState(State):
                 setattr(self, name, copy.deepcopy(values[name]))
 
     def save(self) -> None:
-        """Store the values, as `State.save` does, after each ElasticSampler has been gathered.
+        """Store the values, as `State.save` does. All ranks call this method.
 
-        Each ElasticSampler of the state first gathers from all ranks the indices of the samples
-        that were processed in this epoch. So all ranks call this method.
+        First, each ElasticSampler of the state gathers from all ranks the indices of the samples
+        that were processed in this epoch.
         """
         for name in self._names:
             value = getattr(self, name)
