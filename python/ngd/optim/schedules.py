@@ -157,7 +157,7 @@ def polynomial(lr: float, steps: int, power: float = 1.0, final_lr: float = 0.0)
 
 
 def warm_up(schedule: Schedule | float, steps: int, start_lr: float = 0.0) -> Schedule:
-    """Return a schedule that rises linearly to the first rate of another one, and then follows it.
+    """Return a schedule that rises linearly to the first rate of `schedule`, then follows it.
 
     Parameters
     ----------

@@ -3,12 +3,11 @@
 
 A *collective* in this file is a node that communicates: a collective op, or a loop or branch with
 one in its body. All ranks have to start the collectives of a step in the same order.
-`collectives_in_order` finds this order from the structure of the graph, and
-`order_collectives` stores it (`Op.order`).
-Later `split_collectives` replaces each collective op by two nodes, a start and a wait. A loop or
-branch stays one node. The *start* passes the operand
-to the communicator. The *wait* returns when the result is complete. Between the two the collective
-is *pending*, and other instructions run.
+`collectives_in_order` finds this order from the structure of the graph, and `order_collectives`
+stores it (`Op.order`). Later `split_collectives` replaces each collective op by two nodes, a start
+and a wait. A loop or branch stays one node. The *start* passes the operand to the communicator. The
+*wait* returns when the result is complete. Between the two the collective is *pending*, and other
+instructions run.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ def collectives_in_order(graph: Graph) -> list[Node]:
 
 
 def depends_on_group(graph: Graph) -> bool:
-    """Return whether a graph has collectives, or values such as the rank's number."""
+    """Return whether a graph has collectives, or values of the group such as this rank's number."""
     return any(communicates(n) or n.op.comm.has_group_value for n in graph.nodes)
 
 
@@ -109,7 +108,7 @@ def order_collectives(graph: Graph, target: Target, options: CompileOptions) -> 
 
 
 class Merged:
-    """A record of collectives, by which one new node replaces all collectives that are equal.
+    """A record of collectives, which gives one new node to all collectives that are equal.
 
     Collectives are equal if they have the same op, operands and attributes.
     """

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The number of a step: a hash of its computation, by which ranks recognise equal steps.
+"""The number of a step (a compiled graph): a hash by which ranks recognise equal steps.
 
 Two steps may call equal collectives on different data. If two ranks called these steps in different
 orders, the data would mix. So the ranks compare the numbers of the steps that they are running
-(src/cpp/comm/computations.hpp). Two ranks may run different versions of one step on purpose, and
-then the numbers differ, too. So different numbers are an error only if one of the two ranks has
-loaded the steps of both numbers: then these are two steps, and not two versions of one step.
+(src/cpp/comm/computations.hpp). One step may also have different numbers on two ranks, for example
+if only one of them computes an additional branch. So a rank raises an error only if it has itself
+loaded a step with the other rank's number: then the two ranks are running two different steps.
 
 The number leaves out properties that usually differ between ranks: shapes, constants that are
 computed from shapes, the values of large arrays, and the groups and algorithms of collectives.
@@ -33,10 +33,11 @@ from .collective_order import collectives_in_order
 EXTENTS: Final = frozenset({"shape", "extents", "length", "size", "sizes", "spatial"})
 LOCAL: Final = EXTENTS | {"counts", "receive_counts", "group", "algorithm"}
 """The names of the attributes of nodes (`Node.attrs`) that may differ between ranks. The hash of a
-step leaves these attributes out."""
+compiled graph (`computation`) does not contain them."""
 
 SMALL: Final = 16
-"""The largest size, in elements, of a constant whose values are a part of the hash of a step."""
+"""The largest number of elements of a constant whose values are a part of the hash of a compiled
+graph (`computation`)."""
 
 
 @dataclass
@@ -69,12 +70,12 @@ def compiling(family: Family) -> Iterator[None]:
 
 
 def computation(graph: Graph, precision: DType = float32) -> int:
-    """Return the number of a step: a hash of its graph and its precision.
+    """Return the number of a step (a compiled graph): a hash of its graph and its precision.
 
     The hash covers all collectives with their operands, and the values that the step stores in
     variables. If the step stores none, the hash covers the outputs instead. So a training step that
-    also returns a metric has the same number as the step without the metric. In a `compiling`
-    block, the result is the number of the first step of the family.
+    also returns a metric has the same number as the step without the metric. All steps that are
+    compiled in `compiling` blocks of one `Family` get the hash of the first of them.
     """
     family = _family.get()
     if family is None:

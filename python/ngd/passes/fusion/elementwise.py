@@ -18,9 +18,9 @@ of an op:
 Each elementwise op is visited once, after all ops that read it:
 
 - *Absorbed*: if only one kernel reads the op, that kernel computes it, and its value is not stored.
-- *Merged*: otherwise it becomes one more result of a kernel of the same merge key that reads it, or
-  that reads one of its operands of the same shape. So a momentum and the weight that is computed
-  from it are results of one kernel.
+- *Merged*: otherwise the op becomes one more result of a kernel with the same merge key. This
+  kernel reads the op, or it reads an operand of the op, if this operand has the shape of the op. So
+  a momentum and the weight that is computed from it are results of one kernel.
 - Otherwise it starts a kernel of its own.
 
 A merge delays no result. All results of a kernel can be computed at one depth, and they are needed
@@ -80,17 +80,18 @@ Need: TypeAlias = tuple[Order, float]
 The key is the least pair (first collective, depth) of some ops. These ops are not elementwise, and
 read the value directly or through elementwise ops. The first collective of an op is the op itself,
 if it is a collective, or else the first collective that depends on the op. The depth of an op is
-the largest number of ops that are not elementwise on a path to the op, which is included."""
+the largest number of ops that are not elementwise on a path to the op. The op itself counts."""
 LAST: Final[Need] = (Order(maxsize), inf)
-"""The greatest need. A value has it if at most elementwise ops depend on the value. For example,
-the step only returns the value or stores it in a variable."""
+"""The greatest need. A value has this need if all ops that depend on the value are elementwise, or
+if no op depends on it. For example, the step only returns the value or stores it in a variable."""
 
 
 class MergeKey(NamedTuple):
     """The key of an op for fusion: ops with equal keys may be results of one kernel.
 
     `depth` is the largest number of ops that are not elementwise on a path to the op. `need` is a
-    sort key: an op with a lesser need is needed earlier. `shape` is the shape of the op.
+    sort key: the lesser the need of an op, the earlier the step needs its value (see `Need`).
+    `shape` is the shape of the op.
     """
 
     depth: int
@@ -212,10 +213,10 @@ class Grouping:
         self.readers: dict[Node, dict[Kernel, None]] = {}
         """For each value, the elementwise kernels made so far that read it."""
         self.latest: dict[tuple[MergeKey, Node], Kernel] = {}
-        """A dict from (merge key, operand) to a kernel that another reader of the operand may join.
-        The kernel has this merge key and reads the operand, which has the shape of the kernel. If
-        there are several such kernels, the dict has the one to which a reader of the operand was
-        added last."""
+        """A dict from (merge key, operand) to a kernel. An op with this merge key that reads the
+        operand may be added to the kernel. The kernel has the same merge key and reads the same
+        operand, which has the kernel's shape. If several kernels match, the dict has the kernel to
+        which an op that reads the operand was added last."""
         for node in reversed(graph.nodes):
             if not is_elementwise(node):
                 if node.inputs:

@@ -67,10 +67,10 @@ class Literal(Operand):
 
 
 input_at = cache(Input)
-"""Return the `Input` with a number. There is one object per number, because passes ask for very
-many."""
+"""Return the `Input` with a given number. All calls with one number return the same object, because
+passes make very many calls."""
 value_at = cache(Value)
-"""Return the `Value` with a number. There is one object per number."""
+"""Return the `Value` with a given number. All calls with one number return the same object."""
 
 
 class Statement(NamedTuple):
@@ -110,7 +110,7 @@ class Reductions(NamedTuple):
     shape: Shape
     axes: tuple[int, ...]
     statements: tuple[int, ...]
-    """The numbers of the statements whose values are reduced."""
+    """For each reduction: the index in `KernelBody.statements` of the value that it reduces."""
     kinds: tuple[str, ...]
     """The operation of each reduction: "sum", "max", ..."""
 
@@ -122,7 +122,7 @@ class Products(NamedTuple):
     """The numbers of the inputs that are results of matmuls. In the statements, input 2 is `i2`."""
     shape: Shape
     attrs: tuple[tuple[str, Any], ...]
-    """The attributes of the matmuls, which are equal for all of them."""
+    """The attributes of the C++ matmul kernel, which are equal for all matmuls in `numbers`."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class KernelBody:
 
     statements: tuple[Statement, ...]
     stored: tuple[int, ...]
-    """The numbers of the statements whose values are stored."""
+    """The indices in `statements` of the values that the kernel writes to memory."""
     input_strides: tuple[int, ...]
     """The strides of each input in elements, one input after the other."""
     reductions: Reductions | None = None
@@ -143,7 +143,7 @@ class KernelBody:
 
     @property
     def reduced(self) -> tuple[int, ...]:
-        """The numbers of the statements whose values are reduced."""
+        """For each reduction: the index in `statements` of the value that it reduces."""
         return () if self.reductions is None else self.reductions.statements
 
     def cast_inputs(self, numbers: Sequence[int], dtype: DType) -> KernelBody:
@@ -178,8 +178,8 @@ class KernelBody:
     def cast_result(self, number: int, dtype: DType, *, keeps_wide: bool) -> KernelBody:
         """Return a body that stores the float32 result `number` in `dtype`.
 
-        If `keeps_wide` is True, the body stores both: the float32 result with its number, and the
-        cast result as an additional last result. If False, the cast result replaces the float32
+        If `keeps_wide` is True, the body stores both: result `number` stays in float32, and the
+        cast result is appended as the last result. If False, the cast result replaces the float32
         result.
         """
         cast = cast_statement(value_at(self.stored[number]), float32, dtype)
