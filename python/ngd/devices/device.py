@@ -74,7 +74,10 @@ AgreementType = TypeVar("AgreementType", bound=Agreement)
 
 
 class Device(Protocol[AgreementType]):
-    """A kind of device. ngd.compile calls `agree`, compiles for the target, and calls `load`."""
+    """A kind of device, such as CPU.
+
+    ngd.compile calls `agree`, compiles for the target in its result, and calls `load`.
+    """
 
     name: str
 

@@ -228,7 +228,7 @@ class StepGraph:
     def __init__(self, graph: Graph, group: Group, options: CompileOptions) -> None:
         self.graph, self.group, self.options = graph, group, options
         self.next_values = next_values(graph, group)
-        """The updates whose new values the ranks compare at the end of the step's first call."""
+        """The variable updates whose results the ranks compare after the step's first run."""
         if self.next_values:
             warn_of_varying(self.next_values, group, call_site())
 
@@ -243,7 +243,7 @@ class StepGraph:
 
 
 class PrintedGraph(Graph):
-    """The graph of a step of 16-bit precision, whose text names the precision."""
+    """The graph of a step with 16-bit precision. When printed, the graph names this precision."""
 
     def __init__(self, graph: Graph, precision: DType) -> None:
         super().__init__(graph.inputs, graph.outputs, graph.updates)
