@@ -59,7 +59,7 @@ class LoweredStep(CompiledStep):
 
 
 class Agreement(Protocol):
-    """The decisions that the ranks of a group make together before they compile a step."""
+    """The choice of variables to share, which ranks make together before they compile a step."""
 
     @property
     def target(self) -> Target | None:

@@ -91,12 +91,13 @@ class Executable(Protocol):
         dict from str to int
             "variables" is the full size of all variables of the step. "private" and "shared" count
             the memory of intermediate values: an arena of this rank, and one that the ranks of a
-            host share. "unshared" is the size that all values would take without reuse.
-            "recomputed" counts the bytes that kernels read and write because values are recomputed
-            to stay below `memory_limit`. "sharded" is the full size of the variables of which each
-            host keeps one copy. "apart" is the full size of the variables of which all hosts
-            together keep one copy, so that each rank has only a part. "variables" includes
-            "sharded" and "apart". Entries other than "variables" exist only on the CPU device.
+            host share. "unshared" is the size that both arenas would have if intermediate values
+            reused no bytes. "recomputed" counts the bytes that kernels read and write because
+            values are recomputed to stay below `memory_limit`. "sharded" is the full size of the
+            variables of which each host keeps one copy. "apart" is the full size of the variables
+            of which all hosts together keep one copy, so that each rank has only a part.
+            "variables" includes "sharded" and "apart". Entries other than "variables" exist only on
+            the CPU device.
         """
         ...
 

@@ -43,8 +43,9 @@ FEW: Final = 3
 """The number of variables that a message names."""
 
 _compared: Final[WeakKeyDictionary[Group, set[tuple[Any, ...]]]] = WeakKeyDictionary()
-"""For each group, the keys of the comparisons that this process has made in it. A key has the name
-of the device, the hash of the step's sequence of collectives, and the ids of the variables."""
+"""For each group, the keys of the comparisons of variables that this process has made in it. A key
+has the name of the device, the hash of the step's sequence of collectives, and the variables' ids.
+"""
 
 
 _members: Final[WeakKeyDictionary[Group, list[int]]] = WeakKeyDictionary()
