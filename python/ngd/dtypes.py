@@ -121,7 +121,7 @@ FAMILIES: Final = (("numbers", NUMBERS), ("integers", INTEGERS), ("floats", FLOA
 
 
 def describe_dtypes(allowed: Sequence[DType]) -> str:
-    """Describe dtypes for an error message. A complete group is one word, such as "integers"."""
+    """Describe dtypes for an error message, such as "float32 or integers" (all integer dtypes)."""
     if set(allowed) == set(ALL):
         return "any dtype"
     remaining, group_names = list(allowed), list[str]()

@@ -59,7 +59,7 @@ class LoweredStep(CompiledStep):
 
 
 class Agreement(Protocol):
-    """The decisions that the ranks of a group make together before they compile a step."""
+    """The choice of variables to share, which ranks make together before they compile a step."""
 
     @property
     def target(self) -> Target | None:
@@ -74,7 +74,10 @@ AgreementType = TypeVar("AgreementType", bound=Agreement)
 
 
 class Device(Protocol[AgreementType]):
-    """A kind of device. ngd.compile calls `agree`, compiles for the target, and calls `load`."""
+    """A kind of device, such as CPU.
+
+    ngd.compile calls `agree`, compiles for the target in its result, and calls `load`.
+    """
 
     name: str
 

@@ -91,12 +91,13 @@ class Executable(Protocol):
         dict from str to int
             "variables" is the full size of all variables of the step. "private" and "shared" count
             the memory of intermediate values: an arena of this rank, and one that the ranks of a
-            host share. "unshared" is the size that all values would take without reuse.
-            "recomputed" counts the bytes that kernels read and write because values are recomputed
-            to stay below `memory_limit`. "sharded" is the full size of the variables of which each
-            host keeps one copy. "apart" is the full size of the variables of which all hosts
-            together keep one copy, so that each rank has only a part. "variables" includes
-            "sharded" and "apart". Entries other than "variables" exist only on the CPU device.
+            host share. "unshared" is the size that both arenas would have if intermediate values
+            reused no bytes. "recomputed" counts the bytes that kernels read and write because
+            values are recomputed to stay below `memory_limit`. "sharded" is the full size of the
+            variables of which each host keeps one copy. "apart" is the full size of the variables
+            of which all hosts together keep one copy, so that each rank has only a part.
+            "variables" includes "sharded" and "apart". Entries other than "variables" exist only on
+            the CPU device.
         """
         ...
 
@@ -228,7 +229,7 @@ class StepGraph:
     def __init__(self, graph: Graph, group: Group, options: CompileOptions) -> None:
         self.graph, self.group, self.options = graph, group, options
         self.next_values = next_values(graph, group)
-        """The updates whose new values the ranks compare at the end of the step's first call."""
+        """The variable updates whose results the ranks compare after the step's first run."""
         if self.next_values:
             warn_of_varying(self.next_values, group, call_site())
 
@@ -243,7 +244,7 @@ class StepGraph:
 
 
 class PrintedGraph(Graph):
-    """The graph of a step of 16-bit precision, whose text names the precision."""
+    """The graph of a step with 16-bit precision. When printed, the graph names this precision."""
 
     def __init__(self, graph: Graph, precision: DType) -> None:
         super().__init__(graph.inputs, graph.outputs, graph.updates)

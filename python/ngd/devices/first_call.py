@@ -43,8 +43,9 @@ FEW: Final = 3
 """The number of variables that a message names."""
 
 _compared: Final[WeakKeyDictionary[Group, set[tuple[Any, ...]]]] = WeakKeyDictionary()
-"""For each group, the keys of the comparisons that this process has made in it. A key has the name
-of the device, the hash of the step's sequence of collectives, and the ids of the variables."""
+"""For each group, the keys of the comparisons of variables that this process has made in it. A key
+has the name of the device, the hash of the step's sequence of collectives, and the variables' ids.
+"""
 
 
 _members: Final[WeakKeyDictionary[Group, list[int]]] = WeakKeyDictionary()
@@ -75,8 +76,8 @@ class Entry(NamedTuple):
     else 0; a hash of the computation of the variable's new value; and the two numbers of a checksum
     of its value."""
     others: tuple[Group, ...]
-    """The groups, besides the group that compares, over which the variable should be equal. This
-    rank is compared only with the ranks that are in all of these groups, too."""
+    """Further groups of the variable, besides the group of the comparison. Only the ranks that are
+    in all of these groups are compared, because the variable should be equal on them."""
 
 
 class Comparison(NamedTuple):
@@ -91,12 +92,12 @@ class Difference(NamedTuple):
     """A variable that differs between the ranks of a group."""
 
     entry: Entry | None
-    """The entry of this rank; None if this rank has no variable of this name."""
+    """This rank's `Entry` for the variable; None if this rank has no variable of this name."""
     ranks: tuple[int, ...]
     """The ranks outside the majority. The ranks of the majority all lack the variable, or all have
     it with the same value and the same computation of its new value."""
     usual: int
-    """The first rank of the majority. The error message compares `ranks` with this rank."""
+    """The first rank of the majority. The error message says that `ranks` differ from it."""
     what: str
     """The kind of the difference: "variables" (some ranks lack the variable), "update rules" (the
     computations of its new value differ) or "values"."""
@@ -133,9 +134,9 @@ class FirstCall(_core.Hold):
     def run(self, native: Any, inputs: list[Array], outputs: list[Array]) -> None:
         """Run the step once, and compare its variables between the ranks.
 
-        Before the run, check the states of optimizers and of averages of weights. Raise a
-        ValueError if a value was loaded (from a checkpoint) for which the state has no variable. If
-        a complete state was loaded, also raise it if a variable got no loaded value.
+        Before the run, check the values that `states` loaded from checkpoints. A value without a
+        variable in the state raises a ValueError. So does a variable without a value, if it was
+        made after a complete state was loaded.
         """
         for state in self.states:
             state.expect_complete()
@@ -262,8 +263,8 @@ def exchange_heads(each: Comparison, site: str) -> Array:
     """Gather one row of five numbers from each rank of a group, and return the array of all rows.
 
     The row of a rank summarizes its entries (one `Entry` per variable to compare). It has the
-    number of the rank in the world, the number of its entries, the number of its entries in which
-    `others` is not empty, and the two halves of a hash of its entries.
+    number of the rank in the world, the number of its entries, the number of those that concern
+    further groups (`Entry.others`), and the two halves of a hash of its entries.
     """
     world = open_world()
     number = each.group.rank if world is None else world.rank

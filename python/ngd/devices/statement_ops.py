@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ops that the statements of a fused kernel compute, for reports of NGD_CHECK_FINITE.
+"""The ops that the statements of a fused kernel compute.
 
-A fused kernel computes several ops. A statement is one line of its body.
+With NGD_CHECK_FINITE=1, the error for a NaN or an infinity names the op that computed it. A fused
+kernel computes several ops. A statement is one line of its body.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class StatementOps:
     """An object that returns the ops of an instruction, as the user called them.
 
     The compiler may have replaced an op that the user called by several ops. For each of them, this
-    object returns the user's op, and the same number (`Member`).
+    object returns the same `Member`: the user's op, its call site, and a number of this call.
     """
 
     def __init__(self) -> None:
@@ -63,7 +64,7 @@ def ops_of_statements(
     """Return the `Member` of each statement of a kernel body: the op that the statement computes.
 
     `names` has the names of the ops in the body, in order. `op_members` has the `Member` of each of
-    them, then of each reduction of the kernel. Passes insert copies and casts between the
+    these ops, then of each reduction of the kernel. Passes insert copies and casts between the
     statements of these ops, and remove statements that nothing reads. An inserted statement gets
     the `Member` of the next statement that computes an op, or else the last of `op_members`.
     """

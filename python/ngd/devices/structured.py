@@ -102,9 +102,9 @@ def is_flat(structure: Structure) -> bool:
 
 
 def names_of(argument_structure: Structure, placeholders: Sequence[str]) -> list[str]:
-    """Return the names of the arguments of a call.
+    """Return one name per argument of a call: its key, field, placeholder, or index as "[1]".
 
-    `placeholders` has the names of all placeholders in the arguments, in order.
+    `placeholders` has the names of all placeholders in order, including those in nested arguments.
     """
     if argument_structure.kind is not list:
         return [str(key) for key in argument_structure.keys]

@@ -185,11 +185,11 @@ class ArrayMethods(Generic[N_co]):
         return self._apply("greater_equal", self, other)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        """Apply the op of the same name as a universal function of NumPy."""
+        """Apply the op that corresponds to a universal function of NumPy, such as np.add."""
         return call_ufunc(ufunc, method, inputs, kwargs)
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """Apply the op of a function of NumPy, or raise a TypeError if the function has none."""
+        """Apply the op for a NumPy function, or raise a TypeError if ngd has no such op."""
         return call_function(function, args, kwargs)
 
     def __getitem__(self, index: Any) -> N_co:
@@ -263,7 +263,7 @@ class ArrayMethods(Generic[N_co]):
         return self._apply("reshape", self, shape[0] if len(shape) == 1 else shape)
 
     def flatten(self) -> N_co:
-        """Return the elements along one axis."""
+        """Return all elements, reshaped to one axis."""
         return self.reshape(-1)
 
     ravel = flatten

@@ -34,7 +34,7 @@ from .target import DEVICE, CpuTarget
 
 @dataclass(frozen=True)
 class CpuAgreement:
-    """The result of CpuDevice.agree: the decisions of all ranks, and the storages of this rank."""
+    """The result of CpuDevice.agree: the variables that ranks share, and this rank's storages."""
 
     storages: dict[Node, CpuStorage]
     """The storage of each variable of the step on this rank."""

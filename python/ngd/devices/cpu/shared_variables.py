@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variables of which the ranks of a host, or those of all hosts, keep one copy.
+"""Variables that ranks share: the ranks of a host, or all ranks together, keep one copy.
 
 A step with a sharded weight update (passes/sharding/updates.py) shares the variables when it is
 compiled. The ranks compare the variables' values and the computation of their next values. Then
@@ -375,7 +375,10 @@ def share_equal(frozen: Sequence[CpuStorage], record: SharingRecord) -> None:
 
 @dataclass(frozen=True)
 class Agreement:
-    """The outcome of the ranks' comparison before they share variables, equal on all of them."""
+    """The outcome of the comparison that ranks make before they share variables.
+
+    All ranks get the same outcome.
+    """
 
     steps: tuple[int, ...] = ()
     """The ranks whose step computes new values of the variables by other operations or constants
@@ -387,7 +390,7 @@ class Agreement:
 
 
 def expect_agreement(found: Agreement, storages: list[CpuStorage]) -> None:
-    """Raise the same error on all ranks if the comparison has found a difference."""
+    """Raise the same error on all ranks if the steps or values differ, or a rank has no memory."""
     if found.steps:
         raise CompileError(
             "compile: shard: expected one step on all ranks; got other computations of the "
@@ -431,8 +434,9 @@ def common_memory(group: Any, size: int, site: str) -> _core.CommonMemory | None
 def have_uniform_types(graph: Graph, group: Group) -> bool:
     """Return whether all nodes of a step have the same shapes and dtypes on all ranks.
 
-    All ranks call this in a block of `comparing_once`. If the compilation then fails on this rank
-    only, and this rank compiles the step again, the call returns the result of the first one.
+    All ranks call this in a block of `comparing_once`, and compare digests. If the compilation then
+    fails on this rank only, this rank compiles the step again. The call then returns the result of
+    the first comparison.
     """
     types = repr([str(result.type) for node in graph.nodes for result in node.results]).encode()
     digest = hashlib.blake2b(types, digest_size=8).digest()

@@ -20,7 +20,7 @@ from .target import DEVICE
 
 
 class CpuStorage:
-    """The value of a variable in memory of the CPU device; shared_variables.py may share it."""
+    """The value of a variable on the CPU device. Ranks may share its memory."""
 
     def __init__(self, variable: Variable, initial: Array) -> None:
         self.name, self.type, self.cell = variable.name, variable.type, variable.cell
@@ -86,7 +86,7 @@ class CpuStorage:
         return value
 
     def read_parts(self, begin: int, end: int) -> Array:
-        """Return a copy of the whole value if each rank keeps a part of it; all ranks call this.
+        """Return a copy of the whole value, gathered from the parts of all ranks, which call this.
 
         `begin` and `end` are the bounds of this rank's part, in bytes.
         """

@@ -24,7 +24,7 @@ from .rank_comparison import differing_ranks, digest_of, ranks_text
 from .storage import CpuStorage
 
 MAX_CHECKED_BYTES: Final = 4096
-"""The largest size in bytes of a private variable in whose array `is_written` can find a write.
+"""The largest private variable, in bytes, that has a checksum.
 
 A private variable is not in memory that ranks share. A program may write to its array between two
 steps. `is_written` then finds that the checksum of the value has changed since the last step. For a

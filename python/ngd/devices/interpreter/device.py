@@ -66,7 +66,8 @@ class StepCollectives:
         self.branches: dict[Node, int] = {}
         """For each collective, the number of the branch of `ops.cond` that contains it.
 
-        Each group of ranks numbers its branches from 1. A collective outside of branches has 0."""
+        The branches that contain collectives of one group of ranks are numbered from 1. A
+        collective outside of branches has 0."""
         self.note(graph, group)
         self.groups = open_groups(self.sequence.groups)
         self.identities = {
