@@ -411,12 +411,12 @@ class GraphProgram:
         return step, [gradient is not None for gradient in gradients]
 
     def _in_order(self, number: int, adjoint: Any) -> torch.Tensor:
-        """Return `adjoint`, the gradient of a result, with the dimensions in the node's order.
+        """Return the gradient of a result, with its dimensions in the order that ngd's node has.
 
-        Result `number` is either a value that the program returns, or the new contents of an input.
-        The node of a value has its dimensions in memory order (`Value.order`, see `_translated`).
-        In PyTorch's gradient they have the order of the tensor's shape. So the gradient of a value
-        is permuted, and the gradient of new contents is returned unchanged.
+        `adjoint` is PyTorch's gradient, with the dimensions in the order of the tensor's shape.
+        If result `number` is a tensor that the program returns, the node has them in memory order
+        (`Value.order`, see `_translated`), and the gradient is permuted. If the result is the new
+        contents of an input, both orders are equal, and the gradient is returned unchanged.
         """
         values = self.values
         return adjoint.permute(values[number].order) if number < len(values) else adjoint

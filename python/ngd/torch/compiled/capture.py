@@ -232,7 +232,7 @@ that were assigned during the export. The pattern matches if these are only elem
 def _export(
     where: str, module: nn.Module, examples: tuple[Any, ...], changed: Changes | None = None
 ) -> ExportedProgram:
-    """Export a module, and decompose ops that ngd has no rule for, or that write in place.
+    """Export a module, and decompose ops without a translation rule, or that write in place.
 
     `changed` is an empty dict to which `module` adds, during the export, the new values of the
     Python attributes that the forward pass changes (see `capture`). None means that `module` does
@@ -335,7 +335,7 @@ def _inputs(program: ExportedProgram) -> list[Input]:
 
 @functools.cache
 def _decompositions() -> dict[Any, Callable[..., Any]]:
-    """Return PyTorch's decompositions of the ops that have no rule."""
+    """Return PyTorch's decompositions of the ops for which ngd has no translation rule."""
     table = default_decompositions()
     return {op: table[op] for op in list(table) if op not in RULES}
 

@@ -32,9 +32,9 @@ class RandomCounter:
     Parameters
     ----------
     optimizer : torch.optim.Optimizer
-        The optimizer whose first group gets the counter.
+        The optimizer. Its first parameter group, `param_groups[0]`, stores the counter.
     group : Group
-        The ranks.
+        The ranks that run the step.
     """
 
     def __init__(self, optimizer: Optimizer, group: Group) -> None:

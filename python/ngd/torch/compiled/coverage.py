@@ -2,7 +2,7 @@
 """The ops of a captured model: translated, constant or missing.
 
 ngd runs a translated op. PyTorch computes a constant op once, because all of its operands are
-constants. A missing op has no rule.
+constants. A missing op has no translation rule.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Coverage(NamedTuple):
     constants : dict of str to int
         Ops of constants, which PyTorch computes once, when the step is compiled.
     missing : dict of str to list of str
-        Ops without a rule, with the lines that call them.
+        Ops without a translation rule, with the lines that call them.
     """
 
     translated: dict[str, int]

@@ -43,7 +43,7 @@ class Value(NamedTuple):
 
 
 class View(NamedTuple):
-    """An output that shares the memory of an input or of a value.
+    """An output that shares the memory of an input, or of a value (a computed tensor).
 
     Attributes
     ----------
@@ -67,7 +67,7 @@ class View(NamedTuple):
     is_detached: bool
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the view of `tensor`, which is the input or value with the index `self.number`."""
+        """Make the view from `tensor`, the input or computed tensor with the index `number`."""
         if self.is_detached:
             tensor = tensor.detach()
         if tensor.shape == self.size and tensor.stride() == self.stride and not self.offset:
@@ -352,12 +352,12 @@ class _Outputs:
         )
 
     def _bases(self) -> dict[int, int]:
-        """Select one output of each storage as the base; the others become views of the base.
+        """Select one output per storage as its base; other outputs become views of the base.
 
-        Return the index of the base by the number of the storage (`memory_of`). A base fills its
-        whole storage. Storages of inputs are left out. If no output fills a storage, it is left
-        out too, and each output in it becomes a value of its own. Raise if two outputs in a storage
-        without a base have an element in common.
+        The result maps the number of a storage (`memory_of`) to the index of its base. A base fills
+        the whole storage. The storage of an input has no base. If no output fills a storage, it has
+        no base either, and each output in it becomes a tensor with memory of its own. Raise if two
+        such outputs have an element in common.
         """
         groups: dict[int, list[int]] = {}
         for number, result in enumerate(self._results):
@@ -483,11 +483,11 @@ class _StaticCopy:
         self.lines.append(f"{self._words[copied_node]} = {node.op} {target} {arguments}")
 
     def _text(self, arguments: Any) -> str:
-        """Return a text that describes the arguments of a node. It is a part of the graph's text.
+        """Return a text for the arguments of a node, for the text that identifies the graph.
 
-        Equal numbers, strings or dtypes have equal texts, and so have nodes at the same position.
-        The text of any other object contains a new number in each call, so that no other graph gets
-        the same text.
+        Equal numbers, strings or dtypes have equal texts. Nodes of two graphs have equal texts if
+        they have the same position in their graphs. The text of any other object contains a new
+        number in each call, so that no other graph gets the same text.
         """
         leaves, structure = pytree.tree_flatten(arguments)
         words = [self._words[each] if isinstance(each, fx.Node) else _word(each) for each in leaves]
@@ -500,10 +500,10 @@ WORDS: Final = (type(None), str, complex, *NUMBERS, torch.layout, torch.memory_f
 
 
 def _word(value: Any) -> str:
-    """Return the text of an argument that is not a node, for the text of the graph.
+    """Return a text for an argument that is not a node, for the text that identifies the graph.
 
     The text of a number, a string or a dtype, for example, is its `repr`. Most other objects get a
-    new text in each call, such as "Generator 7".
+    new text in each call, such as "Generator 7", so no other graph has the same text.
     """
     if isinstance(value, WORDS):
         return repr(value)

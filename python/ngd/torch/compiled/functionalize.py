@@ -2,9 +2,9 @@
 """Make exported graphs functional without PyTorch's decompositions, if that is simple.
 
 `run_decompositions` traces a graph again, which takes as long as the export. Most models need only
-a small part of it: each op has a rule, and in-place ops write only to buffers, or to results of
-other ops that have no views. This module replaces these in-place ops by functional ones. Other
-graphs are decomposed by PyTorch.
+a small part of it: ngd can translate each op by a rule, and in-place ops write only to buffers, or
+to results of other ops that have no views. This module replaces these in-place ops by functional
+ones. Other graphs are decomposed by PyTorch.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ which results are views, so these ops are listed here."""
 def make_functional(program: ExportedProgram) -> bool:
     """Make a graph functional and return True, or return False and leave the graph unchanged.
 
-    A functional graph has no in-place op, and each op has a rule. Ops of constants need no rule,
-    because PyTorch computes them during the translation.
+    A functional graph has no in-place op, and a rule translates each op. Ops of constants need no
+    rule, because PyTorch computes them during the translation.
     """
     if torch.is_autocast_enabled("cpu"):  # only decompositions insert its casts
         return False
@@ -167,7 +167,7 @@ class Plan:
         return origin in self.buffers or makes_new(origin)
 
     def _is_read_only(self, user: fx.Node) -> bool:
-        """Return True if node `user`, which takes a value as an argument, creates no view of it.
+        """Return True if node `user` creates no view of the tensors that are its arguments.
 
         The output node of the graph, and an in-place op that the plan replaces, create no view.
         """

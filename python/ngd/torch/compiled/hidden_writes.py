@@ -41,9 +41,9 @@ class Value(NamedTuple):
 class _Walk:
     """A walk over the graph that raises for writes that autograd does not see.
 
-    `trained` has each node whose memory (see `Value`) belongs to a tensor that requires a gradient.
-    At first these are parameters. If autograd records an op that reads such a tensor, the walk adds
-    the memory that the op writes to, and the memory of its result.
+    `trained` has the nodes that own the memory of tensors that require a gradient. At first these
+    are the parameters. If autograd records an op that reads such a tensor, the walk adds two nodes:
+    the owner of the memory that the op writes to, and the op itself if its result has new memory.
     """
 
     def __init__(self, where: str, trained: set[fx.Node]) -> None:
@@ -51,11 +51,12 @@ class _Walk:
         self.values: dict[fx.Node, Any] = {}
 
     def run(self, module: fx.GraphModule, has_grad: bool, operands: Iterable[Any] = ()) -> Any:
-        """Visit the nodes in order, and return the Value of each output (None if unknown).
+        """Visit the nodes in order, and return one `Value` per output.
 
-        `has_grad` is False if the graph is the body of a `torch.no_grad()` region, in which
-        autograd sees no writes. `operands` has the Value of each input of a region. It is empty for
-        the whole graph, in which each input has memory of its own.
+        A Value states which node owns the memory of a tensor; None means unknown. `has_grad` is
+        False if the graph is the body of a `torch.no_grad()` region, in which autograd records no
+        writes. `operands` has the Values of the inputs of such a body. It is empty for the whole
+        graph, in which each input has memory of its own.
         """
         values_of_inputs = iter(operands)
         for node in module.graph.nodes:
@@ -98,10 +99,10 @@ class _Walk:
         return Value(node, False)
 
     def _item(self, node: fx.Node, operands: list[Any]) -> Any:
-        """Return the Value of `node`, which selects one result of another node by `getitem`.
+        """Return the Value of `node`: the owner of its memory, and if it is detached.
 
-        The other node is an op with several results, or a `torch.no_grad()` or
-        `torch.enable_grad()` region of the graph.
+        `node` is a `getitem`. It selects one result of an op with several results, or of a
+        `torch.no_grad()` or `torch.enable_grad()` region of the graph.
         """
         (source,) = operands[:1] or [None]
         number = node.args[1] if len(node.args) > 1 else 0
@@ -125,8 +126,8 @@ def _nodes(tree: Any) -> list[fx.Node]:
 def _aliases(node: fx.Node) -> tuple[list[fx.Node], fx.Node | None]:
     """Return the arguments that an op writes to, and the argument whose memory its result has.
 
-    The second value is None if the result has new memory. If the op has several results, the second
-    value is that of the first result.
+    The latter is None if the result has new memory. For an op with several results, the latter
+    refers to the first result.
     """
     assert isinstance(node.target, OpOverload)
     written, viewed = [], None
@@ -155,7 +156,7 @@ def expect_no_hidden_writes(where: str, module: fx.GraphModule, parameters: Iter
     where : str
         The public call that error messages begin with, such as "ngd.torch.compile_step".
     module : GraphModule
-        An exported graph, with its in-place ops and regions.
+        An exported graph, with its in-place ops, and with `torch.no_grad()` regions as subgraphs.
     parameters : iterable of str
         The names of the inputs that require a gradient.
     """

@@ -142,8 +142,8 @@ class TranslatedOptimizer:
         self.where, self.optimizer, self.memory = where, optimizer, memory
         self.translation = expect_translatable(where, optimizer)
         self.generation = 0
-        """The number of splits of cohorts so far. Programs that were compiled before a split are
-        dropped, because their counts of updates are wrong."""
+        """The number of splits so far. A split divides a cohort (parameters with equal numbers of
+        updates). Programs from before a split are dropped: their counts of updates are wrong."""
         self._groups: dict[int, optim.Optimizer] = {}
         self._rates: dict[int, float] = {}
         self._cohorts: list[Cohort] = []
@@ -269,8 +269,8 @@ class TranslatedOptimizer:
     def _split(self, cohort: Cohort, others: Sequence[torch.Tensor], count: int = -1) -> None:
         """Move the parameters `others` of a cohort to a new cohort.
 
-        `count` is the number of updates of the new cohort; -1 means the number of the old cohort.
-        Programs that train the old cohort become invalid.
+        The parameters of a cohort have equal numbers of updates. `count` is the number for the new
+        cohort. If it is -1, the number does not change. All compiled programs become invalid.
         """
         for p in others:
             del cohort.parameters[p]
@@ -280,9 +280,9 @@ class TranslatedOptimizer:
     def _add_states(self, cohort: Cohort, parameters: Sequence[torch.Tensor]) -> None:
         """Add the state variables of parameters, such as their momentum, to `_states`.
 
-        `cohort.optimizer`, which updates these parameters, has created the variables. If PyTorch's
-        state already has a value, for example from a checkpoint, copy it to the variable. Skip
-        parameters that are already in `_states`.
+        The variables are those of `cohort.optimizer`, ngd's optimizer of these parameters. If
+        PyTorch's state already has a value, for example from a checkpoint, copy it to the variable.
+        Skip parameters that are already in `_states`.
         """
         by_name = cohort.optimizer.state.variables
         for p in parameters:

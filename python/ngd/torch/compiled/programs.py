@@ -117,7 +117,7 @@ class ProgramBuilder:
         Raises
         ------
         CompileError
-            An op has no rule.
+            An op has no translation rule.
         GradientError
             The program needs gradients, but the first result of the loss function is not a scalar
             of a float dtype.
@@ -147,8 +147,8 @@ class ProgramBuilder:
         """Return the value of each input of a captured graph by name, and the placeholders.
 
         The value of a tensor of the batch is a placeholder. The value of a parameter is a variable.
-        The value of a buffer is a variable if this graph, or the graph of an earlier program of the
-        step, writes to it. Other inputs are constants.
+        The value of a buffer is a variable if this graph writes to it, or if it already has a
+        variable, for example from the program of another batch shape. Other inputs are constants.
         """
         tensors = self.memory.tensors()
         values: dict[str, Any] = {}
@@ -170,8 +170,8 @@ class ProgramBuilder:
     ) -> Any:
         """Return the variable of the parameter or buffer at `path`, or the tensor of a constant.
 
-        A buffer is constant if neither the captured graph, nor the graph of an earlier program of
-        the step, writes to it. `kind` is "parameter" or "buffer".
+        A buffer is constant if the captured graph does not write to it, and it has no variable yet.
+        The program of another batch shape may have created one. `kind` is "parameter" or "buffer".
         """
         tensor = tensors[path]
         is_fixed = kind == "buffer" and path not in captured.mutated
@@ -207,15 +207,15 @@ class ProgramBuilder:
     def _gradients(
         self, loss: Node, form: Form, inputs: list[Node], updates: dict[Variable, Node]
     ) -> dict[Variable, Node]:
-        """Return the gradients of trained parameters, reduced over the ranks and clipped.
+        """Return the gradients of trained parameters, averaged over the ranks and clipped.
 
-        `updates` has the new value of each variable that the program changes. This method may add
-        sums of gradients to it:
+        `updates` has the new value of each variable that the program changes. Each rank has
+        variables for the sums of its gradients over micro-batches. Two forms change them:
 
-        - If `form.accumulates`, add this rank's gradients to its sums over micro-batches. Return
-          the gradients without a reduction.
-        - If `form.has_sums`, add the sums of earlier micro-batches to the gradients before the
-          reduction, and set the sums to 0.
+        - If `form.accumulates`, add the gradients of this micro-batch to the sums. Return these
+          gradients without the average over the ranks.
+        - If `form.has_sums`, add the sums to the gradients before the average over the ranks, and
+          set the sums to 0.
 
         If the loss has a weight, this method adds placeholders to `inputs`.
         """

@@ -137,7 +137,7 @@ class CompiledStep:
                 module.training = is_training
 
     def coverage(self) -> Coverage:
-        """Return the ops of the model: those that ngd runs, constants, and those without a rule.
+        """Return the ops of the model: those that ngd runs, constants, and untranslatable ones.
 
         ngd captures the model for each new batch shape: torch.export records its ops as a graph.
         The result describes the last captured graph, even if ngd could not compile it. Before the

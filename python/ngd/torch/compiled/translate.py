@@ -56,7 +56,8 @@ def translate(
     Raises
     ------
     CompileError
-        An op has no rule. The message names the op, the line and the module of the model.
+        An op has no translation rule. The message names the op, and the line and module of the
+        model.
     """
     known: dict[fx.Node, Any] = {}
     for node in module.graph.nodes:

@@ -142,7 +142,7 @@ DTYPES: Final = {getattr(torch, dtype.name): dtype for dtype in ALL}
 
 
 def as_numpy_dtype(dtype: torch.dtype) -> DType:
-    """Return ngd's dtype for a dtype of PyTorch; UnsupportedOpError if it does not exist."""
+    """Return ngd's dtype for a dtype of PyTorch; raise UnsupportedOpError if ngd has none."""
     expect(dtype in DTYPES, f"tensors of {dtype}")
     return DTYPES[dtype]
 
@@ -193,7 +193,7 @@ def axes_of(dim: int | Sequence[int] | None, rank: int) -> tuple[int, ...] | Non
 
 
 class UnsupportedOpError(Exception):
-    """An error: an op has no rule, or its rule cannot translate the arguments.
+    """An error: an op has no translation rule, or its rule cannot translate the arguments.
 
     The function `translate` raises an UntranslatableError in its place, whose message adds the
     user's source line that called the op.
