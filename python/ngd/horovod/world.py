@@ -122,7 +122,8 @@ class World(ProcessSet):
         counterparts = np.flatnonzero(rows[:, 0] == group.local_rank)
         self.cross = int(np.searchsorted(counterparts, group.rank)), len(counterparts)
         self.has_equal_hosts = bool((rows[:, 1] == rows[0, 1]).all())
-        self.sets, self.next_id, self.calls = {0: self}, 1, 0
+        self.detach()  # a set of an earlier world can then be registered again
+        self.next_id, self.calls = 1, 0
         self.ranks = list(range(group.size))
         self._group = group
 

@@ -120,6 +120,24 @@ def test_random_calls_over_each_communicator(communicator: str) -> None:
     assert [outcome.value for outcome in outcomes] == [CALLS] * 3
 
 
+def register_in_a_second_world() -> list[float]:
+    """Join a second world with `ngd.shutdown` instead of `hvd.shutdown` in between."""
+    results = []
+    even = hvd.ProcessSet([0, 2])
+    for _ in range(2):
+        hvd.init(process_sets=[even])
+        if hvd.rank() != 1:
+            one = np.ones(1, np.float32)
+            results.append(float(hvd.allreduce(one, op=hvd.Sum, process_set=even)[0]))
+        ngd.shutdown()
+    return results
+
+
+def test_a_process_set_is_registered_again_in_a_second_world() -> None:
+    outcomes = harness.run(register_in_a_second_world, 3)
+    assert [outcome.value for outcome in outcomes] == [[2, 2], [], [2, 2]]
+
+
 def world_facts() -> list[Any]:
     before = hvd.is_initialized()
     hvd.init()
