@@ -19,7 +19,7 @@ namespace ngd::kernels::fused {
 namespace {
 
 constexpr std::int64_t kBlock = 1024;         // elements of a block of short rows
-constexpr std::int64_t kGrainWork = 1 << 13;  // the minimum of elements per thread
+constexpr std::int64_t kGrainWork = 1 << 13;  // the minimum number of elements per thread
 
 template <class T>
 const SoftmaxLoops<T>& loops_of(const SoftmaxTable& table) {
