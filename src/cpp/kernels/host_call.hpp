@@ -16,8 +16,8 @@ struct HostBuffer {
 };
 
 // The type of the callback, which calls Python function number `function` of the program. It
-// returns false if the Python function has raised an exception. It then keeps the exception, and
-// the call that runs the step raises the exception later.
+// returns false if the Python function has raised an exception. The exception then stays set in the
+// calling thread, and the call that runs the step raises it later.
 using HostCallback = bool (*)(std::int64_t function, std::span<const HostBuffer> inputs,
                               std::span<const HostBuffer> outputs) noexcept;
 

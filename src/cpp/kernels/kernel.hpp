@@ -44,12 +44,12 @@ struct KernelArgs {
   const void* const* inputs;
   void* const* outputs;
   void* scratch;
-  device::Queue* queue;  // runs the kernel's work; the CPU's queue is the calling thread
+  device::Queue* queue;  // runs the kernel's work; on the CPU, the calling thread runs it
 };
 
 // A kernel: the code that computes one op for the operand types and attributes of one KernelQuery.
-// All instructions of a program with the same query share one kernel. The kernel exists until its
-// enqueued work is done.
+// If several instructions of a program have equal queries, they share one kernel. A kernel must not
+// be destroyed before the work that it has put into a queue is done.
 class Kernel {
  public:
   virtual ~Kernel() = default;
@@ -58,19 +58,20 @@ class Kernel {
   virtual void prepare() {}
   virtual void run(const KernelArgs& args) const = 0;
   virtual std::size_t scratch_bytes() const { return 0; }  // the size of KernelArgs::scratch
-  // Return the pairs of an output and an input such that the output may be computed in the memory
-  // of the input. The caller may use several pairs at once, but two outputs must not share memory.
-  // If one buffer is passed for several inputs, an output may use this buffer only if in_place()
-  // pairs the output with each of these inputs.
+  // Return pairs of an output and an input: the kernel can compute the output in the memory of the
+  // input. The caller may use several pairs at once, but must not give two outputs the same memory.
+  // If the caller passes one buffer as several inputs, an output may use this buffer only if it has
+  // a pair with each of these inputs.
   virtual std::vector<InPlace> in_place() const { return {}; }
 };
 
-// The answer of one row of the table to a query: a kernel, or the reason for a refusal.
+// The answer to a query by one row of the table, an implementation of an op: a kernel, or the
+// reason for a refusal.
 struct Offer {
   std::unique_ptr<Kernel> kernel;  // null if the row refuses the query
   // The reason for a refusal, for the error message of find(). A row of the table leaves the text
-  // empty if a later row has the same kernel for more queries. If the later row also refuses the
-  // query, find() reports the reason of the later row.
+  // empty if a later row offers the same kernel for these and further queries. If the later row
+  // also refuses the query, find() reports its reason.
   std::string refusal = {};
   // True if the kernel computes with its operands as they are stored. False if the kernel widens
   // 16-bit operands in memory, or emulates products of 16-bit operands that the CPU does not have.
@@ -80,7 +81,8 @@ struct Offer {
   static Offer refuse(std::string reason) { return {nullptr, std::move(reason)}; }
 };
 
-// A row of a device's table. `offer` returns a kernel for a query of `op`, or refuses the query.
+// One implementation of an op: a row of the table of a device's kernels. `offer` returns a kernel
+// for a query of `op`, or the reason why it refuses the query.
 struct KernelRow {
   std::string_view op;
   std::string_view implementation;  // the folder of its file: "onednn", "fused", ...

@@ -34,7 +34,7 @@ class StridedCopy {
   Axis middle_{1, 0, 0};  // in a transpose, the axis that is dense in the source; else of length 1
   Axis inner_{1, 1, 1};
   std::int64_t outer_count_ = 1;
-  bool is_transpose_ = false;  // middle_ is dense in the source, inner_ in the target
+  bool is_transpose_ = false;  // the axis middle_ is dense in the source, inner_ in the target
   std::int64_t item_;
 };
 

@@ -28,9 +28,10 @@ namespace ngd::kernels::fused {
 namespace {
 
 constexpr std::int64_t kKeyBlock = 128;  // keys per block
-// The maximum of queries or keys of a causal range: see for_query_rows() and for_key_rows().
+// The maximum number of queries or keys in a range near the diagonal of causal attention: see
+// for_query_rows() and for_key_rows().
 constexpr std::int64_t kDiagonalStep = 32;
-constexpr std::int64_t kGrainWork = 1 << 18;  // the minimum of multiplications per thread
+constexpr std::int64_t kGrainWork = 1 << 18;  // the minimum number of multiplications per thread
 
 template <class T>
 const AttentionLoops<T>& loops_of(SimdLevel level) {
@@ -268,11 +269,10 @@ class Attention {
   }
 
   // Divide the `keys` keys from number `key` on into ranges, and call body(row, rows, column) for
-  // each range. The range has `rows` keys, from number key + row on. `column` is the number, in
-  // block `b`, of the first query that sees any key of the range. In causal attention, the first
-  // range has the keys before the first query of the block, which all queries of the block see.
-  // Each further range has up to kDiagonalStep keys. Without causal attention, one range has all
-  // keys.
+  // each range. The range has `rows` keys, from number key + row on. In block `b`, query number
+  // `column` is the first that sees any of them. Without causal attention, one range has all keys.
+  // In causal attention, the first range has the keys that all queries of the block see: those
+  // before its first query. Each further range has up to kDiagonalStep keys.
   template <class Body>
   void for_key_rows(const Block& b, std::int64_t key, std::int64_t keys, Body&& body) const {
     const std::int64_t corner = problem_.causal ? std::min(b.first - key, keys) : keys;
@@ -282,9 +282,9 @@ class Attention {
   }
 
   // Divide the queries of block `b` into ranges, and call body(row, rows, depth) for each range. A
-  // range has `rows` queries, from number `row` of the block on. A product for the range needs only
-  // the first `depth` of the `keys` keys that begin at number `key`. In causal attention, no query
-  // of the range sees the later keys.
+  // range has `rows` queries, from number `row` of the block on. The block is combined with the
+  // `keys` keys from number `key` on. In causal attention, the queries of the range see only the
+  // first `depth` of these keys, so products skip the other ones.
   template <class Body>
   void for_query_rows(const Block& b, std::int64_t key, std::int64_t keys, Body&& body) const {
     if (!problem_.causal || key + keys <= b.first) return body(std::int64_t{0}, b.count, keys);
@@ -318,9 +318,9 @@ class Attention {
     });
   }
 
-  // Add the transposed block @ right to `out`, which has one row per query. For the first block of
-  // keys (key = 0), store it instead. `block` has one row per key and one column per query, and
-  // `right` has one row per key.
+  // Compute transposed(block) @ right, and add the product to `out`. For the first block of keys
+  // (key = 0), store the product in `out` instead. `block` has one row per key and one column per
+  // query, `right` has one row per key, and `out` has one row per query.
   void multiply_to_queries(const Block& b, std::int64_t key, std::int64_t keys, const T* block,
                            Dense<const T> right, Dense<T> out, std::int64_t width) const {
     for_query_rows(b, key, keys, [&](std::int64_t row, std::int64_t rows, std::int64_t depth) {
@@ -433,10 +433,10 @@ class Backward final : public Kernel, Attention<T> {
  public:
   Backward(const KernelQuery& query, const Machine& machine) : Base(query, 7, machine) {
     // One pass over all pairs of a query block and a key block needs 5 matrix products per pair. It
-    // has one task per unit (head of keys), so threads may be idle. Two passes need 7 products per
-    // pair, but have more tasks. `rounds` is the number of units of the busiest thread in one pass.
-    // One pass is chosen if its work, 5 * rounds, is at most 7 * units / pieces_, the work per
-    // thread of two passes.
+    // has one task per unit (a head of keys), so threads may be idle. Two passes need 7 products
+    // per pair, but have more tasks. In one pass, the busiest of the pieces_ threads computes
+    // `rounds` units. One pass is chosen if the work of this thread, 5 * rounds, is at most the
+    // work per thread of two passes, 7 * units / pieces_.
     const std::int64_t rounds = divide_up(problem_.units, pieces_);
     is_one_pass_ = rounds * pieces_ * 5 <= problem_.units * 7;
   }

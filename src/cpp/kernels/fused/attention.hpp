@@ -31,8 +31,9 @@ struct Extents {
   std::int64_t rows, columns, depth;
 };
 
-// The loops for elements of T at one SIMD level. A block of scores has `keys` rows of kQueries
-// columns. Only the first `columns` columns are used. `columns` is a multiple of `lanes`.
+// The loops for elements of T at one SIMD level. A block of scores has one row per key, with space
+// for the scores of kQueries queries. The loops compute `keys` rows, and in each row only the first
+// `columns` scores. `columns` is a multiple of `lanes`.
 template <class T>
 struct AttentionLoops {
   std::int64_t lanes;  // per vector

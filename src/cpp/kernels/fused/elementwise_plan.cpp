@@ -9,7 +9,7 @@ namespace ngd::kernels::fused {
 
 namespace {
 
-// The minimum of work per thread. Work is the number of elements times the number of loops. With
+// The minimum work per thread. Work is the number of elements times the number of loops. With
 // less work per thread, a second thread costs more time than it saves.
 constexpr std::int64_t kMinWorkPerThread = 1 << 16;
 

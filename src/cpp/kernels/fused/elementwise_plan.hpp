@@ -13,12 +13,13 @@
 // slots, and writes one.
 //
 // elementwise_reduce.cpp also reduces the values of some statements. It combines the values of a
-// tile with accumulators when all loops of the tile are done. So the buffers of these values are
-// not reused for other values before that. For this kernel, the inner axis must be all the reduced
-// axes at the end of the shape, or all the kept axes at the end. The reduction combines the values
-// in blocks (reduce/loops.hpp). If the last axes are reduced, a block is kBlockBytes of a row. A
-// tile that is a piece of a row is one block (the last piece may be shorter). If the last axes are
-// kept, a block is kRowBlock rows, and all rows of a tile are in the same block.
+// tile with accumulators (partial results) when all loops of the tile are done. So the buffers of
+// these values are not reused for other values before that. For this kernel, the inner axis must be
+// all the reduced axes at the end of the shape, or all the kept (not reduced) axes at the end. The
+// reduction combines the values in blocks (reduce/loops.hpp). If the last axes are reduced, a block
+// is kBlockBytes of a row. A tile that is a piece of a row is one block (the last piece may be
+// shorter). If the last axes are kept, a block is kRowBlock rows, and all rows of a tile are in the
+// same block.
 //
 // elementwise_product.cpp has inputs that are matrix products. The products are not in memory: the
 // kernel computes a block of each product, and then runs the body for the block. Each tile is a
@@ -44,7 +45,9 @@ inline constexpr int kMaxBuffers = 64, kMaxSlots = 256;
 // the value of the first.
 struct TileLoop {
   TileFunction function;
-  int a, b, c, out;  // slots (tiles in memory) of the operands and the result; unused: `out`
+  // The slots (tiles in memory) of the operands and of the result. An unused operand has
+  // the slot of the result.
+  int a, b, c, out;
 };
 
 // The memory from which loops read the values of an input for one tile: the memory of the input, or
@@ -53,9 +56,9 @@ enum class Reading : std::uint8_t {
   InPlace,    // the input's memory: the input is dense, like the outputs
   InRow,      // the input's memory: each tile is a dense piece of one row
   Once,       // a buffer, filled when a thread begins: all tiles have the same values
-  PerRow,     // a buffer, filled when the row changes: one value per row, no tile has two rows
+  PerRow,     // a buffer, filled with the one value of a row when the row changes
   EveryTile,  // a buffer, filled for every tile
-  Given,      // memory that the caller of TileWalk passes: a matrix product, dense like the outputs
+  Given,      // the memory of a matrix product, which the caller of TileWalk passes
 };
 
 // The plan for one input of the body: the location and the layout of its values.
@@ -88,16 +91,16 @@ struct Plan {
   std::int64_t tiles_per_row = 1;  // if > 1, a tile is a piece of one row
   std::int64_t tile_length = 0;    // elements of a full tile
   std::int64_t tiles = 0;
-  std::int64_t grain = 1;  // the minimum of tiles per thread
+  std::int64_t grain = 1;  // the minimum number of tiles per thread
 
   std::vector<InputPlan> inputs;
   std::vector<OutputPlan> outputs;
   std::vector<Constant> constants;
-  std::vector<std::int64_t> given;  // the inputs that are matrix products (Reading::Given)
-  std::vector<int> kept;            // kept[k] is the slot of the values that reduction k reads
-  std::vector<int> buffer_of_slot;  // the buffer of each slot; -1 if it is in an input or output
+  std::vector<std::int64_t> given;  // the numbers of the inputs that are matrix products
+  std::vector<int> kept;            // kept[k] is the slot (a tile in memory) that reduction k reads
+  std::vector<int> buffer_of_slot;  // each slot's buffer; -1 if the slot is in an input or output
   std::vector<TileLoop> loops;
-  std::vector<InPlace> in_place;  // see Kernel::in_place
+  std::vector<InPlace> in_place;  // pairs of an output and an input that may share memory
 };
 
 }  // namespace ngd::kernels::fused

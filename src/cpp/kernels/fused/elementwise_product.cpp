@@ -71,8 +71,8 @@ class BodySink {
 
   // Prefetch this tile's elements of the dense inputs in memory (Reading::InPlace), while the
   // matrix products are computed. An input that is also an output is fetched for writing. If ranks
-  // share its memory, the core of another rank may have the cache line, and a write would wait for
-  // it.
+  // share its memory, a cache line of it may be in the cache of another rank's core, and a later
+  // write would wait for the line.
   void prefetch_tile(gemm::Range rows, gemm::Range columns) const {
     for (std::size_t i = 0; i < plan_.inputs.size(); ++i) {
       const InputPlan& input = plan_.inputs[i];

@@ -142,8 +142,8 @@ class ElementwiseReduce final : public Kernel {
     return static_cast<std::byte*>(args.scratch) + (first_cell + task * geometry_.columns) * kCell;
   }
 
-  // Store the results of all reductions that share the accumulators of reduction k. k is the first
-  // of these reductions.
+  // Store the results of reduction k, and of all later reductions that share its accumulators
+  // (partial results).
   void store_results(std::size_t k, std::int64_t result, const std::byte* cells,
                      const KernelArgs& args) const {
     for (std::size_t l = k; l < reducers_.size(); ++l)
@@ -155,15 +155,16 @@ class ElementwiseReduce final : public Kernel {
   Geometry geometry_;
   std::size_t num_results_;
   std::vector<Reducer> reducers_;
-  // first_[k] is first_with_same_accumulators(k). accumulated_ has each k with first_[k] == k: only
-  // these reductions have accumulators of their own.
+  // first_[k] is the first reduction that has the same accumulators (partial results) as reduction
+  // k. accumulated_ has each k with first_[k] == k: only these reductions have accumulators of
+  // their own.
   std::vector<std::size_t> first_, accumulated_;
 };
 
-// Return true if the plan's tiles fit a reduction of floats, which combines a row in blocks of
-// kBlockBytes (reduce/loops.hpp). If the last axis is reduced and a row has several tiles, each
-// tile must be exactly one block. In all other cases the tiles fit. `g` is the geometry of the
-// reduction, and `item` is the number of bytes per element.
+// Return true if floats can be reduced in the plan's tiles. A reduction of floats combines a row in
+// blocks of kBlockBytes (reduce/loops.hpp). If the last axis is reduced and a row has several
+// tiles, each tile must be exactly one block. In all other cases, the result is true. `g` is the
+// geometry of the reduction, and `item` is the number of bytes per element.
 bool is_block(const Plan& plan, const Geometry& g, std::size_t item) {
   const std::int64_t block = reduce::kBlockBytes / static_cast<std::int64_t>(item);
   return !g.by_rows || plan.tiles_per_row == 1 || plan.tile_length == block;

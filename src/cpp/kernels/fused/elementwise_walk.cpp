@@ -115,7 +115,8 @@ void TileWalk::read_input(std::size_t i, std::int64_t row, std::int64_t column, 
   if (i + 1 == plan_.inputs.size()) current_row_ = row;
 }
 
-// Return the index of the first element of a row of the plan in the memory of an input.
+// Return the index in an input's memory of the first element of row number `row`. A row is the
+// elements along the plan's inner axis.
 std::int64_t TileWalk::row_offset(const InputPlan& input, std::int64_t row) const {
   std::int64_t offset = 0;
   for (std::size_t axis = plan_.shape.size() - 1; axis-- > 0;) {

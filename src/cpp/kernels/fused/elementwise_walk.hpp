@@ -47,12 +47,12 @@ class NextTile {
   Range ranges_[kMaxSlots];
 };
 
-// Computes the tiles of a plan. It has the buffers of one thread.
+// Computes a kernel body tile by tile, as its plan says. It has the buffers of one thread.
 class TileWalk {
  public:
   TileWalk(const Plan& plan, const KernelArgs& args);
 
-  // Compute tile number `number` of the plan.
+  // Compute the statements of the body for tile number `number`, a piece of the arrays.
   void tile(std::int64_t number);
   // Compute `count` elements, from number `begin` in row-major order on. A row is the elements
   // along the inner axis of the plan. If plan.rows_per_tile is greater than 1, the elements must be
@@ -72,8 +72,8 @@ class TileWalk {
     }
     elements(begin, count);
   }
-  // Return the values in a slot for the elements that were computed last. `slot` is one of
-  // plan.kept, the slots of the values that a kernel with reductions reduces.
+  // Return the values that the last call of tile() or elements() stored in a slot, a tile in
+  // memory. `slot` is one of plan.kept, the slots that reductions read.
   const std::byte* values(int slot) const { return slots_[slot]; }
 
  private:

@@ -144,9 +144,8 @@ std::uint64_t bits_of_immediate(const Operand& operand) {
 
 namespace {
 
-// Return an attribute of the query for a kernel that lists numbers of statements. If the query does
-// not have the attribute, return an empty list. Throw Refusal if a number is not the number of a
-// statement.
+// Return the numbers of statements that an attribute of the query lists. If the query does not have
+// the attribute, return an empty list. Throw Refusal if there is no statement of a number.
 std::vector<std::int64_t> statements_in(const KernelQuery& query, const char* attribute,
                                         std::size_t num_statements) {
   if (!query.attrs.has(attribute)) return {};

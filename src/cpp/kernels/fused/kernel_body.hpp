@@ -50,8 +50,8 @@ class Refusal : public std::runtime_error {
 std::vector<Statement> parse_statements(std::string_view text,
                                         const std::vector<TensorType>& inputs);
 
-// Return the value of an immediate as an element of a tile: 16-bit floats are float32 in tiles.
-// Throws Refusal if the text is not a number of the dtype.
+// Return the value of an immediate (a constant in the text) as the bits of one element of a tile.
+// Tiles contain 16-bit floats as float32. Throws Refusal if the text is not a number of the dtype.
 std::uint64_t bits_of_immediate(const Operand& operand);
 
 // A kernel body, read from the attributes of the query for its kernel. The query must outlive the

@@ -89,9 +89,9 @@ void choose_tiles(Plan& plan, std::int64_t max_length) {
 }
 
 // Choose tiles for a body whose values are reduced. `g` is the geometry of the reduction, which
-// combines elements block by block (reduce/loops.hpp). If the last axis is kept, a block is
-// kRowBlock rows, and all rows of a tile are in the same block. If the last axis is reduced, a
-// block is kBlockBytes of one row. A row that is divided into several tiles has one tile per block.
+// combines elements block by block (reduce/loops.hpp). If the last axis is kept (not reduced), a
+// block is kRowBlock rows, and no tile has rows of two blocks. If the last axis is reduced, a block
+// is kBlockBytes of one row. A row that is longer than a tile then has one tile per block.
 void choose_reduced_tiles(Plan& plan, std::int64_t max_length, const reduce::Geometry& g) {
   if (plan.inner != (g.by_rows ? g.along.length : g.width))
     throw Refusal("an input has no constant stride along a row");

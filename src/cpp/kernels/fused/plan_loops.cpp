@@ -57,9 +57,9 @@ class LoopPlanner {
       plan_.outputs.push_back({slots_.in_memory(), size_of(query_.outputs[k].dtype)});
   }
 
-  // Set the slot of each input: the memory from which loops read a tile of its values. For a 16-bit
-  // input, add a loop that widens the tile to float32 in a second slot, a buffer. The other loops
-  // read this buffer.
+  // Choose the slot of each input: the memory from which loops read a tile of its values. For a
+  // 16-bit input, also add a loop that widens the tile to float32 and stores it in a buffer. The
+  // other loops read this buffer.
   void place_inputs() {
     for (std::size_t i = 0; i < plan_.inputs.size(); ++i) {
       InputPlan& input = plan_.inputs[i];
@@ -122,8 +122,9 @@ class LoopPlanner {
     release_dead(t, is_output_slot);
   }
 
-  // Return the loop that computes statement t, and before it the first statement of its pair if it
-  // has one. The slots of the result and of unused operands are -1: the caller sets them.
+  // Return the loop that computes statement t. If t is the second of a pair, the loop computes the
+  // first one before it. The slots (tiles in memory) of the result and of unused operands are -1:
+  // the caller sets them.
   TileLoop loop_of(int t) {
     const int first = pairs_.first_of(t);
     TileLoop loop{nullptr, -1, -1, -1, -1};
@@ -165,9 +166,9 @@ class LoopPlanner {
     add_loop(narrowing(dtype), slot, plan_.outputs[as_index(output)].slot);
   }
 
-  // Release the buffers that no loop reads after the loop of statement t. If no loop reads the
-  // value of t, they include the buffer of t. If `has_no_buffer` is true, t has no buffer of its
-  // own: its value is in the memory of an output, or in the buffer of its operand.
+  // Release the buffers of earlier values that no loop reads after the loop of statement t. If no
+  // loop reads the value of t, also release the buffer of t, except if `has_no_buffer` is true. The
+  // value of t is then in the memory of an output, or in the buffer of its operand.
   void release_dead(int t, bool has_no_buffer) {
     if (last_use_[as_index(t)] < 0 && !has_no_buffer) slots_.release(slot_of_[as_index(t)]);
     for (int r = 0; r < t; ++r)
@@ -192,7 +193,7 @@ class LoopPlanner {
   const Pairs& pairs_;
   const KernelQuery& query_;
   Slots slots_;
-  // The slot of each input, and the slot of each statement's value.
+  // The slot (a tile in memory) of each input, and of each statement's value.
   std::vector<int> slot_of_input_, slot_of_;
   std::vector<int> last_use_;  // [t]: the last statement whose loop reads the value of t, or -1
 };

@@ -28,23 +28,23 @@ class Pairs {
  public:
   explicit Pairs(const Body& body);
 
-  // Return the statement that the loop of statement t computes before t, as the first of a pair.
-  // Return -1 if t is not the second of a pair.
+  // One loop can compute two statements, a pair. If t is the second statement of a pair, return the
+  // first one. Otherwise, return -1.
   int first_of(int t) const { return first_[static_cast<std::size_t>(t)]; }
-  // Return true if statement t is the first of a pair. It then has no loop of its own: the loop of
-  // the second statement computes both.
+  // Return true if statement t is the first of a pair, two statements that one loop computes. This
+  // is the loop of the second one, so t has no loop of its own.
   bool is_first(int t) const { return second_[static_cast<std::size_t>(t)] >= 0; }
-  // Return the statement whose loop computes statement t: the second statement of the pair if t is
-  // the first, and t itself otherwise.
+  // Return the statement whose loop computes statement t. It is t itself, or a later statement if
+  // one loop computes both.
   int loop_of(int t) const { return is_first(t) ? second_[static_cast<std::size_t>(t)] : t; }
 
-  // Return the function of the loop that computes the pair with t as its second statement.
+  // Return the function of the loop that computes a pair of statements. t is the second one.
   TileFunction function_of(int t) const;
 
  private:
   const Body& body_;
-  // If statements a and b are a pair, in this order, second_[a] is b and first_[b] is a. All other
-  // elements are -1.
+  // If one loop computes statement a and then statement b, second_[a] is b and first_[b] is a. All
+  // other elements are -1.
   std::vector<int> first_, second_;
 };
 
@@ -55,15 +55,16 @@ class Slots {
  public:
   explicit Slots(Plan& plan) : plan_(plan) {}
 
-  // Return a new slot that has no buffer, because it is a part of an input or output.
+  // Return a new slot (the memory of one tile) that is a part of an input or output, not a buffer.
   int in_memory() { return add(-1); }
-  // Return a slot that has a free buffer. If no buffer is free, add a buffer and its slot.
+  // Return a slot whose memory is a free buffer of one tile. If no buffer is free, add a buffer and
+  // its slot.
   int buffer();
   // Return the slot of a constant: a buffer of equal elements, which is filled before the first
   // tile. Equal constants share a slot.
   int constant(DType dtype, std::uint64_t bits);
-  // Make the buffer of a slot free for other values. A slot that is the memory of an input or
-  // output is ignored.
+  // Make the buffer of a slot free for the values of other tiles. Do nothing if the slot is a part
+  // of an input or output.
   void release(int slot);
 
  private:
@@ -76,7 +77,7 @@ class Slots {
 };
 
 // Part 4 of the planner: make one loop per statement or pair of statements, and choose the slots
-// that it reads and writes.
+// (tiles in memory) that it reads and writes.
 void plan_loops(Plan& plan, const Body& body, const Pairs& pairs, const KernelQuery& query);
 
 // Part 5 of the planner: find the outputs that may use the memory of an input.

@@ -25,8 +25,9 @@ int Slots::buffer() {
 int Slots::constant(DType dtype, std::uint64_t bits) {
   const auto [entry, is_new] = constants_.try_emplace({tile_dtype(dtype), bits}, 0);
   if (is_new) {
-    // The constant needs a new buffer, not one that earlier loops have released. A constant is
-    // stored only once, before the first tile, but those loops overwrite their buffer in each tile.
+    // The constant needs a new buffer, not one that earlier loops have used and released. Those
+    // loops write to the released buffer in each tile, but a constant is stored only once, before
+    // the first tile.
     std::vector<int> in_use;
     std::swap(in_use, free_);
     entry->second = buffer();

@@ -19,7 +19,7 @@ namespace ngd::kernels::fused {
 namespace {
 
 constexpr std::int64_t kBlock = 1024;         // elements of a block of short rows
-constexpr std::int64_t kGrainWork = 1 << 13;  // the minimum of elements per thread
+constexpr std::int64_t kGrainWork = 1 << 13;  // the minimum number of elements per thread
 
 template <class T>
 const SoftmaxLoops<T>& loops_of(const SoftmaxTable& table) {
@@ -67,8 +67,9 @@ class Stage {
   // the tensor's own memory.
   bool is_direct() const { return rows_.inner == 1 && !is_half(dtype_); }
 
-  // Return `rows` rows of a tensor, from number `row` on, as dense elements of T. Unless
-  // is_direct(), they are copied to `buffer`.
+  // Return `rows` rows of a tensor, from number `row` on, as dense elements of T. If the tensor has
+  // them in this form (is_direct), return a pointer into the tensor. Otherwise, copy them to
+  // `buffer` and return `buffer`.
   const T* read_rows(const void* tensor, std::int64_t row, std::int64_t rows, T* buffer) const {
     if (is_direct()) return static_cast<const T*>(tensor) + row * rows_.length;
     if (is_dense_half()) {
@@ -80,13 +81,13 @@ class Stage {
                    [&]<class S>(const S* x, std::int64_t i) { buffer[i] = T(*x); });
     return buffer;
   }
-  // Return the memory in which the kernel computes rows of the result: the tensor itself if
-  // is_direct(), and `buffer` otherwise.
+  // Return the memory in which the kernel computes rows of the result: the tensor itself if its
+  // rows are dense and of type T (is_direct), and `buffer` otherwise.
   T* result_rows(void* tensor, std::int64_t row, T* buffer) const {
     return is_direct() ? static_cast<T*>(tensor) + row * rows_.length : buffer;
   }
-  // Store rows of the result in the tensor, if result_rows() returned `buffer` and not the tensor's
-  // memory.
+  // Copy rows of the result from `buffer` to the tensor. Do nothing if the kernel has computed them
+  // in the tensor itself (is_direct).
   void write_rows(const T* buffer, std::int64_t row, std::int64_t rows, void* tensor) const {
     if (is_direct()) return;
     if (is_dense_half()) {

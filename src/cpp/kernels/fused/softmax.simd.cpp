@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The loops of softmax.hpp. Maxima and sums of long rows are computed in the order of the lane tree
-// (tiles/lane_tree.hpp), which is the same on every SIMD level. The elements after the last whole
+// The loops of softmax.hpp. The lane tree (tiles/lane_tree.hpp) reduces long rows to their maxima
+// and sums, in an order that is the same on every SIMD level. The elements after the last whole
 // vector are combined at the end.
 #include "kernels/fused/softmax.hpp"
 

@@ -4,7 +4,7 @@
 //
 // The blocking follows K. Goto and R. van de Geijn, "Anatomy of High-Performance Matrix
 // Multiplication" (ACM TOMS 34, 2008), section 4. Its words in these files are:
-//   part     the work of one thread: some products of the batch, or some rows or columns of all
+//   part     the work of one thread: some products of the batch, or some rows or columns of each
 //   block    some rows and columns of C and a range of the depth, computed at once
 //   tile     some rows and columns of a block whose sums stay in registers (tile.hpp)
 //   panel    the rows of A, or the columns of B, that one tile reads
@@ -56,7 +56,7 @@ inline std::int64_t num_parts_for(std::int64_t work, std::int64_t threads) {
   return std::clamp<std::int64_t>(work / kMinWorkPerThread, 1, threads);
 }
 
-// The blocking of one GEMM.
+// The division of one GEMM into parts and blocks, and the size of its scratch memory.
 struct Blocking {
   // The work of one thread: ranges of the batch's products, of their rows, and of their columns.
   struct Part {
@@ -80,9 +80,10 @@ struct Blocking {
   // StreamingGemm computes several products at once, and has memory for B and the sums of each.
   std::int64_t a_elements = 0, b_elements = 0, c_elements = 0, part_elements = 0;
 
-  // Return the blocking of a PackedGemm. A panel of B has the columns that one tile reads. If one
-  // block has all rows that a thread computes, the thread uses each packed panel of B for only one
-  // block. The scratch memory then holds one panel. Otherwise, it holds all panels of a block.
+  // Return the blocking of a PackedGemm, which stores its result. A panel of B has the columns that
+  // one tile reads. If one block has all rows that a thread computes, no other block of the thread
+  // reads the same panels. The scratch memory then holds only one packed panel. Otherwise, it holds
+  // all panels of a block.
   template <class T>
   static Blocking packed(const MatmulShape& shape, const GemmTile<T>& tile, std::int64_t threads) {
     Blocking blocking = divide(shape, tile, threads, kPackedLimits);
@@ -93,9 +94,9 @@ struct Blocking {
     return blocking;
   }
 
-  // Return the blocking of a StreamingGemm. The scratch memory holds packed B for the columns of a
-  // block and the whole depth, because all blocks with these columns read the same B. The scratch
-  // memory also holds the sums of a block.
+  // Return the blocking of a StreamingGemm, which does not store its result. The scratch memory
+  // holds packed B for the columns of a block and the whole depth, because all blocks with these
+  // columns read the same B. The scratch memory also holds the sums of a block.
   template <class T>
   static Blocking streaming(const MatmulShape& shape, std::int64_t num_products,
                             const GemmTile<T>& tile, std::int64_t threads) {

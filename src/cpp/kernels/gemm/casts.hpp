@@ -12,13 +12,14 @@
 
 namespace ngd::kernels::gemm {
 
-// cast_to_computed() returns the cast from the dtype of an array to the dtype in which ngd's GEMM
-// computes. cast_to_stored() returns the cast back. Both return null if the dtypes are the same.
+// Return the cast from the dtype of an array to the dtype in which ngd's GEMM computes, or null if
+// the two dtypes are the same.
 inline tiles::TileFunction cast_to_computed(DType dtype) {
   if (is_half(dtype)) return tiles::widening(dtype);
   if (size_of(dtype) >= 4) return nullptr;
   return tiles::tile_table().casts[static_cast<int>(dtype)][static_cast<int>(DType::U32)];
 }
+// Return the cast from the dtype in which ngd's GEMM computes to the dtype of an array, or null.
 inline tiles::TileFunction cast_to_stored(DType dtype) {
   if (is_half(dtype)) return tiles::narrowing(dtype);
   if (size_of(dtype) >= 4) return nullptr;

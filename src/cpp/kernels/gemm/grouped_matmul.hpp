@@ -55,7 +55,8 @@ class RowGroups {
   std::int64_t count_, rows_;
 };
 
-// The common part of the kernels of grouped_matmul and grouped_weight_grad.
+// The common part of the kernels of grouped_matmul and grouped_weight_grad, which compute one
+// matrix product for each group of rows.
 template <class Products>
 class Grouped : public Kernel {
  public:
@@ -83,7 +84,8 @@ class Grouped : public Kernel {
   std::int64_t item_bytes_;
 };
 
-// grouped_matmul: for each group, the product of its rows and the weight of the group.
+// grouped_matmul: for each group of rows of the first input, the product of these rows and the
+// matrix of the group in the second input.
 template <class Products>
 class GroupedMatmul final : public Grouped<Products> {
  public:

@@ -122,9 +122,9 @@ class Panels {
     const std::byte* data = nullptr;
     std::int64_t row_bytes = 0, stride = 0;
 
-    // Let a tile prefetch cache line number `line` of each row of this memory. If the rows have no
-    // such line, the tile prefetches `fallback` instead, which is in the cache already. So the tile
-    // always prefetches, and needs no branch.
+    // Set the prefetch of `work`, the work of a tile, to cache line number `line` of each piece of
+    // this memory. If the pieces have no such line, set it to `fallback`, which is in the cache
+    // already. So each tile prefetches, and needs no branch.
     void add_to(TileWork<T>& work, std::int64_t line, const void* fallback) const {
       constexpr std::int64_t kLine = 64;
       const bool exists = data != nullptr && (line - 1) * kLine < row_bytes - 1;
@@ -148,9 +148,9 @@ class Panels {
       tile_.pack({from, b.row, b.column}, work.columns, work.depth, width, panel);
   }
 
-  // Return true if tiles read these columns of B in place, without packing: they are whole vectors,
-  // in rows that are close together in memory. For a matmul of 128 x 784 by 784 x 100, which takes
-  // 200 us, this saves the packing of 96 columns, which would take 6 us (Zen 4).
+  // Return true if tiles read these columns of B in place, without packing. The columns must be
+  // whole vectors, in rows of B that are close together in memory. A matmul of 128 x 784 by 784 x
+  // 100 takes 200 us; packing 96 of its columns would take 6 us (Zen 4).
   bool reads_columns_in_place(View<T> b, std::int64_t columns) const {
     constexpr std::int64_t kMaxRowBytes = 1024;
     return b.row == 1 && columns % tile_.lanes == 0 &&
@@ -172,13 +172,14 @@ class Panels {
 
   bool is_narrow(std::int64_t columns) const { return columns <= tile_.narrow_columns; }
 
-  // Return the number of columns of the next panel, if `left` columns are left. A panel has the
-  // columns that one tile computes. The columns after the last whole vector become a panel of their
-  // own if they are few enough for GemmTile::multiply_narrow (is_narrow). The panel before them
-  // then has only whole vectors.
+  // Return the number of columns of the next panel, if `left` columns of the block are left. A
+  // panel has at most the columns that one tile computes. If the last columns of the block do not
+  // fill a vector, GemmTile::multiply_narrow may be able to compute them (is_narrow). They then
+  // become a panel of their own, and the panel before them has only whole vectors.
   std::int64_t panel_width(std::int64_t left) const {
     const std::int64_t num_extra = left % tile_.lanes;
-    // With AVX-512, a panel has up to 3 vectors. The last 4 vectors become 2 + 2, not 3 + 1.
+    // If a tile and one vector are left, the next panel is one vector smaller than a tile. With
+    // AVX-512, a tile has 3 vectors, so the last 4 vectors become panels of 2 + 2, not 3 + 1.
     if (left - num_extra == tile_.columns + tile_.lanes) return tile_.columns - tile_.lanes;
     if (left >= tile_.columns) return tile_.columns;
     return left > num_extra && num_extra > 0 && is_narrow(num_extra) ? left - num_extra : left;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// ngd's GEMM for results that are not stored. A sink processes each finished block while it is in
-// the second-level cache. blocking.hpp defines the words.
+// ngd's GEMM for results that are not stored. Each finished block is passed to a sink, an object
+// that uses the block while it is in the second-level cache. blocking.hpp defines part, block,
+// tile, panel and packing.
 #pragma once
 
 #include <algorithm>
@@ -14,15 +15,16 @@
 
 namespace ngd::kernels::gemm {
 
-// Several products of one shape, without batch axes. The sink gets a block of all products at once.
+// Several matrix products of one shape, without batch axes. The sink, an object that uses the
+// computed blocks, gets the same block of all products at once.
 //
 // A sink has two functions:
 //   void prefetch_tile(Range rows, Range columns)
 //   void write_block(Range rows, Range columns, const T* values, std::int64_t product_stride)
-// The sums over the depth are computed in several ranges of the depth. prefetch_tile is called for
-// each tile before the last range, so that the sink can prefetch the memory that it needs for this
-// tile. write_block gets the computed block. The values of the first product are a dense row-major
-// block. The block of each next product begins product_stride elements later.
+// The sums over the depth are computed in several ranges of the depth. In the last range,
+// prefetch_tile is called before each tile is computed, so that the sink can prefetch the memory
+// that it needs for this tile. write_block gets the computed block. The values of the first product
+// are a dense row-major block. The block of each next product begins product_stride elements later.
 template <class T>
 class StreamingGemm {
  public:
@@ -36,8 +38,8 @@ class StreamingGemm {
   std::int64_t scratch_elements() const { return blocking_.scratch_elements(); }
 
   // Compute all products. operands: a and b of the first product, a and b of the second one, and so
-  // on. Each thread calls make_sink() for its own sink, the object that uses the computed blocks.
-  // The thread passes each computed block to the function write_block() of its sink.
+  // on. Each thread calls make_sink() to create its own sink. It passes each computed block to
+  // write_block() of this sink, which uses the block.
   template <class MakeSink>
   void run_into(const MakeSink& make_sink, const void* const* operands, T* scratch) const {
     device::for_range(blocking_.num_parts, 1, [&](std::int64_t begin, std::int64_t end) {

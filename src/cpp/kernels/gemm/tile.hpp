@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The tile of ngd's GEMM: a few rows and columns of C whose sums stay in vector registers. There is
-// one implementation per SIMD level and type. blocking.hpp defines the other words.
+// one implementation per SIMD level and type. blocking.hpp defines C, panel and packing.
 #pragma once
 
 #include <cstddef>
@@ -43,7 +43,7 @@ struct TileWork {
 template <class T>
 struct GemmTile {
   std::int64_t rows, columns;  // of the largest tile
-  std::int64_t lanes;          // elements per vector: packed panels of B are whole vectors wide
+  std::int64_t lanes;          // elements per vector; a packed panel of B has whole vectors
 
   // Pack `used` lines (rows of A, or columns of B) of `depth` elements into panels of `width`
   // lines. In a panel, the `width` elements of one step of the depth are adjacent. The last panel

@@ -60,8 +60,8 @@ NGD_INLINE void transpose_lines(const T* from, std::int64_t stride, std::int64_t
   NGD_UNROLL
   for (int i = 0; i < lines; ++i) v[i] = load(from + i * stride);
   tiles::NGD_SIMD_LEVEL::transpose(v);
-  // v[i] now has the elements i * kSteps to (i + 1) * kSteps - 1 of all lines. A line is a row of A
-  // or a column of B.
+  // v[i] now has element p of all lines, for each p from i * kSteps to (i + 1) * kSteps - 1. A line
+  // is a row of A or a column of B.
   constexpr int kSteps = kLanes<T> / lines;
   NGD_UNROLL
   for (int i = 0; i < lines; ++i) store(v[i], panel + i * kSteps * width);
@@ -169,7 +169,7 @@ NGD_INLINE void store_tile(const TileWork<T>& work, const Vector<T> (&sums)[kRow
 // by GemmTile::multiply.
 template <class T, int vectors, bool strided>
 void multiply_tile(const TileWork<T>& work) {
-  const std::int64_t next = strided ? work.a_panel : 1;  // elements from a row of A to the next row
+  const std::int64_t next = strided ? work.a_panel : 1;  // stride of the rows of A, in elements
   constexpr int kColumns = vectors * kLanes<T>;
   Vector<T> sums[kRows][vectors];
   NGD_UNROLL

@@ -46,8 +46,8 @@ memory::desc plain(const TensorType& type, std::int64_t groups = 1) {
 
 memory::desc bias_of(const ConvShape& s) { return plain({s.bias_dtype, {s.weights.shape[0]}}); }
 
-// Return the memory layout of the input or the output of a convolution. The shape in `type` names
-// the channels before the spatial axes, even if the channels come last in memory.
+// Return the memory layout of the input or the output of a convolution. In type.shape, the axis of
+// channels is always before the spatial axes, even if the channels come last in memory.
 memory::desc stored_layout(const TensorType& type, const ConvShape& s) {
   if (!s.channels_last) return plain(type);
   Shape shape = type.shape;
@@ -67,8 +67,9 @@ dnnl::primitive_attr user_scratchpad() {
   return attr;
 }
 
-// Describe the primitive. The primitive adds the bias and applies the post-operations, which saves
-// a pass over the result. Times on 2 threads of a Xeon of 2.5 GHz, in ms:
+// Return the description of the primitive that computes a convolution. The primitive also adds the
+// bias and applies the post-operations, which saves a pass over the result. Times on 2 threads of a
+// Xeon of 2.5 GHz, in ms:
 //
 //                                               bias  gelu  silu
 //   1 x 1, data [4, 128, 32, 32], 256 kernels:
@@ -79,9 +80,9 @@ dnnl::primitive_attr user_scratchpad() {
 //     as a separate kernel                       2.9   3.7
 dnnl::primitive_desc describe(const ConvShape& s) {
   const auto direct = dnnl::algorithm::convolution_direct;
-  // oneDNN requires the primitive of the forward convolution as a hint for the primitive of a
-  // gradient. In the hint, the data, the weights and the result all have the dtype of the two
-  // multiplied operands (s.factors), even if the gradient has the dtype f32.
+  // For the primitive of a gradient, oneDNN requires a hint: the primitive of the forward
+  // convolution. In the hint, the data, the weights and the result all have the dtype s.factors,
+  // the dtype of the gradient's two operands. The gradient itself may have the dtype f32.
   const auto layout_of = [&](TensorType type, bool is_hint) {
     if (is_hint) type.dtype = s.factors;
     return s.channels_last ? stored_layout(type, s) : in_any_layout(plain(type));
@@ -128,9 +129,9 @@ struct Operand {
   std::optional<dnnl::reorder::primitive_desc> reorder = {};
 };
 
-// The plan of a convolution: the descriptions of its primitives, for which oneDNN has not generated
-// code yet, and its operands. The operands are the inputs of the query in order, and the last one
-// is the output.
+// The plan of a convolution: the descriptions of its primitives, and the list of its operands.
+// oneDNN has not generated code for the primitives yet. The list has the inputs of the query in
+// order, and then the output.
 struct Plan {
   explicit Plan(const KernelQuery& query) : Plan(ConvShape(query)) {}
   explicit Plan(const ConvShape& s) : convolution(describe(s)) {
@@ -186,7 +187,7 @@ struct Plan {
   std::size_t scratchpad = 0, bytes = 0;
 };
 
-// The primitives of a plan, in the order of their execution, with their operands.
+// The primitives of one convolution, in the order in which they run, with their operands.
 class Primitives {
  public:
   explicit Primitives(const Plan& plan) {
@@ -254,7 +255,7 @@ class Primitives {
 // for each thread that libgomp would end.
 int threads_for(const ConvShape& s, const Machine& machine) {
   // Limits in FLOP. A convolution of at most kSmall runs on one thread. A weight gradient also runs
-  // on one thread if it has at most kPerThread for each thread that has no part of the work.
+  // on one thread if it has at most kPerThread for each thread that would have no work.
   constexpr std::int64_t kSmall = 1'000'000, kPerThread = 4'000'000;
   // The number of input channels, and of output channels, of a part of a weight gradient.
   constexpr std::int64_t kChannels = 16;
