@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Views: nodes whose values are in the memory of another node's value, all of it or a part."""
+"""Views: nodes whose value uses all or a part of the memory of another node's value."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The first run of each step, which `ngd profile` leaves out of the times.
 
-The first run fills caches, touches memory for the first time and compares the ranks. It may take a
-hundred times as long as the later runs.
+The first run fills caches, touches memory for the first time and compares the steps of the ranks.
+It may take a hundred times as long as the later runs.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from ..dtypes import Array
 from ..errors import BusyError
 
 Times: TypeAlias = tuple[int, int, int, int]
-"""The number of calls, ns of all calls, ns of the shortest call, and, for a wait, ns from the start
-of its collective to the end of the wait."""
+"""The times of an instruction or a program: (number of calls, ns of all calls, ns of the shortest
+call, flight). For a wait, flight is the ns from the collective's start to the end of the wait."""
 Record: TypeAlias = tuple[Times, Sequence[Times], Sequence[Any]]
 """The times of a program, the times of each instruction, and the records of the nested programs.
 

@@ -137,7 +137,7 @@ class Row:
     last: Mapping[int, int] = field(default_factory=dict)
     """For a wait: how often each rank arrived last at collectives of this op and call site."""
     variables: tuple[str, ...] = ()
-    """The names of the variables that are updated from the result, for a start or wait."""
+    """For a start or wait: the names of the variables that the collective's result updates."""
 
     @property
     def types(self) -> str:
@@ -147,7 +147,7 @@ class Row:
 
     @property
     def title(self) -> str:
-        """The op, after "start" or "wait" if it is part of a collective."""
+        """The action and the op, such as "wait all_reduce"; only the op if the action is "run"."""
         return self.op if self.action == "run" else f"{self.action} {self.op}"
 
     @property

@@ -11,8 +11,10 @@
             reports = diloco.step()
 
 Ray manages the membership, placement and transport. Each worker is an actor, or several actors of
-one host that form a world of ngd over shared memory. Weights and outer gradients are sent through
-Ray's object store. The driver has the outer weights and makes the outer steps.
+one host that form a world of ngd over shared memory. In a round, each worker gets the weights of
+the driver (outer weights) and trains alone for some steps (inner steps). Then the driver applies
+the workers' mean change to its weights (outer step). Weights and changes are sent through Ray's
+object store.
 
 The optional attribute `carried` has other state of a worker, such as the state of its inner
 optimizer. A replacement for a lost worker copies the values of `carried` from another worker.
@@ -162,8 +164,9 @@ def wire_dtype_of(dtype: Any, wire: Any) -> Any:
 def decode(parts: list[Any], shape: tuple[int, ...], dtype: Any) -> Any:
     """Return the array that `parts` encodes, with this shape and dtype.
 
-    If changes are sent as int8, `parts` has an array of integers and the scale by which they are
-    multiplied. Otherwise `parts` has only the array of values, as float32 or bfloat16.
+    The array is a change of weights in a round. If it was sent as int8, `parts` has an array of
+    integers and the scale that multiplies them. Otherwise `parts` has only the array, as float32 or
+    bfloat16.
     """
     values = parts[0].astype(dtype)
     return (values if len(parts) == 1 else values * parts[1].astype(dtype)).reshape(shape)
@@ -272,7 +275,7 @@ class DiLoCo:
 
     @property
     def weights(self) -> list[Any]:
-        """The outer weights, as arrays in the order of the parameters.
+        """The outer weights, which the driver updates, as arrays in the order of the parameters.
 
         float16 and bfloat16 weights are widened to float32.
         """
@@ -314,7 +317,7 @@ class DiLoCo:
         return [worker for worker in self._workers if worker.is_ready]
 
     def _compile(self, initial_weights: list[Any]) -> None:
-        """Create the outer weights, and compile the step that applies the mean change to them."""
+        """Create the driver's weights; compile the step that applies the workers' mean change."""
         self.state = LiveState(f"{self._outer.name}.diloco", self._outer.state)
         """The state to save by `ngd.checkpoint`. It has variables for the weights that the driver
         keeps, for the state of the outer optimizer, and for the number of rounds made."""

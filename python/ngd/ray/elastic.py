@@ -141,7 +141,7 @@ class Host:
     def lead(self, world: int, arguments: Sequence[str], cluster: Mapping[str, str]) -> int:
         """Run mpirun on this host, to start ranks on this and other hosts; return its exit code.
 
-        `world` is the number of this start of the ranks, and `arguments` are those of mpirun.
+        `world` counts the calls of mpirun in the job, from 1. `arguments` are those of mpirun.
         mpirun calls daemon.py to run commands on the other hosts. `cluster` has the environment
         variables that daemon.py reads.
         """

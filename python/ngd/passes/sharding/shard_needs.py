@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Analysis for sharded weight updates: the values that a rank needs whole, and those as a shard.
+"""Analysis for sharded weight updates: values that ranks need whole, and those needed as shards.
 
-The needs start at the outputs and at the next values of variables, and are passed on to operands:
+The needs start at the outputs, and at the new values that the step writes to variables. They are
+passed on to operands:
 
 - A node that computes element by element computes the shard of its result from the shards of its
   operands. A view of all elements does so, too, and so does a broadcast of a single element
@@ -13,10 +14,10 @@ The needs start at the outputs and at the next values of variables, and are pass
   shard of its operand.
 - A node whose whole result is needed needs its whole operands.
 
-A node may be needed both whole and as a shard. A total costs a collective, but its operand is not
-needed whole. A total is worth it if one of the sums over the ranks from which it is computed is not
-needed whole for another reason. Every other total is dropped: each rank then needs the operand
-whole. This may make other totals useless. So the walk is repeated until no total is dropped.
+A node may be needed both whole and as a shard. A total costs a collective. In return, only shards
+are needed of the sums over the ranks from which the total is computed. If other nodes need all of
+these sums whole, the total is dropped: each rank then needs the operand whole. This may make other
+totals useless. So the walk is repeated until no total is dropped.
 """
 
 from __future__ import annotations
@@ -35,17 +36,17 @@ from .matmul_owners import Ends, assign_owners, chains
 
 
 class ShardNeeds:
-    """The nodes of a graph that a rank needs whole, and the nodes of which it needs its shard."""
+    """The nodes of a graph whose whole value this rank needs, and those whose shard it needs."""
 
     def __init__(self, graph: Graph, updates: Mapping[Node, Node], sharing: Sharing) -> None:
         self.graph, self.sharing = graph, sharing
         self.values = list(updates.values())
         """The nodes that compute the new values of the shared variables."""
         self.sums = self.find_sums()
-        """A dict from a value to the sums over the ranks from which it is computed. It has only
-        values whose shard can be computed from shards of these sums (`has_shards`)."""
+        """A dict from a node to the set of sums over the ranks from which the node is computed. A
+        node has an entry only if its shard can be computed from shards of these sums."""
         self.totals = {node for node in graph.nodes if self.may_be_total(node)}
-        """The totals: nodes that reduce a value with shards to one element."""
+        """The totals: reductions to one element whose operand the ranks compute as shards."""
         sums_of_totals = {total: self.sums[total.inputs[0]] for total in self.totals}
         candidates = chains(graph, self.is_sum)
         ends = Ends(graph, self.values, sums_of_totals)
@@ -53,9 +54,9 @@ class ShardNeeds:
         """The chains of matmuls that one rank per host computes. The key of a chain is its end: the
         node through which the rest of the step reads the chain."""
         self.whole: set[Node] = set()
-        """The nodes that this rank needs whole."""
+        """The nodes whose whole value this rank needs."""
         self.sharded: set[Node] = set()
-        """The nodes of which this rank needs its shard. If it also needs the whole value of a node,
+        """The nodes whose shard this rank needs. If this rank also needs the whole value of a node,
         the node is in `whole`, too."""
         self.find_needs()
         self.once_over_hosts = self.variables_once_over_hosts(updates)
@@ -78,10 +79,11 @@ class ShardNeeds:
         return sums
 
     def is_sum(self, node: Node) -> bool:
-        """Return whether a node is an all-reduce over the ranks of the step that can be divided.
+        """Return whether a node is an all-reduce that could give each rank only its shard.
 
-        On several hosts, a divided all-reduce is a reduction within each host, then one between the
-        hosts. Each of them would round 16-bit floats, so the result is False for 16-bit floats.
+        The all-reduce is over the ranks of the step. On several hosts, the shards would be reduced
+        within each host, then between the hosts. Both reductions would round 16-bit floats, so the
+        result is False for 16-bit floats.
         """
         partition, group = self.sharing.partition, self.sharing.group
         if not isinstance(node.op, Ordered) or not is_divided(node.type, partition.parts):
@@ -95,7 +97,7 @@ class ShardNeeds:
         )
 
     def may_be_total(self, node: Node) -> bool:
-        """Return whether a node could be a total: it reduces a value with shards to one element."""
+        """Return whether a node reduces to one element a value that ranks can compute as shards."""
         if (
             node.op.kernel.reduction not in COMBINED
             or node.type.count != 1
@@ -106,11 +108,11 @@ class ShardNeeds:
         return operand in self.sums and is_divided(operand.type, self.sharing.partition.parts)
 
     def find_needs(self) -> None:
-        """Set `whole` and `sharded`: the nodes that this rank needs whole, and those as a shard.
+        """Set `whole` and `sharded`: the nodes whose whole value, or whose shard, this rank needs.
 
-        Each total, a reduction to one element, costs a collective. Its benefit is that the sums
-        over the ranks from which it is computed are not needed whole. So a total is removed from
-        `totals` if all of these sums are needed whole for another reason.
+        A total, a reduction to one element, costs a collective. In return, this rank needs only
+        shards of the sums over the ranks from which the total is computed. So a total is removed
+        from `totals` if other nodes need all of these sums whole.
         """
         while True:
             self.pass_on_needs()
@@ -120,10 +122,10 @@ class ShardNeeds:
             self.totals = worth_it
 
     def pass_on_needs(self) -> None:
-        """Set `whole` and `sharded`: the nodes that this rank needs whole, and those as a shard.
+        """Set `whole` and `sharded`: the nodes whose whole value, or whose shard, this rank needs.
 
-        One walk goes from the outputs, and from the new values of variables, to the leaves. A node
-        in `totals` needs only the shard of its operand.
+        One walk goes from the outputs, and from the new values of variables, to the leaves. To
+        compute a node in `totals`, this rank needs only the shard of its operand.
         """
         shared = set(self.values)
         self.sharded = set(shared)
@@ -165,9 +167,9 @@ class ShardNeeds:
         """Return the variables that are divided over all hosts, such as optimizer state.
 
         No host has all elements of such a variable: each rank keeps only the elements that it
-        updates. This requires that the step does not need the whole variable. Variables that have a
-        whole copy on each host since an earlier step are left out. If each host has a copy of every
-        variable (`Partition.is_once_over_hosts` is False), the set is empty.
+        updates. This requires that the step does not need the whole variable. Variables of which
+        an earlier compiled step put a whole copy on each host are left out. If each host has a copy
+        of every variable (`Partition.is_once_over_hosts` is False), the set is empty.
         """
         if not self.sharing.partition.is_once_over_hosts:
             return set()

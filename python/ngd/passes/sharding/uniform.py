@@ -32,11 +32,11 @@ class Origin(NamedTuple):
     groups: frozenset[Any] = NO_GROUPS
     """The groups of the last collectives on the paths to the value."""
     varies: bool = False
-    """True if the value may differ between ranks, because a leaf, or the result of the last
-    collective on a path to the value, may differ between them."""
+    """True if the value may differ between ranks. The cause is a leaf or a collective whose value
+    may differ, and from which a path leads to this value without another collective."""
     is_shard: bool = False
-    """True if the last collective on a path to the value is a receive, or gives each rank a
-    different block."""
+    """True if a collective that gives each rank a different result, such as a reduce_scatter or a
+    receive, is the last one on a path to the value."""
 
 
 CONSTANT_ORIGIN = Origin()
@@ -48,8 +48,8 @@ class NextValue(NamedTuple):
     variable: Node
     value: Node
     groups: frozenset[Any]
-    """Groups of ranks. The step should write equal values to the variable on those ranks that are
-    in all of these groups."""
+    """Groups of ranks. The ranks that are in all of these groups should write equal values to the
+    variable."""
     varies: bool
     """True if a value from which the next value is computed differs between ranks."""
     computation: bytes
@@ -82,7 +82,10 @@ def groups_of(graph: Graph, group: Any) -> frozenset[Any]:
 
 
 def origins(graph: Graph, group: Any) -> dict[Node, Origin]:
-    """Return the `Origin` of each node of a graph: facts about the values that it is made from."""
+    """Return a dict from each node of a graph to its `Origin`.
+
+    An `Origin` has facts about the collectives and leaves from which a value is computed.
+    """
     found: dict[Node, Origin] = {}
     for node in graph.nodes:
         origin = origin_of(node, [found[i] for i in node.inputs], group)
@@ -143,8 +146,8 @@ def next_values(graph: Graph, group: Any) -> list[NextValue]:
     A next value is the value that the step writes to a variable. Two kinds are left out: those of
     variables with `per_rank=True`, and those that are computed from a value that a collective makes
     different on each rank, such as the block of a reduce_scatter. If a step has no collectives, the
-    list is empty. If a next value does not depend on a collective, it should be equal on the ranks
-    that are in the groups of all collectives of the step.
+    list is empty. `NextValue.groups` has the groups of the last collectives before the value. If
+    the value does not depend on a collective, it has the groups of all collectives of the step.
     """
     if not graph.updates:
         return []

@@ -2,11 +2,11 @@
 """Sharded weight updates: each rank of a host updates its shard of every variable.
 
 This is the automatic sharding of weight updates by Y. Xu et al. 2020 (arXiv:2004.13336). The ranks
-of a host keep one copy of a variable (devices/cpu/shared_variables.py). If the next value of the
-variable is proved equal on all ranks, this rank computes only its shard of the next value, and
-writes only that. `shard_needs.py` finds which values are computed as shards. An all-reduce that is
-needed only as shards becomes a reduce-scatter. No all-gather follows, because all ranks of the host
-read the same memory.
+of a host keep one copy of a variable (devices/cpu/shared_variables.py). The *next value* of the
+variable is the value that the step writes to it. If the next value is proved equal on all ranks,
+this rank computes and writes only its shard of this value. `shard_needs.py` finds which values are
+computed as shards. An all-reduce becomes a reduce-scatter if each rank needs only its shard of the
+result. No all-gather follows, because all ranks of the host read the same memory.
 
 A variable is divided as a flat array of elements (partition.py), so the shards of all variables of
 one size have the same bounds. A small variable is not divided, because its all-reduce is a single
@@ -19,9 +19,9 @@ over the ranks of the host first, and then over the counterparts:
 
 - With `shard="host"`, each counterpart updates the whole shard in the copy of its host.
 - With `shard="world"` (ZeRO stage 1, S. Rajbhandari et al. 2020, arXiv:1910.02054), each
-  counterpart updates a part of the shard. If each host needs a copy of the variable, such as a
-  weight, the counterparts then send one another the new parts (all-gather). If only the computation
-  of next values reads the variable (optimizer state), each rank keeps only its part.
+  counterpart updates only its own part of the shard. If each host needs a copy of the variable,
+  such as a weight, the counterparts then send one another the new parts (all-gather). If only the
+  computation of next values reads the variable (optimizer state), each rank keeps only its part.
 
 If a gradient is a matrix product over few samples, the ranks of one host exchange its factors and
 not the gradient (gradient_factors.py). One rank of a host computes the matrix products that need a
@@ -83,11 +83,11 @@ class ReduceShard(Collective):
         rank: int,
         group: Ranks | None = None,
     ) -> Type:
-        """Return the type of the shard."""
+        """Return the type of the result, this rank's shard of `x`."""
         return Type(x.dtype, (counts[rank],))
 
     def is_uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
-        """Return False: each rank has another shard."""
+        """Return False: each rank gets a different shard."""
         return False
 
     def submission(self, x: Type, **attrs: Any) -> dict[str, Any]:
@@ -103,9 +103,9 @@ REDUCE_SHARD: Final = ReduceShard()
 
 
 def shard_updates(graph: Graph, target: Target, options: CompileOptions) -> Graph:
-    """Return a graph in which this rank computes only its shard of the next values.
+    """Return a graph in which this rank computes only its shard of the new values of variables.
 
-    These are the next values of the variables that the ranks share (`Sharing.variables`).
+    These are the variables that the ranks share (`Sharing.variables`).
     """
     shared = target.sharing.variables
     updates = {v: value for v, value in graph.updates if v in shared and value is not v}
@@ -125,9 +125,9 @@ def shareable_variables(graph: Graph, equal: Equal, ranks: int, shared: set[Node
     """Return the variables whose updates a step can shard.
 
     The value that the step writes to such a variable is proved equal on all ranks. The value also
-    depends on a collective, on one of the variables that the ranks share already (`shared`), or on
-    another returned variable. So a variable that the step sets to a constant is not returned.
-    Small variables and variables with `per_rank=True` are not returned, either.
+    depends on a collective, on a variable that the ranks share already (`shared`), or on another
+    variable whose update can be sharded. So a variable that the step sets to a constant is left
+    out. Small variables and variables with `per_rank=True` are left out, too.
     """
     able = {
         v: value
@@ -152,8 +152,8 @@ class Levels(NamedTuple):
     level: dict[Node, int]
     """The largest number of totals (reductions to one element) on a path that ends at a node."""
     last_collective: dict[Node, int]
-    """For each node, the highest number in the order of collectives (`collective_number`) among the
-    node and the nodes that it is computed from; -1 if none of them is a collective."""
+    """For each node, the `collective_number` of the last collective among the node and the nodes
+    that it is computed from; -1 if none of them is a collective."""
 
 
 def levels_of(graph: Graph, totals: set[Node]) -> Levels:
@@ -208,8 +208,8 @@ class ShardedGraph:
         self.totals: dict[Node, Node] = {}
         """The new node of each total (reduction to one element) of the old graph."""
         self.owned_sums = {chain.total: chain.total for chain in needs.owned_chains.values()}
-        """A dict from old to new nodes. The nodes are sums over the ranks from which matmuls are
-        computed, by only one rank of each host. The other ranks receive the result of the matmuls
+        """A dict from old to new nodes: sums over the ranks that are inputs of chains of matmuls.
+        Only one rank of each host computes a chain. The other ranks receive the result of the chain
         in the memory of the sum."""
         self.level_reached = 0
         self.last_number = max(map(collective_number, graph.nodes))
@@ -239,7 +239,7 @@ class ShardedGraph:
         """Return the node of the new graph that computes the shard of `old`, a node of the old one.
 
         `whole` is the new node that computes the whole value, and `inputs` are the inputs of
-        `whole`. `whole` is read only if the shard cannot be computed from shards of the operands.
+        `whole`. The returned node is a slice of `whole`, or is computed without `whole`.
         """
         if self.needs.is_sum(old) and old not in self.needs.whole:
             return self.shard_of_sum(old, inputs[0])
@@ -293,7 +293,7 @@ class ShardedGraph:
         return self.take_shard(shape.broadcast_to(new, reader.shape))
 
     def take_shard(self, whole: Node) -> Node:
-        """Return the shard of a new node that is computed whole."""
+        """Return the node that takes this rank's shard from `whole`, a node of the new graph."""
         if whole not in self.taken_shards:
             self.taken_shards[whole] = elements_of(whole, *self.partition.part(whole.type.count))
         return self.taken_shards[whole]
@@ -354,7 +354,8 @@ class ShardedGraph:
     def reduce_totals(self, level: int) -> None:
         """Compute the totals of one level, with one collective for each dtype and reduction.
 
-        A total is a reduction to one element; see `levels_of` for the level.
+        A total is a reduction to one element. The level of a total is the largest number of totals
+        on a path that ends at it.
         """
         kinds: dict[tuple[DType, str], list[Node]] = {}
         for node in self.graph.nodes:
