@@ -328,9 +328,8 @@ def variable(name: str, initial: Any, *, per_rank: bool = False) -> Variable:
         dtype.
     per_rank : bool, default False
         True if each rank has a value of its own by design, such as statistics of its own batches.
-        If False, the values must be equal on all ranks. If a step has collectives and updates the
-        variable, its first call compares the values. It raises VariableMismatchError if they
-        differ.
+        If False, all ranks have equal values. If a step has collectives and updates the variable,
+        its first call compares the values: different ones raise VariableMismatchError.
 
     Returns
     -------

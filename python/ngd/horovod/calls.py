@@ -537,7 +537,7 @@ def join(device: int = -1) -> int:
 
 
 def answer_call(group: Group, row: Array, caller: int, site: str) -> None:
-    """Run the barrier or allreduce that rank `caller` announced by `row`; for other calls, raise."""
+    """Run the barrier or allreduce that `caller` announced by `row`; raise for another call."""
     if row[KIND] == BARRIER:
         group.barrier(site=site)
         return
