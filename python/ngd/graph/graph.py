@@ -98,7 +98,10 @@ class Graph:
         return Graph(inputs, outputs, updates)
 
     def verify(self) -> None:
-        """Call `verify_leaves`; raise a CompileError if a node's type is not what its op infers."""
+        """Raise a CompileError for invalid leaves, or a node whose type is not what its op infers.
+
+        `verify_leaves` checks the leaves: inputs, variables and updates.
+        """
         self.verify_leaves()
         for node in self.nodes:
             if node.inputs:
@@ -191,7 +194,7 @@ def bodies_of(node: Node) -> list[Graph]:
 
 
 def communicates(node: Node) -> bool:
-    """Return whether the op of this node, or a graph that it runs, communicates."""
+    """Return whether the op of this node is a collective, or a graph that it runs contains one."""
     if node.op.comm.is_collective:
         return True
     return any(communicates(n) for g in bodies_of(node) for n in g.nodes)

@@ -63,7 +63,7 @@ VARIABLE: Final[VariableLeaf] = register(VariableLeaf())
 
 
 def constant_node(value: Any, dtype: DType | None = None, *, weak: float | None = None) -> Node:
-    """Return a constant with the shape of an array, and with its dtype or with `dtype`, if given.
+    """Return a constant that has the value of an array, converted to `dtype` if that is given.
 
     `weak` is the Python float that the constant was made from, or None. If it is not None, ops
     treat the constant as a Python number (ops/_operands.py).

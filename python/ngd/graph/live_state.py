@@ -29,19 +29,20 @@ class LiveState(Mapping[str, Variable]):
     """A mapping from names to variables that grows as its owner makes variables.
 
     `optimizer.state` and `average.state` are such mappings. Give the mapping itself to
-    `ngd.checkpoint` and `train.Trainer`. A copy of its items does not grow.
+    `ngd.checkpoint` and `train.Trainer`: a copy, such as `dict(state)`, does not get the variables
+    that are made later.
 
     Parameters
     ----------
     name : str
         The key of the state in a checkpoint. States in one checkpoint have different names.
     *parts : LiveState
-        States whose variables belong to this one, too.
+        Other states. This state has their variables, too.
 
     Notes
     -----
-    A value is pending if it was loaded and its variable does not exist yet. Iterating while values
-    are pending raises a RuntimeError, because the iteration would leave them out.
+    A value is pending if it was loaded and its variable does not exist yet. Iterating over a state
+    with pending values raises a RuntimeError, because the iteration would leave them out.
 
     Examples
     --------
@@ -81,7 +82,7 @@ class LiveState(Mapping[str, Variable]):
 
     @property
     def own_variables(self) -> Mapping[str, Variable]:
-        """The variables of this state by name, without those of the states in `parts`."""
+        """The variables of this state by name, without those of other states that it contains."""
         return self._made
 
     @property
@@ -96,8 +97,8 @@ class LiveState(Mapping[str, Variable]):
     def is_complete(self) -> bool:
         """True if each variable that the owner (an optimizer) needs exists or has a loaded value.
 
-        Before the first step has run, the owner may still make more variables. So the attribute is
-        False until then, unless a complete state was loaded.
+        It becomes True when the first step runs, because the owner makes no variables after that.
+        It is also True after a complete state was loaded.
         """
         return self._is_complete
 
@@ -129,7 +130,7 @@ class LiveState(Mapping[str, Variable]):
         return name in self.variables
 
     def __or__(self, other: Any) -> Any:
-        """Raise a TypeError, because a union would be a copy."""
+        """Raise a TypeError: the result of `state | other` would not get variables made later."""
         raise TypeError(
             f"state {self.name!r}: expected a state; got a union, which is a copy and does not "
             "follow the "
@@ -248,11 +249,11 @@ class LiveState(Mapping[str, Variable]):
             )
 
     def restore(self, pending: Mapping[str, Any], source: str, *, is_complete: bool = True) -> None:
-        """Replace the pending values of this state: loaded values without a variable.
+        """Replace the pending values: loaded values whose variables do not exist yet.
 
         `load` calls this after it has assigned the values of the variables that exist. If
-        `is_complete` is true and a variable that is made later has no value in `pending`, the first
-        step raises a ValueError.
+        `is_complete` is true, every variable that is made later must have a value in `pending`.
+        Otherwise the first step raises a ValueError.
         """
         self._pending = {name: np.array(value) for name, value in pending.items()}
         self._missing = []
@@ -262,8 +263,8 @@ class LiveState(Mapping[str, Variable]):
     def expect_complete(self) -> None:
         """Raise a ValueError if a loaded value has no variable, or a variable has no loaded value.
 
-        The first call of a step that updates the state calls this. A variable needs a loaded value
-        only if it was made after a complete state was loaded.
+        The first call of a step that updates the state calls this. If a complete state was loaded,
+        the variables that were made after the load need a loaded value. Other variables do not.
         """
         if self._pending or self._missing:
             unused = f"no variable for {listed(self._pending)}" if self._pending else ""

@@ -39,10 +39,10 @@ class Op:
     the same name in C++, by an opcode of the elementwise kernel, or by the ops of `expand`.
     An op with a kernel may also have `expand`; tests then compare the two.
 
-    Every op has `infer`, `reference`, `samples`, and `grad` or `expand`. The rest is optional. Each
-    class attribute in the list below is a record of properties (traits.py). The code that reads a
-    record also calls the optional methods that are listed with it. An op that is composed of other
-    ops has `expand`, and sets no record.
+    Every op has `infer`, `reference`, `samples`, and `grad` or `expand`. All other methods are
+    optional. An op that is composed of other ops has `expand`, and sets no record. A record is a
+    class attribute with properties of the op (traits.py). This list has each record, the code that
+    reads it, and the optional methods that the same code calls:
 
     - `kernel`, for fusion, the memory plan and devices. Methods: `expand`, `lower`, `offset`,
       `cost`, `scratch_bytes`, `printed_attrs`, `simplify`.
@@ -63,13 +63,16 @@ class Op:
     layout: ClassVar[Layout] = Layout()
     """The record of the memory layout (the order of axes) of the op's operands and results."""
     comm: ClassVar[Comm] = Comm()
-    """The record of the op's dependence on other ranks: a collective, or the number of the rank."""
+    """The record of an op that communicates, or whose value the group of ranks determines."""
     order: Order | None = None
     """The sort key by which all ranks start their collectives in one order. The compiler
     gives a key to each collective, and to each loop or branch that contains one: it replaces the
     node by one with a new op object, which has the key. All other ops have None."""
     smooth: ClassVar[bool] = True
-    """True if tests compare second derivatives with finite differences."""
+    """True if tests check the second derivatives of the op by finite differences.
+
+    False, for example, for rounding and comparisons.
+    """
     batching: ClassVar[Literal["", "leading", "axis", "axes"]] = ""
     """The rule by which ngd.vmap applies the op to operands with a batch axis as first axis.
 
@@ -79,11 +82,11 @@ class Op:
     replaces the op by the ops of `expand`.
     """
     is_heavy: ClassVar[bool] = False
-    """True if the class has `cost`. Heavy ops take most of the time of a step.
+    """True if the class has `cost`. Such ops, for example matmuls, take most of a step's time.
 
-    All ranks start their collectives in the order of depth: the number of heavy ops and collectives
-    on the longest path to a node. Costs are not used for this order, because sizes, and so costs,
-    may differ between ranks.
+    All ranks start their collectives in the order of depth. The depth of a node is the number of
+    heavy ops and collectives on the longest path to it. The costs of the ops do not affect this
+    order, because sizes, and so costs, may differ between ranks.
     """
     has_expansion: ClassVar[bool] = False
     """True if the class has `expand`."""
@@ -94,7 +97,10 @@ class Op:
     case of `samples`, an operand with an explicit dtype always has that dtype."""
 
     def __init_subclass__(cls) -> None:
-        """Set `is_heavy` and `has_expansion`; make signature errors name the op, not the class."""
+        """Set `is_heavy` and `has_expansion`, and wrap `__call__`.
+
+        The wrapper makes errors for wrong arguments name the op, such as ops.matmul.
+        """
         if "__call__" in vars(cls):
             cls.__call__ = name_method_errors(cls.__call__)  # type: ignore[method-assign]
         cls.is_heavy = cls.cost is not Op.cost
@@ -153,7 +159,10 @@ class Op:
         return attrs
 
     def simplify(self, node: Node) -> Node | None:
-        """Return a simpler node with a bitwise equal value; None if the inputs allow none."""
+        """Return a simpler node with a bitwise equal value, or None.
+
+        For example, a cast to the dtype of its operand is replaced by the operand.
+        """
         return None
 
     def cost(self, operands: Sequence[Type], results: Sequence[Type], **attrs: Any) -> Cost:
@@ -164,7 +173,10 @@ class Op:
         raise NotImplementedError(self.name)
 
     def scratch_bytes(self, **attrs: Any) -> int:
-        """Return the bytes that a loop or branch needs besides the memory of its bodies' values."""
+        """Return the bytes of the buffers for the outputs of the graphs that a loop or branch runs.
+
+        Other values in these graphs are not counted.
+        """
         return 0
 
     def group_value(self, ranks: Any, **attrs: Any) -> Array:
@@ -183,29 +195,29 @@ class Op:
         return None
 
     def gradient_factors(self, node: Node) -> tuple[Node, Node] | None:
-        """Return (A, B) if the node computes the product A^T B of 2-d arrays and nothing else.
+        """Return (A, B) if the node computes only the matmul A^T B of 2-d arrays; otherwise None.
 
-        Otherwise return None, for example if a bias is fused into the node.
+        The gradient of a weight matrix is such a matmul. With a fused bias, the result is None.
         """
         return None
 
     def replace_row_major(self, node: Node) -> Node | None:
         """Return a node that has the value of `node` but applies this op; None if impossible.
 
-        `node` applies the standard op, such as a convolution, which is `layout.row_major_op` of
-        this op. This op is a variant of the standard op with another order of axes in memory, such
-        as channels last. So this method transposes operands as the variant needs them, applies the
-        variant, and transposes its result back if the order of its axes differs from `node`.
+        This op computes the same as the standard op `layout.row_major_op`, such as a convolution,
+        with another order of axes in memory, such as channels last. `node` applies the standard op.
+        The method transposes the operands of `node` for this op, and applies this op to them. If
+        the axes of the result are in another order than those of `node`, it transposes the result.
         """
         return None
 
     def move_transpose(self, node: Node, axes: Shape) -> Node | tuple[Node, ...] | None:
         """Return a replacement of `node` that transposes the result instead of the operands.
 
-        Every operand of `node` is the transposition of some node, with the axes in the order
-        `axes`. The replacement applies the op to the nodes before transposition, and then
-        transposes the result. It is a tuple if the op has several results, or None if the op cannot
-        compute it. See passes/layouts.py.
+        Every operand of `node` is a transposition: some node, with its axes in the order `axes`.
+        The replacement applies the op to the nodes that the operands transpose, and then transposes
+        the result. Return a tuple if the op has several results, and None if there is no such
+        replacement. See passes/layouts.py.
         """
         return None
 
@@ -297,7 +309,7 @@ class Node(ArrayMethods["Node"]):
         """Return the function and the arguments from which copy and pickle make the node.
 
         The first argument is an `Ancestors` list: the nodes from which this node is computed. It is
-        None if another such list, which is being copied now, contains this node.
+        None if this node itself is in an `Ancestors` list that is being copied now.
         """
         ancestors = None if self.id in _copied.ids else Ancestors(self)
         made = (
@@ -464,8 +476,8 @@ def remade_node(
 class Copied(threading.local):
     """The ids of all nodes in the `Ancestors` lists that this thread is copying now.
 
-    An `Ancestors` list has all nodes from which some node is computed, inputs first. For a node in
-    such a list, no second list is made, because its inputs precede it in the same list.
+    An `Ancestors` list has all nodes from which some node is computed, inputs first. A node in such
+    a list gets no list of its own, because its inputs precede it in this list.
     """
 
     def __init__(self) -> None:
@@ -498,12 +510,12 @@ class Ancestors:
 
 
 class EndOfAncestors:
-    """The end marker of an `Ancestors` list. It is copied after all nodes of the list.
+    """The end marker of an `Ancestors` list. It is copied or pickled after all nodes of the list.
 
-    `_copied.ids` has the ids of the nodes in all lists that are being copied. To copy the marker,
-    pickle calls `__reduce__`, which removes the ids of the list's nodes from `_copied.ids`. The
-    iterator `Ancestors.in_turn` would remove them too early: pickle reads several elements from the
-    iterator at once, and copies these elements later.
+    `_copied.ids` has the ids of the nodes in all lists that are being copied. When pickle reaches
+    the marker, it calls `__reduce__`, which removes the ids of this list. The iterator
+    `Ancestors.in_turn` would remove them too early, because pickle reads several nodes from the
+    iterator before it pickles the first of them.
     """
 
     def __init__(self, ids: set[int]) -> None:

@@ -24,7 +24,7 @@ class ExpectedUpdate(NamedTuple):
 
     variable: Any
     layer: str
-    """The name, for the warning, of the layer whose call computes the new value of `variable`."""
+    """The layer whose call computes the new value of `variable`. ngd.compile's warning names it."""
 
 
 class Promotion(NamedTuple):
@@ -41,7 +41,10 @@ class Promotion(NamedTuple):
 
 
 class Print(NamedTuple):
-    """A note on the operand of ngd.print: a step that computes it prints it by `function`."""
+    """A note on the operand of ngd.print. A step that computes the operand calls `function`.
+
+    `function` prints the value of the operand.
+    """
 
     function: Any
 
@@ -68,10 +71,10 @@ def add(node: Any, note: Any) -> None:
 
 
 def take_over(node: Any, traced: Iterable[Any]) -> None:
-    """Add the warning notes (ExpectedUpdate and Promotion) of traced nodes to `node`.
+    """Add the ExpectedUpdate and Promotion notes of the nodes `traced` to their replacement `node`.
 
-    `node` is a loop or branch with copies of the traced nodes in its body, or a node that ngd.vmap
-    made in place of one traced node. Print notes are not added.
+    `node` is a loop or branch with copies of these nodes in its body, or a node that ngd.vmap made
+    in place of one node. Print notes are not added.
     """
     if _notes:
         for _, note in find(traced):

@@ -14,30 +14,32 @@ from typing import NamedTuple
 class Stage(IntEnum):
     """The second part of the sort key, for collectives with the same `Order.number`.
 
-    A sharded weight update replaces a collective of the user's graph by several collectives, which
-    all have the number of the replaced one. It also adds collectives. An added collective starts
-    after some collective of the user's graph and has the same number, or -1 if it starts before all
-    of them. Collectives with the same number start in the order of these constants.
+    In a sharded weight update, each rank updates its shard of a variable. For this, the compiler
+    replaces a collective of the user's graph by several collectives, all with its number. The
+    compiler also adds collectives. An added collective has the number of a collective of the user's
+    graph after which it starts, or -1 if it starts before all of them. Collectives with the same
+    number start in the order of these constants.
     """
 
     ITSELF = 0
     """The collective itself. If the compiler replaces it by several collectives, this is the stage
     of the first one, such as the reduction over the ranks of each host."""
     OTHER_FACTOR = 1
-    """The second of two collectives that replace the reduction of a gradient A^T B, a matrix
-    product. First the ranks all-gather B, with the stage `ITSELF`. Then they exchange the columns
-    of A by an all-to-all, with this stage."""
+    """The all-to-all of the columns of A, if the ranks exchange A and B instead of reducing a
+    gradient A^T B (a matmul) over the ranks. Before it, the ranks all-gather B, with the stage
+    `ITSELF`."""
     BETWEEN_HOSTS = 2
     """The reduction over the ranks that have the same local index on each host. The reduction over
     the ranks of each host comes first, with the stage `ITSELF`."""
     TOTALS = 3
     """The all-reduce of totals. A total is a reduction to one element, such as the norm of a
-    gradient. Each rank has computed the total of its own shard before."""
+    gradient. Before the all-reduce, each rank reduces its own shard to one element."""
     OWNED_RESULTS = 4
-    """The broadcast of a product of matrices that one rank computes for all ranks of its host."""
+    """The broadcast, within a host, of the result of matmuls that only one rank of the host, their
+    owner, computes."""
     UPDATED_PARTS = 5
-    """The all-gather of a variable's updated shards over the ranks that have the same local index
-    on each host. Each rank has updated one shard."""
+    """The all-gather of the shards of a variable that ranks of different hosts have updated. It
+    runs over the ranks that have the same local index on each host."""
 
 
 class Order(NamedTuple):

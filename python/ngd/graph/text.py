@@ -12,7 +12,7 @@ from ..dtypes import SHORT_NAMES, Type
 
 UNPRINTED: Final = {"local"}
 """The names of attributes that are not printed, because they change neither the value of a node nor
-the program. The attribute `local` excludes a constant from the comparison of the ranks' steps."""
+the program. `local` marks a constant whose value may differ between ranks."""
 
 
 def print_types(types: Type | tuple[Type, ...]) -> str:

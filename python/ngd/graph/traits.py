@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 class Kernel(NamedTuple):
     """The computation of an op. Passes read it to fuse, to plan memory and to choose kernels.
 
-    Leaves and collectives run no kernel. Any other op that does not set this record is computed by
-    the kernel that `Op.lower` names, by default the kernel with the name of the op. If the device
-    has no such kernel, the compiler replaces the op by its expansion (`Op.expand`).
+    An op with the default record is computed by the native kernel that `Op.lower` names. By
+    default, this is the kernel with the name of the op. If the device has no such kernel, the
+    compiler replaces the op by its expansion (`Op.expand`). Collectives, and ops without operands
+    (leaves), run no kernel.
     """
 
     is_elementwise: bool = False
@@ -68,38 +69,39 @@ class Kernel(NamedTuple):
 
 
 class Fusion(NamedTuple):
-    """The properties for two rewrites: fusing ops into a heavy op, and moving factors out of sums.
+    """The properties that passes read to fuse ops into a heavy op and to move factors out of sums.
 
-    A heavy op is one with `Op.cost`, such as a matmul. The fusion of elementwise ops reads `Kernel`
-    instead of this record.
+    A heavy op is one with `Op.cost`, such as a matmul. To fuse elementwise ops with each other,
+    passes read the record `Kernel` instead.
     """
 
     post_operations: tuple[str, ...] = ()
-    """The names of the elementwise ops that the kernel of this heavy op can apply to its result.
+    """The names of the elementwise ops that the kernel of this op can apply to its result.
 
-    A heavy op is one with `Op.cost`. `fuse_post_operations` fuses such an elementwise op into the
-    heavy op, whose attribute `post` lists the fused ops. By default no op can be fused.
+    An example is an activation after a matmul. The pass `fuse_post_operations` fuses such an
+    elementwise op into this op. The attribute `post` of the new node lists the fused ops. By
+    default no op can be fused.
     """
     is_addition: bool = False
     """True for the sum of two operands.
 
-    If a heavy op, such as a matmul, computes one operand, `fuse_post_operations` fuses the addition
-    into the heavy op, as a bias or a residual sum.
+    If a matmul or convolution computes one operand, its kernel may also add the other operand, a
+    bias or a residual. The pass `fuse_post_operations` makes this change.
     """
     is_multiplication: bool = False
     """True for the elementwise product of two operands.
 
-    `share_sums` looks for such products in sums. It may move a factor that is constant along the
-    axes of the sum out of the sum.
+    The pass `share_sums` looks for such products in sums. It replaces sum(a * x) by a * sum(x) if
+    a is constant along the summed axes and sum(x) is computed anyway.
     """
     is_linear_reduction: bool = False
     """True for a sum or a mean: if a is constant along the axes, the sum of a * x is a * sum(x).
 
-    `share_sums` moves such a factor a out of the sum.
+    The pass `share_sums` moves such a factor a out of the sum.
 
-    If this is False for a reduction, mixed precision assumes that the reduction returns one of the
-    elements, such as the maximum. The gradient of such a reduction compares the result with the
-    elements, so mixed precision does not round the elements to 16 bits.
+    If this is False for a reduction, mixed precision treats the reduction like a maximum. The
+    gradient of a maximum compares the result with the elements, so mixed precision does not round
+    the elements to 16 bits.
     """
 
 
@@ -108,9 +110,9 @@ class Numerics(NamedTuple):
 
     Mixed precision and gradients read this record.
 
-    In a step of mixed precision, an op without this record computes in float32. Exceptions are
-    elementwise ops, ops that only move elements, and reductions. By default the gradient of an op
-    is computed in the dtype of its operands.
+    In a step of mixed precision, an op with the default record computes in float32, unless it is
+    elementwise, a reduction, or only moves elements. By default the gradient of an op is computed
+    in the dtype of its operands.
     """
 
     is_contraction: bool = False
@@ -120,9 +122,9 @@ class Numerics(NamedTuple):
     dtype of the result; further operands, such as a bias, may be float32.
     """
     can_keep_16_bits: bool = False
-    """True for an op that may read and store 16-bit floats, because it adds only a few elements.
+    """True for an op whose operand and result may be 16-bit floats, because it adds few elements.
 
-    An example is pooling.
+    For example, average pooling adds only a few elements for each element of its result.
     """
     has_float32_results: bool = False
     """True for an op whose results are float32 if its operand is a 16-bit float."""
@@ -140,11 +142,11 @@ class Layout(NamedTuple):
     name: str = "row-major"
     """The name of the layout in reports."""
     row_major_op: Any = None
-    """The standard op with row-major operands. The op with this record is a variant of that op.
+    """The standard op, with row-major operands, if this op is a variant of it; None if it is not.
 
-    The variant computes the same in another layout. `assign_layouts` replaces the standard op with
-    the variant if the device has a kernel for the variant; see `Op.replace_row_major`. None, the
-    default: the op is not a variant.
+    A variant computes the same in another layout, such as channels last. `assign_layouts` replaces
+    the standard op with the variant if the device has a kernel for the variant. See
+    `Op.replace_row_major`.
     """
     is_transpose: bool = False
     """True for an op that returns its operand with its axes in the order attrs["axes"].
@@ -155,10 +157,10 @@ class Layout(NamedTuple):
 
 
 class Comm(NamedTuple):
-    """The properties of an op that depends on other ranks.
+    """The properties of an op that communicates, or whose value the group of ranks determines.
 
-    Such an op exchanges data with them, or its value is determined by the group of ranks. If only
-    the operands of an op depend on other ranks, the op has the default record.
+    Examples are an all-reduce, and the number of the rank. An op that only reads the results of
+    such ops has the default record.
     """
 
     is_collective: bool = False

@@ -36,7 +36,7 @@ class Storage(Protocol):
 
     @property
     def kept_by(self) -> Any:
-        """The group whose ranks have a shard each; None if this process has the whole value."""
+        """The group whose ranks each have a shard of the value; None if this rank has all of it."""
         ...
 
     def read(self) -> Array:
@@ -50,15 +50,16 @@ class Storage(Protocol):
     def assigning(self) -> AbstractContextManager[Any]:
         """Return the context in which the caller assigns a value.
 
-        If ranks share the variable, an exception in the context closes the group of these ranks.
+        If ranks share the variable, the assignment runs collectives. An exception in the context
+        then closes the group of these ranks.
         """
         ...
 
     def refusal(self, value: Array) -> str | None:
         """Return the reason why `value` cannot be assigned; None if it can be assigned.
 
-        On the CPU device, ranks that share the variable or keep it equal compare the values that
-        they assign. A difference is the only reason.
+        The only reason is that ranks which must have equal values assign different ones. On the CPU
+        device, these ranks call this together and compare their values.
         """
         ...
 
@@ -68,7 +69,7 @@ class Storage(Protocol):
 
 
 class Variable(Node):
-    """A value that a step may read and, through `updates`, replace. ngd.variable makes one.
+    """A value that a compiled step may read and replace. ngd.variable makes one.
 
     All executables of a device that use the variable share one value. The name is the variable's
     key in a checkpoint and is unique in a graph.
@@ -84,14 +85,14 @@ class Variable(Node):
     per_rank : bool
         True if each rank has a value of its own by design. The ranks then do not compare values.
     owner : LiveState or None
-        The state of an optimizer or average that the variable belongs to, or None.
+        The state that has the variable, if it belongs to an optimizer or to an average of weights.
 
     Raises
     ------
     BusyError
-        A step that runs now writes the variable, and this call would read or write it. Or the step
-        reads the variable, and this call would write it. The step runs in another thread, or a
-        signal handler that makes this call has interrupted it.
+        A running step writes the variable, or it reads the variable and this call would write it.
+        The step runs in another thread, or the signal handler that makes this call has interrupted
+        the step.
 
     Examples
     --------
@@ -135,10 +136,10 @@ class Variable(Node):
 
     @property
     def kept_by(self) -> Any:
-        """The group whose ranks have a shard each (`shard="world"`), or None.
+        """The group whose ranks each have a shard of the value (`shard="world"`), or None.
 
-        None means that this process has the whole value. Otherwise all ranks of the group call
-        numpy() together.
+        None means that this process has the whole value. Otherwise numpy() exchanges the shards, so
+        all ranks of the group call it together.
         """
         storage = self._storages.get(self.cell.latest or "")
         return None if storage is None else storage.kept_by
@@ -176,17 +177,17 @@ class Variable(Node):
         """Return the memory of the value on the CPU device as an array, without a copy.
 
         Each step that replaces the value changes the array. Writing to the array changes the
-        variable: do this between steps only. If the ranks of a host share the variable
-        (`shard="host"` of ngd.compile), the array is the memory that they share, and a write
-        changes the value of all of them. If the ranks' steps only read the variable, `view` first
-        moves the value to memory of this process, so that the caller may write to it.
+        variable: do this between steps only. The ranks of a host may share one copy of the value
+        (`shard` of ngd.compile). If steps update this copy (`shard="host"`), the array is the copy
+        itself, and a write changes the value on all these ranks. If steps only read it, `view`
+        first moves the value to memory of this process, so that a write changes only this rank.
 
         Returns
         -------
         numpy.ndarray
-            An array with the shape and dtype of the variable. If a step that is compiled later
-            shares the variable with other ranks, the value moves to other memory. The array then
-            shows the old memory: call view() again.
+            An array with the shape and dtype of the variable. A step that is compiled later may
+            move the value to memory that ranks share. The array then shows the old memory: call
+            view() again.
 
         Raises
         ------
@@ -237,7 +238,7 @@ class Variable(Node):
     def _expect_no_trace(self, call: str) -> None:
         """Raise a TypeError if a function is being traced; `call` names the caller in the message.
 
-        The traced step would use the value that the variable has now as a constant in all calls.
+        Without the error, all calls of the traced step would use the present value as a constant.
         """
         if TRACING.get():
             raise TypeError(
@@ -327,8 +328,8 @@ def variable(name: str, initial: Any, *, per_rank: bool = False) -> Variable:
         dtype.
     per_rank : bool, default False
         True if each rank has a value of its own by design, such as statistics of its own batches.
-        If False, the values must be equal. The first call of a step with collectives that updates
-        the variable compares them, and raises VariableMismatchError if they differ.
+        If False, all ranks have equal values. If a step has collectives and updates the variable,
+        its first call compares the values: different ones raise VariableMismatchError.
 
     Returns
     -------

@@ -85,11 +85,10 @@ class UniqueNames:
                 self.names[v] = name
 
     def free_prefix(self, scope: Scope, members: Iterable[Any]) -> str:
-        """Return the first of `scope.prefix`, PREFIX_1, PREFIX_2 and so on that is free.
+        """Return `scope.prefix` if it is free, else the first free one of PREFIX_1, PREFIX_2, ...
 
-        A prefix is free if no variable of the model, with this prefix, gets a name that another
-        variable already has.
-        PREFIX is `scope.prefix`, or "model" if that is empty.
+        PREFIX is `scope.prefix`, or "model" if that is empty. A prefix is free if, with it, no
+        variable of the model gets a name that another variable already has.
         """
         prefix, number = scope.prefix, 0
         while any(with_prefix(v, scope.prefix, prefix) in self.by_name for v in members):

@@ -35,7 +35,10 @@ class Adapter:
         self.to_readable, self.from_array = to_readable, from_array
 
     def start(self, call: str, tensors: Any, *args: Any, **kwargs: Any) -> Handle:
-        """Start a collective whose results are new tensors."""
+        """Start a collective whose results are new tensors.
+
+        `call` is its name in COLLECTIVES, and its function gets `args` and `kwargs`.
+        """
         row = COLLECTIVES[call]
         if row.takes_list:
             sources: Any = [self._to_array(tensor, call) for tensor in tensors]

@@ -133,7 +133,7 @@ def announce(
 ) -> Any:
     """Start the all-gather that announces a call to all ranks of the world; return its handle.
 
-    Return None for a world of one rank, and for other process sets, because they have no `join`.
+    Return None for a world of one rank, and for other process sets, which `join` does not support.
     """
     if ranks is not global_process_set or ranks.size() == 1:
         return None
@@ -390,9 +390,9 @@ def all_to_all(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Start to send `splits[r]` rows to each rank r. The result is (rows, counts from each rank).
+    """Start to send `splits[r]` rows to each rank r. The result is (received rows, `counts`).
 
-    The counts are exchanged before this function returns.
+    `counts[r]` is the number of rows from rank r. The counts are exchanged before this returns.
     """
     call, site, group = "alltoall", call_site(), group_of(process_set, "alltoall")
     source = np.atleast_1d(source)
@@ -537,7 +537,7 @@ def join(device: int = -1) -> int:
 
 
 def answer_call(group: Group, row: Array, caller: int, site: str) -> None:
-    """Run the barrier or allreduce that `row` announces; raise an error for any other call."""
+    """Run the barrier or allreduce that `caller` announced by `row`; raise for another call."""
     if row[KIND] == BARRIER:
         group.barrier(site=site)
         return
