@@ -105,7 +105,7 @@ def test_loops_and_branches_have_separate_rows() -> None:
     rows = {row.number: row for row in step.report().rows}
     (scan,) = [row for row in rows.values() if row.action == "scan"]
     inside = [row for row in rows.values() if row.number.startswith(f"{scan.number}.0.")]
-    assert scan.calls == 3
+    assert (scan.calls, scan.title) == (3, "scan")
     assert inside
     assert all(row.calls == 24 and row.depth == 1 for row in inside)
     assert sum(row.seconds for row in inside) <= scan.seconds

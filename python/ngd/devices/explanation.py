@@ -55,8 +55,7 @@ class Explanation:
     def lines_of(self, step: Instruction, row: Row) -> Iterator[str]:
         """Yield the lines about one instruction."""
         layout = "" if row.layout == "row-major" else f", {row.layout}"
-        title = row.op if row.action == row.op else row.title
-        yield f"instruction {row.number}: {title}{self.kernel_of(step)}, {row.types}{layout}"
+        yield f"instruction {row.number}: {row.title}{self.kernel_of(step)}, {row.types}{layout}"
         yield from fused(row)
 
     def kernel_of(self, step: Instruction) -> str:

@@ -147,8 +147,8 @@ class Row:
 
     @property
     def title(self) -> str:
-        """The action and the op, such as "wait all_reduce"; only the op if the action is "run"."""
-        return self.op if self.action == "run" else f"{self.action} {self.op}"
+        """The action and the op, such as "wait all_reduce"; only the op for "run", "scan", "cond"."""
+        return self.op if self.action in ("run", self.op) else f"{self.action} {self.op}"
 
     @property
     def depth(self) -> int:
