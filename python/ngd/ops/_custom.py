@@ -61,12 +61,13 @@ class Rule(Protocol):
     def __call__(
         self, results: Sequence[Node], operands: Sequence[Node], dy: Sequence[Node | None]
     ) -> Sequence[Node | None]:
-        """Return the adjoint of each of `results`, followed by the adjoint of each of `operands`.
+        """Return one adjoint or None per result, followed by one per operand.
 
         The rule belongs to a function that reads `operands` and computes `results`. `dy` has one
         adjoint per result, or None for a result that the loss does not depend on. The rule derives
-        the adjoints of `operands` from `dy`. It returns None for an operand without gradient. None
-        for a result means that the ops of the function are not differentiated.
+        the adjoints of `operands` from `dy`. It returns None for an operand without gradient. An
+        adjoint that it returns for a result passes through the ops that computed the result. With
+        None for the result, these ops are not differentiated.
         """
         ...
 

@@ -48,7 +48,7 @@ from ._operands import (
 )
 
 MANY: Final = 1000
-"""The maximum number of nodes that `is_cast_by_user` searches for a cast of the user.
+"""The maximum number of nodes that `is_cast_by_user` searches for a cast that the user wrote.
 
 `is_cast_by_user` searches the nodes that a value is computed from. If it has found no such cast
 when it reaches the maximum, it returns False. So the search is short in a large graph.

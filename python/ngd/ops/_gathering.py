@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Take elements at indices, and add elements at indices, which is the adjoint."""
+"""Take elements at indices (take), and add elements at indices (scatter_add, its adjoint)."""
 
 from __future__ import annotations
 

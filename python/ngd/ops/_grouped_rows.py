@@ -2,8 +2,8 @@
 """Matrix multiplication of groups of rows, for mixtures of experts.
 
 Group g has the rows from `offsets[g - 1]` (0 for the first group) to `offsets[g]`. The offsets are
-known only at run time, so one program serves every distribution of the rows. Rows after the last
-offset belong to no group.
+known only at run time, so one compiled program works for any sizes of the groups. Rows after the
+last offset belong to no group.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class GroupedOp(Op):
         return Cost.touching(2 * rows * terms, (*operands, *results))
 
     weight: int
-    """The index of the weights in the list (*operands, result).
+    """The position, in the list (*operands, result), of the weights or of their gradient.
 
-    In the op that computes the gradient of the weights, this array is the result.
+    It is 1 in grouped_matmul(x, w, offsets), and 3 in the op that returns the gradient of w.
     """
 
 
@@ -159,9 +159,10 @@ class GroupedMatMul(GroupedOp):
 
 
 class GroupedWeightGrad(GroupedOp):
-    """The adjoint of the weights of grouped_matmul: the matrix product aᵀ b per group of rows.
+    """The adjoint of the weights of grouped_matmul: aᵀ b of the rows of each group.
 
-    A group without rows gets zeros.
+    a is x, and b is the adjoint of the result. If grouped_matmul has transpose_b=True, a and b are
+    exchanged. A group without rows gets zeros.
     """
 
     name = "grouped_weight_grad"
@@ -198,7 +199,7 @@ class GroupedWeightGrad(GroupedOp):
 
 
 def offsets_of(groups: int, most: int) -> Operand:
-    """Return a test operand: `groups` random ascending offsets, from 0 to at most `most`."""
+    """Return random offsets for a test: the ascending ends of `groups` groups, in [0, most]."""
     return Operand((groups,), 0, most, dtype=int64, ascending=True)
 
 

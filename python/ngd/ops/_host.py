@@ -120,7 +120,10 @@ def invoke(number: int, inputs: list[memoryview], outputs: list[memoryview | Non
 
 
 class CallHost(Op):
-    """The results of a Python function. Attribute of a node: function, the HostFunction."""
+    """The results of a Python function.
+
+    The attribute `function` of a node is a HostFunction: the Python function and its types.
+    """
 
     name = "call_host"
     public = False

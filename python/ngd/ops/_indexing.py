@@ -29,12 +29,12 @@ def embedding(indices: Value, weight: Value, padding_idx: int | None = None) -> 
     Parameters
     ----------
     indices
-        Integers of any shape, in [0, rows). Negative indices do not count from the end. They do in
-        `ops.take` and in `weight[indices]`, as in NumPy.
+        Integers of any shape, in [0, rows). A negative index raises an error; in `ops.take` and
+        in `weight[indices]` it counts from the end, as in NumPy.
     weight
         The table [rows, E]: one vector of size E per row.
     padding_idx
-        The index of a row that gets no gradient, or None. It may count from the end.
+        The index of a row that gets no gradient, or None. If negative, it counts from the end.
 
     Returns
     -------

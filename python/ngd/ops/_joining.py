@@ -237,7 +237,7 @@ MOST_PARTS: Final = 2**16
 
 
 def expect_parts(where_: str, count: int) -> None:
-    """Raise a ShapeError unless the number of parts is in [1, MOST_PARTS]."""
+    """Raise a ShapeError unless `count`, the number of parts of a split, is in [1, MOST_PARTS]."""
     if not 1 <= count <= MOST_PARTS:
         raise ShapeError(f"{where_}: expected at least one part, at most {MOST_PARTS}; got {count}")
 

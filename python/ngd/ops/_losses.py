@@ -254,8 +254,8 @@ def triplet_margin_loss(
     eps
         A small number that is added to the differences.
     swap
-        If True, the distance of positive and negative replaces that of anchor and negative where it
-        is smaller.
+        If True, min(distance(anchor, negative), distance(positive, negative)) replaces
+        distance(anchor, negative).
     reduction
         "mean", "sum" or "none".
 

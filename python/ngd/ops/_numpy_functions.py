@@ -277,7 +277,7 @@ INSTEAD: Final[dict[Any, str]] = {
     np.array_equal: "x == y, elementwise",
     np.allclose: "np.isclose(x, y).all()",
 }
-"""A dict from each NumPy function without an op to a hint in the error message."""
+"""A dict from a NumPy function that ngd does not support to a hint for its error message."""
 
 UFUNCS: Final[dict[str, str]] = {
     "absolute": "abs",
