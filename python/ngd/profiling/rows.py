@@ -147,7 +147,10 @@ class Row:
 
     @property
     def title(self) -> str:
-        """The action and the op, such as "wait all_reduce"; only the op for "run", "scan", "cond"."""
+        """The action and the op, such as "wait all_reduce"; once if they are equal ("scan").
+
+        The action "run" is left out.
+        """
         return self.op if self.action in ("run", self.op) else f"{self.action} {self.op}"
 
     @property
