@@ -62,7 +62,7 @@ class Random:
     Attributes
     ----------
     state : LiveState
-        The mapping {"random.step": step}, for checkpoints. "random" is the argument `name`.
+        The mapping {"<name>.step": step}, for checkpoints. The default name is "random".
     step : Variable
         The number of steps that have drawn random numbers, an int64 scalar.
 
@@ -89,7 +89,7 @@ class Random:
             raise ValueError(f"nn.Random: expected a seed in [0, 2^32); got {seed}")
         self.seed, self.per_rank, self.group, self.name = int(seed), per_rank, group, name
         self.state = LiveState(name)
-        """The mapping {"random.step": step}, for checkpoints. "random" is the argument `name`."""
+        """The mapping {"<name>.step": step}, for checkpoints. The default name is "random"."""
         self.step = self.state.variable(f"{name}.step", lambda: np.int64(0))
         """The number of steps that have drawn random numbers, an int64 scalar."""
 
@@ -125,13 +125,13 @@ class Updates(dict[Variable, Node]):
     setdefault = MutableMapping.setdefault
 
     def expect(self, since: int, results: Iterable[Any]) -> None:
-        """Make ngd.compile warn if a step computes `results` but omits updates of the module.
+        """Make ngd.compile warn if a step computes `results` but does not update some variables.
 
-        A module calls this method at the end of its call. `results` are the nodes that the call
-        returns, and `since` is the length of `pending` before the call. So `pending[since:]` has
-        the variables for which the call has set new values in this dict. ngd.compile warns if a
-        step computes a node of `results` but does not update all these variables. At the end, this
-        method removes `pending[since:]`.
+        `Module.__call__` calls this method after `forward`. `results` are the nodes that `forward`
+        returned, and `since` is the length of `pending` before `forward`. So `pending[since:]` has
+        the variables for which `forward` has set new values. ngd.compile warns if a step computes
+        a node of `results` but does not update all these variables. At the end, this method
+        removes `pending[since:]`.
         """
         nodes = [node for node in results if isinstance(node, Node)]
         for changed, layer in self.pending[since:]:
@@ -170,11 +170,11 @@ class Training:
     def __init__(self, random: Random | None = None, updates: bool = True) -> None:
         self.random = random
         self.updates = Updates(updates)
-        """A dict from buffers and `random.step` to the nodes of their new values after a step."""
+        """A dict from buffers and the step counter of `random` to the nodes of their new values."""
         self._draws = 0
 
     def now(self, of: Variable) -> Node:
-        """Return the node of a buffer's newest value, such as for a second update in one step.
+        """Return the node of a buffer's newest value, which a second update in one step needs.
 
         Parameters
         ----------
@@ -190,7 +190,7 @@ class Training:
         return self.updates.get(of, of)
 
     def draw(self, who: str) -> dict[str, Any]:
-        """Return the arguments `seed` and `offset` of a random op; they differ in each call.
+        """Return the arguments `seed` and `offset` of a random op, with a new offset in each call.
 
         Parameters
         ----------
@@ -210,10 +210,12 @@ class Training:
 
         Notes
         -----
-        The draws of a step are numbered from 0. Draw i has the offset i * DRAWS + n, where DRAWS is
-        2**40 and n is the number of earlier steps. A random op in the body of ops.scan is built
-        once, but draws in each iteration. In iteration t, ops.scan adds t * DRAWS to its offset. So
-        one call of this method in the body takes as many draw numbers as there are iterations.
+        Each run of a random op is a draw. The draws of a step are numbered from 0. Draw i has the
+        offset i * DRAWS + n, where DRAWS is 2**40 and n is the number of earlier steps.
+
+        A random op in the body of ops.scan is built once, but runs in each iteration. In iteration
+        t, ops.scan adds t * DRAWS to the offset of the op. So one call of this method in the body
+        uses one draw number per iteration.
         """
         random = self.random
         if random is None:

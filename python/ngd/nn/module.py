@@ -208,7 +208,7 @@ class Module:
             module._parent = module._parent or (self, key)
 
     def _parametrization(self, key: str) -> Module | None:
-        """Return the module that computes the attribute `key`, its parametrization, or None."""
+        """Return the parametrization (a module that computes the attribute `key`), or None."""
         modules = self.__dict__.get("_modules", {}).get("parametrizations")
         return modules._modules.get(key) if isinstance(modules, Parametrizations) else None
 
@@ -337,9 +337,10 @@ class Module:
         return declaration
 
     def declared(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
-        """Yield the declarations of all variables with dotted names, in PyTorch's order.
+        """Yield (dotted name, declaration) in the order of PyTorch's state dicts.
 
-        A declaration is an nn.Parameter or nn.Buffer. A shared one is yielded once per name.
+        A declaration is an nn.Parameter or nn.Buffer. If several attributes share a declaration,
+        it is yielded once for each of them.
 
         Parameters
         ----------
@@ -351,7 +352,7 @@ class Module:
         yield from self._walk(prefix)
 
     def _walk(self, prefix: str) -> Iterator[tuple[str, Parameter]]:
-        """Yield (dotted name, declaration) as `declared`, but do not check plain containers."""
+        """Yield (dotted name, declaration) like `declared`, but do not check plain containers."""
         for trained in (True, False):
             for key, parameter in self._parameters.items():
                 if parameter.trained is trained:

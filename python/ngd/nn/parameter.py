@@ -96,14 +96,14 @@ class Parameter:
     def has_variable(self) -> bool:
         """True if the variable that this object declares exists.
 
-        The first access to `variable` makes the variable, or a call of `assign` before that.
+        The variable is made by the first access to `variable` or the first call of `assign`.
         """
         return self._variable is not None
 
     def known_value(self) -> Any | None:
-        """Return the value of the variable, or the value that it will start with after a copy.
+        """Return the value of the variable, or `_copied` if the variable does not exist yet.
 
-        The result is None if the initializer will make the first value.
+        `_copied` is the first value, or None if the initializer will make it.
         """
         return self._copied if self._variable is None else self._variable.numpy()
 
@@ -170,7 +170,7 @@ class Parameter:
     def register(self, module: Owner, key: str) -> None:
         """Record that this object is the attribute `key` of `module`.
 
-        If such a record exists already, the call changes nothing.
+        If an attribute is already recorded for this object, the call changes nothing.
 
         Parameters
         ----------
@@ -189,7 +189,7 @@ class Parameter:
         """Return the state for a copy or pickle.
 
         The state has the value of the variable, but not the module that has this object as an
-        attribute. The copied or unpickled module records itself by a call of `register`.
+        attribute. The copied or unpickled module calls `register`, which records the new module.
         """
         state = {**self.__dict__, "_owner": None, "_variable": None}
         if self._variable is not None:

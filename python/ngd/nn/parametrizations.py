@@ -240,10 +240,10 @@ class WeightNorm(Module):
         return weight
 
     def weight(self) -> Parameter:
-        """Return the Parameter `original1`.
+        """Return `original1`, the declaration of the direction.
 
-        It was the Parameter of the weight before the call of nn.weight_norm. So
-        nn.remove_parametrizations takes shape, dtype and initializer of the weight from it.
+        Before nn.weight_norm it declared the weight. nn.remove_parametrizations copies its shape,
+        dtype and initializer to the nn.Parameter that replaces the computed weight.
         """
         return self._parameters["original1"]
 
@@ -318,7 +318,8 @@ class SpectralNorm(Module):
     def weight(self) -> Parameter:
         """Return the declaration of the weight before the division, `original`.
 
-        nn.remove_parametrizations uses its shape, dtype and initializer for the plain parameter.
+        nn.remove_parametrizations copies its shape, dtype and initializer to the nn.Parameter that
+        replaces the computed weight.
         """
         return self._parameters["original"]
 

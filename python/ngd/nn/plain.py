@@ -18,8 +18,9 @@ CONTAINERS: Final = (list, tuple, dict, set, frozenset, deque)
 class ContainedValue(NamedTuple):
     """A module, declaration or variable found in a list, dict or other type of CONTAINERS.
 
-    `path` starts with the name of the attribute, for example "layers[0]". `value` is the module,
-    declaration or variable. `container` is the type of the attribute's value, for example list.
+    A declaration is an nn.Parameter or nn.Buffer. `path` starts with the name of the attribute, for
+    example "layers[0]". `value` is the module, declaration or variable. `container` is the type of
+    the attribute's value, for example list.
     """
 
     path: str
