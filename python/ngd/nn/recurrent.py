@@ -66,8 +66,8 @@ class Recurrent(Module):
     def run(self, x: Node, first: list[Any] | None) -> tuple[Node, list[Node]]:
         """Return the outputs of the last layer, and the last states of all layers.
 
-        `first` is a list with one array per state, h or (h, c): the initial value, of shape
-        [layers * directions, batch, hidden_size]. If `first` is None, the states start at zero.
+        `first` is a list of the initial states, [h] for a GRU or [h, c] for an LSTM. Each has the
+        shape [layers * directions, batch, hidden_size]. If `first` is None, they are zeros.
         """
         expect_sequence(self, x, self.input_size, batch_first=self.batch_first)
         y = ops.transpose(x, (1, 0, 2)) if self.batch_first else x

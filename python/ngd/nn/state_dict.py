@@ -32,7 +32,7 @@ class Keys(NamedTuple):
 
 
 def detached(value: Any) -> Any:
-    """Return a value of a state dict. A tensor of PyTorch is detached from its graph."""
+    """Return `value`, detached from its autograd graph if it is a tensor of PyTorch."""
     return value.detach() if hasattr(value, "detach") else value
 
 
@@ -51,10 +51,10 @@ def load(
 ) -> Keys:
     """Assign the values of a state dict to variables; return the missing and unexpected keys.
 
-    `declared` is a dict from each key of the module to the Parameter or Buffer that has the
-    variable. If `strict` is True, missing or unexpected keys raise an error. All checks come first:
-    if one raises an error, no variable has changed. `where` is the name of the public method, such
-    as "Linear.load_state_dict", for error messages.
+    `declared` is a dict from each key of the module, such as "weight", to its Parameter or Buffer.
+    If `strict` is True, missing or unexpected keys raise an error. All checks come first: if one
+    raises an error, no variable has changed. `where` is the name of the public method, such as
+    "Linear.load_state_dict", for error messages.
     """
     keys = compare_keys(declared, state)
     present = {key: p for key, p in declared.items() if key in state}
@@ -72,7 +72,7 @@ def load(
 
 
 def compare_keys(declared: Mapping[str, Parameter], state: Mapping[str, Any]) -> Keys:
-    """Return the missing keys, which only the module has, and the unexpected ones.
+    """Return the keys that only the module has (missing) or only `state` has (unexpected).
 
     A variable that several names share is missing only if `state` has none of these names.
     """

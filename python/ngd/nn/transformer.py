@@ -248,7 +248,7 @@ class TransformerEncoder(Module):
     -----
     Input and output: [batch, length, d_model]. The variables are those of
     torch.nn.TransformerEncoder: `layers.0.linear1.weight` and so on. PyTorch takes a layer and
-    copies it. This module takes a function, so that each layer has its own first values.
+    copies it. This module takes a function, so that each layer initializes its own variables.
 
     Examples
     --------
@@ -301,8 +301,8 @@ class TransformerDecoder(Module):
     -----
     Input and output: [batch, length, d_model]. Memory: [batch, memory_length, d_model]. The
     variables are those of torch.nn.TransformerDecoder: `layers.0.linear1.weight` and so on. PyTorch
-    takes a layer and copies it. This module takes a function, so that each layer has its own first
-    values.
+    takes a layer and copies it. This module takes a function, so that each layer initializes
+    its own variables.
 
     Examples
     --------

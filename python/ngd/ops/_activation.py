@@ -130,9 +130,9 @@ class Activation(Op):
         return narrow(self.compute(widen(x), **attrs), x.dtype)
 
     def attributes(self) -> Iterable[dict[str, Any]]:
-        """Return the attributes of the op to test, such as ({"alpha": 1.0}, {"alpha": 0.25}).
+        """Return the dicts of attributes to test, such as ({"alpha": 1.0}, {"alpha": 0.25}).
 
-        `samples` yields test samples for each of these dicts.
+        For each dict, `samples` yields test samples of the op with these attributes.
         """
         return ({},)
 
@@ -336,13 +336,13 @@ def split_added(operands: Sequence[Any], posts: Sequence[str]) -> tuple[Sequence
 
 
 def adjoint_before_post(node: Node, dy: Node) -> tuple[Node, list[Node]]:
-    """Return the adjoint of a node's result before its post-operations, and that of the addend.
+    """Return the adjoint of a node's result before post-operations, and that of the added array.
 
     The node is a matmul or a convolution. Its kernel applies post-operations, such as relu, to the
     result. `dy` is the adjoint of the result after all post-operations. The gradients of the
     post-operations read the values before and after each post-operation. So this function adds
-    nodes to the graph that compute these values again. The addend is the array that the
-    post-operation "add" adds. Its adjoint is returned in a list, which is empty without "add".
+    nodes to the graph that compute these values again. The post-operation "add" adds an array. The
+    adjoint of this array is returned in a list, which is empty without "add".
     """
     posts: tuple[str, ...] = node.attrs.get("post", ())
     if not posts:

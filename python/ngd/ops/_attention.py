@@ -139,9 +139,9 @@ def _swap_array(x: Array) -> Array:
 
 
 def _operand_of_swap(x: Node) -> Node | None:
-    """Return the operand of x if x is a transposition to [..., heads, L, E], else None.
+    """Return the operand of x if x exchanges the operand's axes -3 and -2, else None.
 
-    The operand is [..., L, heads, E].
+    For example, x is [..., heads, L, E], and its operand is [..., L, heads, E].
     """
     axes = tuple(range(x.ndim))
     swapped = x.ndim >= 3 and (*axes[:-3], x.ndim - 2, x.ndim - 3, x.ndim - 1)
@@ -362,7 +362,7 @@ class AttendGrad(Op):
         scale: float,
         heads_last: bool,
     ) -> tuple[Node, Node]:
-        """Return the attention weights and the adjoint of the scores, composed of other ops."""
+        """Return (attention weights, adjoint of the scores), computed by nodes of other ops."""
         if heads_last:
             q, k, v, y, dy = map(_swap, (q, k, v, y, dy))
         masked, _ = _masked_scores(q, k, mask[0] if mask else None, causal, scale)

@@ -25,7 +25,7 @@ from ._shape import transpose, transpose_cheaply
 from ._windows import channels_first_order, channels_last_order, permute_shape
 
 NAME: Final = "channels last"
-"""The name of the layout [N, spatial..., C] in reports. The ops of this module have this layout."""
+"""The name in profiles of the layout [N, spatial..., C], which the ops of this module have."""
 
 
 def channels_first(x: Node) -> Node:
@@ -123,7 +123,7 @@ class ChannelsLast(Op):
             yield Sample(tuple(operands), sample.attrs)
 
     def map_data(self, values: Sequence[Any], change: Callable[[Any], Any]) -> list[Any]:
-        """Return `values`, one per operand, with `change` applied to those of data operands."""
+        """Return `values`, one per operand. Apply `change` to the value of each data operand."""
         return [change(x) if position in self.data else x for position, x in enumerate(values)]
 
 

@@ -392,8 +392,8 @@ def expect_choice(where: str, condition: Any) -> None:
     """Raise a TypeError if a condition is a Python bool.
 
     The condition is an argument of ops.where or ops.cond. A Python bool is known when the graph is
-    built, so every call of the compiled step would make the same choice. A Python bool is usually
-    a mistake: `is`, `in`, `not` and comparisons with None return Python bools.
+    built, so every call of the compiled function would make the same choice. A Python bool is
+    usually a mistake: `is`, `in`, `not` and comparisons with None return Python bools.
     """
     if isinstance(condition, bool):
         raise TypeError(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Base classes of elementwise functions that are composed of other ops but have own gradients."""
+"""Base classes of elementwise ops that expand into other ops, but have a gradient of their own."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ from ._shape import reshape, transpose
 __all__ = ["einsum"]
 
 LabeledNode: TypeAlias = tuple[str, Node]
-"""A pair: the labels of a node, one letter per axis, and the node."""
+"""A tuple (labels, node). The labels are those of einsum: "ij" for a node with two axes."""
 
 
 @public

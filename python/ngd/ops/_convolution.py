@@ -100,7 +100,7 @@ class ConvolutionOp(Op):
     """One of the three ops of a convolution: conv, conv_data_grad and conv_weight_grad.
 
     Attributes of a node: strides, padding, dilations, groups. If the operands are 16-bit floats,
-    passes may set the attribute `dtype` to float32, the dtype of the result.
+    the compiler may set the attribute `dtype` to float32. Then the result is float32.
     """
 
     dtypes = FLOATS
@@ -135,9 +135,9 @@ class ConvolutionOp(Op):
         return Cost.touching(2 * types[self.result].count * terms + extra, types)
 
     def samples(self) -> Iterable[Sample]:
-        """Yield the cases that tests run, one per tuple (data shape, weights shape, strides, ...).
+        """Yield the cases that tests run, one per row of the table below.
 
-        The method `sample` makes a case from the shapes and attributes in a tuple.
+        A row is (data shape, weights shape, strides, ...). `sample` makes a case from it.
         """
         for x, w, strides, padding, dilations, groups in (
             ((2, 3, 5), (4, 3, 3), (1,), (1, 1), (1,), 1),
