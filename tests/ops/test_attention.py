@@ -210,6 +210,8 @@ def test_a_nan_in_query_or_key_reaches_the_result(run: Runner, bits: int) -> Non
 def test_bad_shapes_and_masks_are_rejected() -> None:
     with pytest.raises(ShapeError, match=r"^attention: .*last axis, or a scale"):
         ops.attention(*[np.ones((2, 3, 0), np.float32)] * 3)
+    with pytest.raises(ShapeError, match=r"^attention: .*last axis, or a scale; got float32\[\]"):
+        ops.attention(*[np.ones((), np.float32)] * 3)
     q = np.ones((2, 3, 4), np.float32)
     with pytest.raises(ShapeError, match=r"^attention: .*at least one key"):
         ops.attention(q, q[:, :0], q[:, :0])

@@ -504,7 +504,7 @@ def attention(
     """
     where_ = "attention"
     q, k, v = (cast(x, float_of(x.dtype)) for x in align(where_, query, key, value))
-    if scale is None and q.shape[-1:] == (0,):
+    if scale is None and q.shape[-1:] in ((), (0,)):
         raise ShapeError(
             f"{where_}: expected elements along the last axis, or a scale; got {q.type}"
         )
