@@ -64,10 +64,9 @@ def lower(source: StepGraph, target: Target, arena: _core.Arena | None) -> Lower
 def emit(plan: Plan, source: StepGraph) -> tuple[_core.ProgramBuilder, CollectiveSequence]:
     """Return a builder of the C++ program of a step, and a `CollectiveSequence`.
 
-    `write` adds the instructions and storages of `plan` to the builder, and this function adds the
-    groups of ranks. The `CollectiveSequence` has the collectives of the
-    step and these groups. The program refers to a group by its index; index 0 is the group of the
-    step.
+    `write` adds the instructions and values of `plan` to the builder, and this function adds the
+    groups of ranks. The `CollectiveSequence` has these groups and the collectives of the step. The
+    program refers to a group by its index; index 0 is the group of the step.
     """
     sequence = CollectiveSequence(source.group, source.graph, source.options.precision)
     builder = write(plan, sequence)
@@ -77,11 +76,11 @@ def emit(plan: Plan, source: StepGraph) -> tuple[_core.ProgramBuilder, Collectiv
 
 
 def write(plan: Plan, sequence: CollectiveSequence) -> _core.ProgramBuilder:
-    """Return a builder of a C++ program that has the instructions and storages of a memory plan.
+    """Return a builder of a C++ program with the instructions and the values of a memory plan.
 
-    The builder does not have the groups of ranks yet; `emit` adds them.
-    The body of a loop or branch is a program of its own. The instruction that runs the loop or
-    branch has the programs of its bodies.
+    The builder does not have the groups of ranks yet; `emit` adds them. The body of a loop or
+    branch is a separate program. The instruction that runs the loop or branch refers
+    to this program.
     """
     builder = _core.ProgramBuilder()
     builder.set_sizes(plan.inputs, plan.outputs, len(plan.variables))
@@ -147,7 +146,7 @@ def compile(
     inputs : Node, or list, tuple or dict of structures of Node
         The placeholders. One node is one argument. A list or tuple holds the arguments in their
         order. A dict names the arguments. Each argument may be a structure (ngd.trees), for example
-        `[{"image": x, "label": y}, rate]`; the step takes it with arrays as leaves.
+        `[{"image": x, "label": y}, rate]`; a call gives an array for each placeholder.
     outputs : structure of Node
         The nodes whose values are returned. The values have the structure of `outputs`: one node
         gives one array, `[y]` gives a list of one array.
@@ -168,7 +167,8 @@ def compile(
         The largest number of bytes for the values of a call, without variables, arguments and
         results: `memory()["private"] + memory()["shared"]`. The step computes cheap values twice
         to keep the limit. `memory()["recomputed"]` is the number of bytes that the second
-        computations read and write. Only for CPU, and for NULL, which only compiles.
+        computations read and write. Only for the devices "CPU" and "NULL" ("NULL" only
+        compiles).
     shard : {"none", "host", "world"}, default "none"
         Sharded weight update. "host": the ranks of a host keep one copy of each variable that the
         step updates, and each rank updates its shard. "world": as "host", and each host keeps only
@@ -305,10 +305,10 @@ def as_shard(where: str, shard: str) -> str:
 
 
 def group_of(graph: Graph, group: Group | None, shard: str) -> Group:
-    """Check the collectives of a graph, and return the group of its step.
+    """Return the group of a step; raise CompileError if ranks may run different collectives.
 
-    Without `group`, a step that depends on other ranks gets the world, which this rank then joins.
-    Another step gets a group of this rank only.
+    If `group` is None, a step that depends on other ranks gets the world, which this function
+    joins. A step that does not depend on them gets a group of this rank only.
     """
     expect_agreement(graph)
     if group is None:

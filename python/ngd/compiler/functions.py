@@ -83,7 +83,7 @@ class Trace:
     """The world for which the step was compiled. None if the step does not depend on other ranks,
     or if the function has a group of its own."""
     leaf_indices: list[int] | None
-    """The indices of the argument leaves that the step takes; None: all leaves."""
+    """The indices of the step's inputs in the flat list of arguments; None: all are inputs."""
     structure: Structure
     """The structure of the result of the function."""
     fixed: dict[int, Any]
@@ -380,7 +380,7 @@ class Function:
             del _tracing.groups[outer:]
 
     def _name_lists(self, key: Key, leaves: Sequence[Any], error: Exception) -> None:
-        """If `error` is about a list, raise a TypeError that names the first list of numbers."""
+        """If `error` reports a list, raise a TypeError about a list of numbers in the arguments."""
         if isinstance(error, Error) or not is_about_list(error):
             return
         pairs = zip(leaves, key.specs, strict=True)
@@ -445,7 +445,7 @@ def signature_of(python: Callable[..., Any]) -> inspect.Signature:
 
 
 def building(tree: Any) -> bool:
-    """Return True if ngd.vjp or ngd.jvp, called on `tree`, adds nodes and runs no step."""
+    """Return True if ngd.vjp or ngd.jvp, with arguments `tree`, adds nodes and runs no step."""
     nodes = (leaf for leaf in leaves_of(tree) if isinstance(leaf, Node))
     return bool(_tracing.groups) or not all(isinstance(node, Variable) for node in nodes)
 
@@ -488,7 +488,7 @@ def as_result(where: str, returned: Any) -> Any:
 
 
 def constant_of(leaf: Any, where: str) -> Node:
-    """Return an array in the result of a function as a constant."""
+    """Return a constant node for `leaf`, an array in the result of a traced function."""
     return as_node(view(leaf, where), where=where)
 
 
@@ -564,7 +564,7 @@ def function(
     TypeError
         An argument is neither an array nor hashable, or the result does not fit `updates`.
     CompileError
-        The function reads an argument of another function. All errors of ngd.compile occur too.
+        The function uses another function's placeholder. All errors of ngd.compile occur too.
     BusyError
         Another thread is in a call of the same trace.
 

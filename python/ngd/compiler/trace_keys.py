@@ -85,9 +85,9 @@ def spec_text(spec: LeafSpec) -> str:
 def classify(leaf: Any, where: str, path: str) -> tuple[LeafSpec, Any] | None:
     """Return (spec, value) for `leaf`, an argument or an entry of a nested argument.
 
-    `spec` is the entry of the `Key`, and `value` is passed to the compiled step. If NumPy can read
-    the leaf as an array, `value` is that array. If `leaf` is a container, such as a list, the
-    result is None.
+    `spec` represents this leaf in the `Key`: it is (dtype, shape) for an array, and (type, value)
+    for a constant. `value` is the leaf, or a NumPy array if NumPy can read the leaf as an array. If
+    `leaf` is a container, such as a list, the result is None.
 
     `Form.key` itself handles the usual types: NumPy arrays, Python floats and `STATIC_TYPES` (int,
     bool, str, bytes, None). It calls this function for other leaves.
@@ -193,9 +193,9 @@ class Key(NamedTuple):
 def without_extents(key: Key) -> tuple[Any, ...]:
     """Return a key that is equal for arguments whose arrays differ only in the sizes of axes.
 
-    The key has the dtype and the number of axes of each array. Traces of a function with equal
-    keys of this kind share one hash (`fingerprint.Family`), so the ranks regard these traces as
-    the same computation.
+    The result has the dtype and the number of axes of each array. Traces of a function with equal
+    results share one hash of the computation (class `fingerprint.Family`). So the ranks regard
+    these traces as the same computation.
     """
     ranks = ((x[0], len(x[1])) if is_array_spec(x) else x for x in key.specs)
     return (key.form, *ranks)
@@ -215,9 +215,9 @@ def reason(key: Key, earlier: Sequence[Key]) -> str:
 
 
 def differences(key: Key, other: Key) -> list[str]:
-    """Return a text for each argument in which two keys differ; their arguments nest equally.
+    """Return a text for each argument in which two keys with the same `form` differ.
 
-    An example is ["x is float32[3], not float32[2]"].
+    An example of the result is ["x is float32[3], not float32[2]"].
     """
     pairs = zip(key.form.paths, key.specs, other.specs, strict=True)
     return [

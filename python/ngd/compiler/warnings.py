@@ -51,7 +51,7 @@ def _warn_of_updates(graph: Graph, graph_notes: list[object]) -> None:
 
 
 def _warn_of_equal_models(graph: Graph) -> None:
-    """Warn if the step trains two models whose random first values are the same."""
+    """Warn if the step trains two models whose random initial values are equal."""
     updated = {variable for variable, _ in graph.updates}
     by_name: dict[str, Any] = {}
     for variable in graph.variables:
@@ -73,7 +73,7 @@ def _warn_of_equal_models(graph: Graph) -> None:
 
 
 def have_equal_values(one: Any, other: Any) -> bool:
-    """Return True if two variables have equal random first values and were not assigned since."""
+    """Return True if two variables have equal random initial values, and neither was assigned."""
     scopes = scope_of(one), scope_of(other)
     if one.type != other.type or any(scope is None or scope.is_copy for scope in scopes):
         return False

@@ -91,7 +91,8 @@ def mnist(
 def as_source(images: Array, labels: Array, dtype: str) -> Arrays:
     """Return a source of images and labels, with pixels of the given dtype.
 
-    Floats are divided by 255, to be in [0, 1]. uint8 is unchanged.
+    If `dtype` is a float dtype, the pixels are divided by 255, to be in [0, 1]. For "uint8" they
+    are unchanged.
     """
     if dtype != "uint8":
         images = images.astype(dtype)

@@ -152,7 +152,7 @@ class CenterCrop(ImageTransform):
     Raises
     ------
     ValueError
-        The size is below 1. A call raises it if an image is smaller.
+        The size is below 1. Or, in a call: an image is smaller than `size`.
 
     Examples
     --------
@@ -302,8 +302,8 @@ class Normalize:
     Raises
     ------
     ValueError
-        A std is not above 0. A call raises it if the images have another dtype, other channels, or
-        different sizes.
+        A std is not above 0. Or, in a call: the images are neither uint8 nor floats, differ in
+        size, or have a number of channels that does not fit `mean` and `std`.
 
     Examples
     --------

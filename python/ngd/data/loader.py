@@ -69,9 +69,10 @@ class Batch(tuple[Any, ...]):
     columns : tuple or list
         The columns as the last transform returned them.
     weight : float
-        The number of this rank's samples: its weight in a mean over all ranks. It is 0.0 on a rank
-        without a sample. That rank gets a copy of another rank's sample. It is a float, so that an
-        `@ngd.function` takes it as an input. An int would be a constant of the trace.
+        The number of this rank's samples, which is the rank's weight in a mean over all ranks. It
+        is 0.0 on a rank without a sample, which gets a copy of another rank's sample. The number is
+        a float, so that an `@ngd.function` takes it as an input. An int would be a constant of the
+        trace.
     total : int
         The number of samples that all ranks have together.
 
@@ -106,7 +107,7 @@ class Batch(tuple[Any, ...]):
 
     @property
     def weight(self) -> float:
-        """The number of this rank's samples: its weight in a mean over all ranks."""
+        """The number of this rank's samples, which is the rank's weight in a mean over ranks."""
         if self._reads is not None:
             self._reads.has_read = True
         return self._weight

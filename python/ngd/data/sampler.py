@@ -284,7 +284,7 @@ class Sampler:
         return {name: getattr(self, name) for name in names}
 
     def shard(self, number: int) -> Shard:
-        """Return this rank's samples of a batch. The position does not change.
+        """Return this rank's samples of a batch. The position of the sampler does not change.
 
         Parameters
         ----------
@@ -294,7 +294,7 @@ class Sampler:
         Returns
         -------
         Shard
-            The indices of the samples, and their number.
+            The indices of this rank's samples, and how many samples this rank and all ranks have.
 
         Examples
         --------

@@ -96,7 +96,8 @@ class ImageFolder:
     Raises
     ------
     ValueError
-        The folder does not exist, or a class has no images. A read raises it for a damaged image.
+        The folder does not exist, or a class has no images. Or, when the source is indexed: an
+        image is damaged.
     ImportError
         Pillow is not installed.
 

@@ -84,9 +84,9 @@ class CollectiveSequence:
     ) -> Iterator[Item]:
         """Yield the graphs that `op` runs: the body of a loop, or the branches of an `ops.cond`.
 
-        The caller adds the collectives of each graph before it takes the next one from this
-        iterator. If a group has collectives in the graph, this method adds a line before them and
-        an "end" line after them to the group's sequence.
+        The caller adds the collectives of each graph before it takes the next graph. The sequence
+        of a group has one line of text per collective. If a graph has collectives of the group,
+        this method adds a line such as "cond, graph 0, 1 times:" before them, and "end" after them.
         """
         for number, body in enumerate(bodies):
             head = (f"{op}, graph {number}, {attrs.get('length', 1)} times:", site)
