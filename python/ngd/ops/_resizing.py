@@ -514,7 +514,7 @@ def unfold(
 
 
 def _separate_windows(x: Node, kernel: Shape, counts: Shape) -> Node:
-    """Reshape [N, C * elements, positions] to [N, C, kernel..., positions...]."""
+    """Reshape [N, C * kernel elements, windows] to [N, C, *kernel, *windows per axis]."""
     elements = math.prod(kernel)
     if x.ndim != 3 or x.shape[1] % elements or x.shape[2] != math.prod(counts):
         raise ShapeError(
@@ -525,7 +525,7 @@ def _separate_windows(x: Node, kernel: Shape, counts: Shape) -> Node:
 
 
 def _overlap_add(windows: Node, shape: Shape, dilations: Shape, strides: Shape) -> Node:
-    """Sum windows [N, C, kernel..., positions...] into images of shape `shape`."""
+    """Add overlapping windows [N, C, *kernel, *windows per axis] into images of shape `shape`."""
     total = None
     for i, j in np.ndindex(*windows.shape[2:4]):
         starts = (0, 0, i * dilations[0], j * dilations[1])

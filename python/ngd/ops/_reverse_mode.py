@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reverse-mode differentiation: one walk back through the graph, which adds nodes to the graph.
 
-The adjoint of a node is the derivative of the loss by the node. A node is active if it is a target
-of the gradient, or a float that depends on an active node.
+The adjoint of a node is the derivative of the loss with respect to the node. A node is active if it
+is a target of the gradient, or a float that depends on an active node.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def without_gradient(loss: Node, target: Node, adjoints: Mapping[Node, Node], pa
 
 
 def end_of_path(loss: Node, target: Node, adjoints: Mapping[Node, Node]) -> Node | None:
-    """Return the first node after a target that stops the gradient, or None.
+    """Return the first node that stops the gradient between a target and the loss, or None.
 
     `target` has no gradient. The nodes that depend on it are visited in the order in which they are
     computed. A node stops the gradient if none of its results is a float, or if its gradient rule
@@ -226,11 +226,11 @@ def _widened_adjoints(dy: Any) -> Any:
 
 
 def _unbroadcast(part: Node, shape: Shape) -> Node:
-    """Return the adjoint `part` of an operand in `shape`, the shape of the operand.
+    """Return `part` in `shape`, the shape of an operand.
 
-    If the op has broadcast the operand, `part` is larger than the operand. It is then summed over
-    the axes along which the operand was repeated. If `part` is a scalar, it is the adjoint of every
-    element of the operand, and is broadcast to `shape`.
+    `part` is the contribution of one op to the adjoint of the operand. If the op has broadcast the
+    operand, `part` is larger than the operand. It is then summed over the axes along which the
+    operand was repeated. A scalar `part` is for every element, and is broadcast to `shape`.
     """
     if part.shape == shape or not part.shape:
         return broadcast_to(part, shape)

@@ -128,7 +128,7 @@ def isin(x: Value, values: Value, invert: bool = False) -> Node:
 
 
 def max_bit(n: int) -> int:
-    """Return the position of the highest bit of n that is set, from 0. It is 0 for n = 0."""
+    """Return the position of the highest bit of n that is set: 0 for n = 0 or 1, 3 for n = 8."""
     return n.bit_length() - 1 if n else 0
 
 
@@ -278,7 +278,8 @@ def histogram(
     Returns
     -------
     tuple of Node
-        The counts (int64, or of the dtype of the weights, or float) and the edges.
+        The counts and the edges. Counts are floats if density is True. Otherwise they are int64,
+        or have the dtype of the weights.
 
     Examples
     --------

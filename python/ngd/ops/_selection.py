@@ -62,9 +62,9 @@ class Selection:
     """
 
     basic: tuple[Any, ...]
-    """The basic index: slices and None, and a slice of the whole axis per array."""
+    """The basic index: slices and None, and a slice of the whole axis in place of each array."""
     axes: tuple[int, ...]
-    """For each array, the axis of x[basic] that it indexes."""
+    """For each array, the axis that it indexes after the basic index is applied to x."""
     arrays: tuple[Node | Array, ...]
     """The arrays of integers.
 
@@ -74,16 +74,16 @@ class Selection:
     indexed: tuple[int, ...]
     """For each array, the axis of x that it indexes, for error messages.
 
-    It differs from the axis in `axes` if the index has a None. For example, `rows` in x[None, rows]
-    indexes axis 0 of x, but axis 1 of x[None, :].
+    The axis in `axes` is counted after the basic index is applied. It differs if the index has a
+    None. For example, `rows` in x[None, rows] indexes axis 0 of x, but axis 1 of x[None, :].
     """
     shape: Shape
     """The shape to which the arrays are broadcast."""
     is_adjacent: bool
     """True if the arrays are neighbours in the index, as in x[:, i, j].
 
-    If it is True, the axes of the arrays replace the indexed axes in the result. If it is False,
-    the axes of the arrays come first in the result, as in NumPy.
+    If True, the axes of the broadcast arrays replace the axes of x that they index. If False, the
+    axes of the broadcast arrays come first in x[index], as in NumPy.
     """
 
 
@@ -245,9 +245,10 @@ class Rows:
 
     @property
     def before(self) -> int:
-        """The number of axes of x[index] that precede the axes of the index arrays.
+        """The number of axes of x[index] before the axes that come from the index arrays.
 
-        It is 0 if the arrays are not neighbours in the index: their axes then come first.
+        For example, it is 1 for x[:, i, j]. It is 0 if the arrays are not neighbours in the index,
+        as in x[i, :, j]: NumPy then puts the axes from the arrays first.
         """
         return self.selection.axes[0] if self.selection.is_adjacent else 0
 
@@ -277,7 +278,7 @@ class Rows:
         return transpose(full, np.argsort(self.order).tolist())
 
     def gather(self) -> Node:
-        """Return x[index]: read the values at the index arrays, and order the axes as NumPy."""
+        """Return x[index]: select the rows by number, and put the axes in NumPy's order."""
         selection = self.selection
         if len(selection.axes) == 1:
             attrs = {"axis": selection.axes[0], "caller": self.where}
@@ -292,10 +293,10 @@ class Rows:
         return transpose(selected, order)
 
     def value_rows(self, where_: str, values: Node) -> Node:
-        """Return `values`, the user's values for x[index], in the shape [row numbers, *self.row].
+        """Return `values`, the user's values for x[index], with one entry per selected row.
 
-        The result has one entry for each row number in `row_numbers()`. The values are first
-        broadcast to the shape of x[index]; ShapeError if they do not fit.
+        Entry k is for the k-th number in `row_numbers()`, and has the shape of a row. The values
+        are first broadcast to the shape of x[index]; ShapeError if they do not fit.
         """
         num_axes, before = len(self.selection.shape), self.before
         shape = (*self.row[:before], *self.selection.shape, *self.row[before:])
@@ -432,11 +433,11 @@ class Part:
         return Part(x, selection.basic)._placed(where_, changed, None)
 
     def _mask(self, where_: str, values: Node) -> Node | None:
-        """Return the index as a mask for ops.where, or None if ops.where cannot replace x[index].
+        """Return the index as a mask, or None if ops.where cannot compute the changed copy of x.
 
         ops.where needs an index that is one mask, and values that are equal for all True elements
-        of the mask. For example, it can compute x.at[mask].set(0), but it cannot replace x[mask]
-        by a different value for each True element.
+        of the mask. For example, for 1-D x it can compute x.at[mask].set(0), but not
+        x.at[mask].set([1, 2, 3]), which sets three elements to different values.
         """
         mask = self.index
         if isinstance(mask, tuple) and len(mask) == 1:
@@ -552,11 +553,12 @@ def changed_rows(rows: Rows, values: Node, combine: Combine | None) -> Node:
 
 
 def combined_runs(values: Node, sorted_rows: Node, combine: Combine) -> Node:
-    """Return each value combined with all earlier values of the same row number.
+    """Return each value combined with all earlier values for the same row.
 
-    The row numbers are sorted, so these values are adjacent. This is a prefix computation in about
-    log2(n) rounds for n values. In each round, value i is combined with value i - distance if both
-    have the same row number. The distance is 1 in the first round, and doubles in each round.
+    values[i] is for the row with number sorted_rows[i]. The numbers are sorted, so the values for
+    one row are adjacent. This is a prefix computation in about log2(n) rounds for n values. In each
+    round, value i is combined with value i - distance if both are for the same row. The distance is
+    1 in the first round, and doubles in each round.
     """
     num_values, distance = values.shape[0], 1
     while distance < num_values:
