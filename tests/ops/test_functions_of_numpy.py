@@ -699,6 +699,15 @@ def test_nan_functions_of_rows_of_nan_follow_numpy() -> None:
     assert slope.tolist() == [[0, 0], [0, 0]]
 
 
+def test_weights_of_a_histogram_have_the_shape_of_x() -> None:
+    given, weights = np.arange(6.0).reshape(2, 3), np.arange(1.0, 7.0).reshape(2, 3)
+    found = value(ops.histogram(given, 2, weights=weights)[0])
+    npt.assert_array_equal(found, np.histogram(given, 2, weights=weights)[0])
+    for bad_weights in (np.ones(1), np.ones(6), np.ones((2, 1))):
+        with pytest.raises(ShapeError, match=r"^histogram: expected a weight for each element"):
+            ops.histogram(given, 2, weights=bad_weights)
+
+
 def test_fmod_of_the_smallest_integer_and_of_negative_zero_equals_numpy() -> None:
     smallest = np.iinfo(np.int64).min
     first, second = (

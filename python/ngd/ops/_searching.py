@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -249,6 +250,19 @@ def _density(counts: Node, edges: Node) -> Node:
     return floats / sum(floats) / (edges[1:] - edges[:-1])
 
 
+def _summands(x: Node, weights: Value | None) -> Node:
+    """Return the number that each element of x adds to its count in a histogram, in one axis."""
+    if weights is None:
+        return full((math.prod(x.shape),), 1, int64)
+    node = as_node(weights, where="histogram")
+    if node.shape != x.shape:
+        raise ShapeError(
+            "histogram: expected a weight for each element; got "
+            f"{describe_types(x.type, node.type)}. Give one per element."
+        )
+    return reshape(node, -1)
+
+
 @public
 def histogram(
     x: Value,
@@ -288,17 +302,14 @@ def histogram(
         >>> ngd.function(lambda x: ops.histogram(x, 2)[0])(np.array([1.0, 2.0, 3.0, 5.0]))
         array([2, 2])
     """
-    line = reshape(as_node(x, where="histogram"), -1)
+    node = as_node(x, where="histogram")
     if isinstance(bins, str):
         raise ValueError(f"histogram: expected a number of bins or their edges; got {bins!r}")
-    line, edges = _edges(line, bins, range)
+    line, edges = _edges(reshape(node, -1), bins, range)
     count = edges.shape[0] - 1
     if count < 1:
         raise ShapeError(f"histogram: expected at least one bin; got {count}")
-    summands = full(line.shape, 1, int64)
-    if weights is not None:
-        summands = reshape(as_node(weights, where="histogram"), -1)
-    counts = _sum_per_bin(line, edges, summands)
+    counts = _sum_per_bin(line, edges, _summands(node, weights))
     return (_density(counts, edges) if density else counts), edges
 
 
