@@ -201,8 +201,9 @@ class AsyncStore(KVStore):
     def _answer(self, where: str, key: Key, future: Future[Any]) -> Array:
         """Wait for the answer of a key's owner and return the value in the answer.
 
-        Return an empty array if the answer has no value. Raise CollectiveTimeoutError if the owner
-        answers that slower ranks have not pushed in time.
+        The owner is the rank that stores the value. Return an empty array if the answer has no
+        value. Raise CollectiveTimeoutError if the owner answers that slower ranks have not pushed
+        in time.
         """
         owner = self._members[self._service.keys[self._key_numbers[key]].owner]
         kind, payload = self._wait(f"{where}: key {key!r}", future, owner)

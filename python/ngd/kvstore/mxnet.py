@@ -226,7 +226,7 @@ def create(
 
 @KVStoreBase.register
 class NGD(Store):
-    """The class of `mx.kv.create("ngd")`: a dist_sync store of the world."""
+    """The class of the store that `mx.kv.create("ngd")` returns: a dist_sync store of all ranks."""
 
     def __init__(self) -> None:
         super().__init__(create_on_arrays("dist_sync"))

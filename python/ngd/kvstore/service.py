@@ -110,8 +110,8 @@ class Peer:
         self.last_message_time = 0.0
         """The time at which the last message of `rank` arrived, by time.monotonic().
 
-        When this rank sends BYE or END, it sets the time to the current time. So NGD_TIMEOUT starts
-        again.
+        When this rank sends BYE (no more requests) or END (its last message), it sets the time to
+        the current time. So `rank` has the full NGD_TIMEOUT for its next message.
         """
         self.ended = False
         """True if `rank` has sent END, its last message."""
@@ -133,10 +133,11 @@ class PendingPush:
 
 
 class Service:
-    """The server thread, its group, and the values of the keys that this rank owns.
+    """The server thread of a rank, its group, and the values that this rank stores.
 
-    Other threads call only `call`, `collective`, `request` and `close`, which return a Future, and
-    read `has_ended`. Only the server thread uses the group and the values, so no locks are needed.
+    The server thread does all communication of a `dist_async` store. Other threads call only
+    `call`, `collective`, `request` and `close`, which return a Future, and read `has_ended`. Only
+    the server thread uses the group and the values, so no locks are needed.
 
     Parameters
     ----------
@@ -153,11 +154,11 @@ class Service:
         self.group, self.staleness, self.world_ranks = group, staleness, world_ranks
         self.table: Plain | InGraph = Plain()
         self.keys: list[KeyInfo] = []
-        """All keys of the store, with owner, shape and dtype. The index is the key's number."""
+        """All keys of the store, with owner, shape and dtype. An index here is a key number."""
         self._clocks: dict[int, list[int]] = {}
-        """A map from the number of each key that this rank owns to the key's clock.
+        """A dict from key number (index in `keys`) to clock, for the keys that this rank stores.
 
-        A clock is a list with one number per rank: how many times that rank has pushed the key.
+        A clock is a list with one count per rank: how many times that rank has pushed the key.
         """
         self._ended_ranks: set[int] = set()
         """The ranks that have sent BYE: they have closed the store and send no more requests."""
@@ -201,9 +202,10 @@ class Service:
     def request(
         self, kind: Kind, number: int, payload: Array | None, wants_value: bool
     ) -> Future[Any]:
-        """Send a request to the owner of a key. The Future gets kind and payload of the answer.
+        """Send a request to the rank that stores a key, and return a Future for the answer.
 
-        `kind` is PUSH, PULL or ROWS, and `number` is the number of the key. The payload is not
+        The result of the Future is the tuple (kind, payload) of the answer. The argument `kind` is
+        PUSH, PULL or ROWS, and `number` is the number of the key. The argument `payload` is not
         copied, so it must not change before the answer. If `wants_value` is True, the answer to a
         push has the new value.
         """
@@ -353,7 +355,7 @@ class Service:
         wants_value: bool,
         answer: Answer,
     ) -> None:
-        """Serve a push, a pull, or a pull of some rows (ROWS) of a key that this rank owns.
+        """Serve a push, a pull, or a pull of some rows (ROWS) of a key that this rank stores.
 
         A push updates the value, and its answer may be sent later, by `_release`. The answer to
         the other requests is sent now. `rank` is the rank that sent the request. `answer` is the
@@ -456,14 +458,14 @@ class Service:
         return has_work
 
     def _keep_time(self) -> None:
-        """Send HEARTBEAT to closed ranks; if this rank is closed, raise an error for silent ranks.
+        """Send HEARTBEAT to closed ranks. If this rank is closed, raise an error for silent ranks.
 
         A closed rank has called `close`, has sent BYE, and waits for the other ranks. If the
         program has used the store since the last HEARTBEAT, send HEARTBEAT to the closed ranks, at
         most once per quarter of NGD_TIMEOUT.
 
-        If this rank is closed, raise CollectiveTimeoutError if a rank that is not closed has sent
-        no message for NGD_TIMEOUT. When all ranks are closed, each sends END, its last message.
+        A rank is silent if it is not closed and has sent no message for NGD_TIMEOUT. The error is
+        CollectiveTimeoutError. When all ranks are closed, each sends END, its last message.
         After its own END, this rank raises CollectiveTimeoutError if the END of another rank does
         not arrive within NGD_TIMEOUT. If NGD_TIMEOUT is 0, do nothing.
         """

@@ -22,12 +22,13 @@ def world_ranks_of(group: Group) -> list[int]:
 
 
 def make_service_group(group: Group, name: str) -> Group:
-    """Return a new group with the ranks of `group`, in which only their server threads communicate.
+    """Return a new group with the ranks of `group`, for the server threads of a `dist_async` store.
 
-    All ranks of `group` call this function. Rank 0 sends a random key to the other ranks, and the
-    ranks of one host find each other by this key. If the world does not use MPI, the new group is
-    a shared-memory group of this host. If the world uses MPI, `Group.group_of` splits the new group
-    from the world. If `group` has one rank, the new group has only this process.
+    Only these threads communicate in the new group. All ranks of `group` call this function.
+    Rank 0 sends a random key to the other ranks, and the ranks of one host find each other by this
+    key. If the world does not use MPI, the new group is a shared-memory group of this host. If the
+    world uses MPI, `Group.group_of` splits the new group from the world. If `group` has one rank,
+    the new group has only this process.
     """
     if group.size == 1:
         return Group(_core.Communicator.make_self(), name)

@@ -368,7 +368,7 @@ class KVStore:
         return arrays
 
     def _targets(self, where: str, key: Any, out: Any) -> dict[Key, list[Array]]:
-        """Return a dict of each key's arrays of `out`.
+        """Return a dict from each key to the list of its arrays in `out`.
 
         Raise an error for an unknown key, or an array that is read-only or has another shape than
         the value of the key.

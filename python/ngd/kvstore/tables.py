@@ -91,7 +91,7 @@ class Plain:
         checkpoint.replace(path, [states])
 
     def load(self, path: Path) -> None:
-        """Read the state of the updater from a file of `save`."""
+        """Read the state of the updater from a file that `save` wrote."""
         self._updater_method("load_optimizer_states", "set_states")(path.read_bytes())
 
     def _updater_method(self, where: str, method: str) -> Any:
@@ -198,7 +198,7 @@ class InGraph:
         checkpoint.replace(path, checkpoint.safetensors(self._state()))
 
     def load(self, path: Path) -> None:
-        """Read the optimizer state from a file of `save`."""
+        """Read the optimizer state from a file that `save` wrote."""
         saved, state = checkpoint.read_safetensors(path), self._state()
         if saved.keys() != state.keys():
             raise ValueError(

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The metrics of a job for Prometheus: NGD_METRICS (docs/metrics.md).
 
-`counting` records the time of compiled steps. `families` turns these records and the cost of
-collectives into metrics with names and labels. `serving` serves the metrics of all ranks of a host
-on one port. The last two modules are imported only if NGD_METRICS is set. Users call `count` and
-`address`. The other names are internal.
+`counting` records the time of compiled steps. `families` turns these records, and the
+number, time and bytes of collectives, into metrics with names and labels. `serving` serves the
+metrics of all ranks of a host on one port. The last two modules are imported only if NGD_METRICS is
+set. Users call `count` and `address`. The other names are internal.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Total:
         self.calls = self.bytes = 0
         self.seconds = self.waited_seconds = 0.0
         self.last: dict[int, int] = {}
-        """For each rank of the group, the number of calls at which this rank arrived last."""
+        """For each rank, the number of calls of the collective at which this rank arrived last."""
 
     def add(self, row: CallStats) -> None:
         """Add the numbers of `row`, the statistics of one group, to the numbers of this Total."""
@@ -80,12 +80,16 @@ class Collectives:
         A CallStats has the number and the time of the calls of one collective at one call site.
         """
         self.deleted: dict[tuple[str, ...], Total] = {}
-        """The totals of groups that no longer exist, by group name, op and call site."""
+        """The number, time and bytes of the calls of deleted groups.
+
+        A key is (group name, op, call site).
+        """
 
     def totals(self) -> dict[tuple[str, ...], Total]:
-        """Return the numbers of collectives as a dict from (group name, op, call site) to a Total.
+        """Return the number, time and bytes of collectives, by (group name, op, call site).
 
-        They include groups that exist now, and groups that existed at an earlier call.
+        Each value of the dict is a Total. The dict includes the groups that exist now, and the
+        groups that existed at an earlier call of this method.
         """
         self.rows_by_group |= {
             weakref.ref(group): stats_of(group) for group in existing_groups(GROUPS)
@@ -146,10 +150,10 @@ def step_families() -> Iterator[Metric]:
 
 
 def collective_families(totals: Mapping[tuple[str, ...], Total]) -> Iterator[Metric]:
-    """Yield the families for calls, times and bytes of collectives, and for ranks that came last.
+    """Yield the metric families of collectives: calls, times, bytes and last arrivals.
 
-    The last family has the number of calls for which each rank of a group arrived last. `totals` is
-    a dict from (group name, op, call site) to a Total, which has these numbers.
+    The family of last arrivals has, for each rank of a group, the number of calls at which this
+    rank arrived last. `totals` is a dict from (group name, op, call site) to a Total.
     """
     last: dict[tuple[str, str], int] = {}
     families = {

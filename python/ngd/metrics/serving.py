@@ -108,19 +108,20 @@ class Rank:
     def begin(self) -> None:
         """Start the thread of this rank that serves or sends metrics.
 
-        In the leader, this method first tries once to bind the HTTP port, and the thread serves the
-        port. In another rank, the thread sends the metrics of this rank when the leader requests
-        them.
+        The leader is the rank that serves the HTTP port of the host. In the leader, this method
+        first tries once to bind the port, and the thread serves it. In another rank, the thread
+        sends the metrics of this rank when the leader requests them.
         """
         if isinstance(self.leader, Leader):
             self.leader.listen()
         threading.Thread(target=self.run, name="ngd-metrics", daemon=True).start()
 
     def run(self) -> None:
-        """Send the metrics of this rank to the leader when the leader requests them.
+        """Send the metrics of this rank to the leader, or serve the HTTP port as the leader.
 
-        If the connection to the leader is lost, look for the leader again. If this rank is or
-        becomes the leader, serve the HTTP port of the host until the process ends.
+        The leader is the rank that serves the port of the host. It requests the metrics from the
+        other ranks. If the connection to the leader is lost, look for the leader again. If this
+        rank is or becomes the leader, serve the port until the process ends.
         """
         while isinstance(self.leader, socket.socket):
             with contextlib.suppress(OSError), self.leader as leader:
@@ -188,7 +189,7 @@ class Rank:
 
 
 class Leader:
-    """The leader of a host: it serves the port, and collects the texts of the connected ranks."""
+    """The rank that serves the HTTP port of a host, with the metrics of all connected ranks."""
 
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
@@ -343,9 +344,9 @@ def is_same_user(peer: socket.socket) -> bool:
 
 
 def receive_answer(connection: socket.socket, limit: float) -> tuple[int, bytes]:
-    """Return (rank, text) of an answer; OSError if it is incomplete at the time `limit`.
+    """Receive the metrics of another rank, and return (its rank, the metrics as text).
 
-    `limit` is a value of time.monotonic().
+    Raise OSError if they are incomplete at the time `limit`, a value of time.monotonic().
     """
     rank, length = ANSWER.unpack(receive_bytes(connection, ANSWER.size, limit))
     return rank, receive_bytes(connection, length, limit)

@@ -20,7 +20,7 @@ class Activation(OpModule):
         self.options = {}
 
     def forward(self, x: Node) -> Node:
-        """Return the activation of x, element by element.
+        """Return the activation of x.
 
         Parameters
         ----------
@@ -36,12 +36,12 @@ class Activation(OpModule):
 
 
 class Named(Activation):
-    """The base class of activations. The attribute `op` is the name of the function in ngd.ops."""
+    """The base class of the activations whose function in ngd.ops is given by its name, `op`."""
 
     op: ClassVar[str]
 
     def forward(self, x: Node) -> Node:
-        """Return the activation function of x, element by element, in the dtype of x."""
+        """Return the activation of x, in the dtype of x."""
         y: Node = getattr(ops, self.op)(x, **self.options)
         return y
 
