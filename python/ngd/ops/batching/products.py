@@ -19,8 +19,8 @@ from .rewrite import Batched, Batching, Results, align_batch_axis, batches
 def batch_matmul(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
     """Multiply the matrices of all examples.
 
-    If b is one matrix without the batch axis, the rows of a in all examples form one matrix.
-    Otherwise the matmul has the batch axis as one more leading axis.
+    The node is the matmul of operands a and b. If b is one matrix for all examples, the rows of a
+    in all examples form one matrix. Otherwise the batch axis is one more leading axis of a and b.
     """
     a, b = operands
     if not b.is_mapped and b.node.ndim == 2 and not node.attrs["transpose_a"]:

@@ -197,9 +197,9 @@ class Batching:
         return Type(one.dtype, (self.size, *one.shape))
 
     def with_batch_axis(self, x: Batched) -> Node:
-        """Return the node with the batch axis in front.
+        """Return the node of x, with the batch axis in front.
 
-        A node without the batch axis is broadcast along it: all examples have the same value.
+        If the node has no batch axis, broadcast it: all examples have the same value.
         """
         return x.node if x.is_mapped else broadcast_to(x.node, (self.size, *x.node.shape))
 
