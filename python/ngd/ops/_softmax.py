@@ -256,7 +256,10 @@ softmax_cross_entropy: Final[SoftmaxCrossEntropy] = register(SoftmaxCrossEntropy
 
 
 class SoftmaxCrossEntropyGrad(Op):
-    """The adjoint of the logits: (softmax(logits) - one_hot(labels)) * dy."""
+    """The adjoint of the logits, computed from dy, the adjoint of the losses.
+
+    It is (softmax(logits) - one_hot(labels)) * dy.
+    """
 
     name = "softmax_cross_entropy_grad"
     batching = "leading"
@@ -664,7 +667,7 @@ def binary_cross_entropy(
     target : node or array
         The targets t in [0, 1], of the same shape.
     weight : node or array, optional
-        A factor for each loss, which broadcasts to this shape.
+        A factor for each loss, which broadcasts to the shape of the target.
     reduction : str, default "mean"
         "mean", "sum" or "none".
 
@@ -703,7 +706,7 @@ def binary_cross_entropy_with_logits(
 ) -> Node:
     """Return the binary cross-entropy of sigmoid(logits), without overflow.
 
-    It is torch.nn.functional.binary_cross_entropy_with_logits.
+    It computes the same as torch.nn.functional.binary_cross_entropy_with_logits.
 
     Parameters
     ----------
@@ -712,9 +715,10 @@ def binary_cross_entropy_with_logits(
     target : node or array
         The targets t in [0, 1], of the same shape.
     weight : node or array, optional
-        A factor for each loss, which broadcasts to this shape.
+        A factor for each loss, which broadcasts to the shape of the target.
     pos_weight : node or array, optional
-        A factor for the term t * log(sigmoid(logits)) of the loss, which broadcasts to this shape.
+        A factor for the term t * log(sigmoid(logits)) of the loss. It broadcasts to the shape of
+        the target.
     reduction : str, default "mean"
         "mean", "sum" or "none".
 

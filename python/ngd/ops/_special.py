@@ -61,7 +61,10 @@ STIRLING: Final = (
 B(2k) are the Bernoulli numbers (NIST's DLMF, 5.11.1).
 """
 STIRLING_SLOPE: Final = tuple(c * (2 * k + 1) for k, c in enumerate(STIRLING))
-"""The coefficients B(2k) / 2k of the series of digamma, the derivative of lgamma (DLMF, 5.11.2)."""
+"""The coefficients B(2k) / 2k of the asymptotic series of digamma, the derivative of lgamma.
+
+B(2k) are the Bernoulli numbers (DLMF, 5.11.2).
+"""
 SHIFTS: Final = 8
 """The maximum number of steps w -> w - 1 in `Lgamma.near`, which computes lgamma(w) for small w.
 
@@ -142,7 +145,7 @@ lgamma: Final[Lgamma] = register(Lgamma())
 
 
 def _shifted(x: Node) -> tuple[Node, list[Node]]:
-    """Add 1 to x until x is at least LARGE. Return x, and a list of x before each addition.
+    """Add 1 to x until x is at least LARGE. Return the last x, and a list of the earlier ones.
 
     digamma and trigamma then sum 1 / t or 1 / t**2 over the entries t of the list. The list has a
     fixed length. After x has reached LARGE, the further entries are inf, which add 0 to these sums.

@@ -84,10 +84,10 @@ def std(x: Value, axis: Axis = None, keepdims: bool = False, ddof: int = 0) -> N
 
 
 def lines_of(where_: str, x: Value, axis: Axis) -> tuple[Node, Shape]:
-    """Return x with the given axes joined to one last axis, and the joined axes of x.
+    """Return (lines, axes): x with the given axes joined to one last axis, and their numbers.
 
-    The second result is a tuple of sorted non-negative numbers. A line is the part of x along the
-    last axis of the first result.
+    A line is a vector along the last axis of the first result. The second result is a tuple of
+    the given axes, as sorted non-negative numbers.
     """
     node = as_node(x, where=where_)
     axes = normalize_axes(where_, axis, node.type)
@@ -121,7 +121,7 @@ def quantile(
     Returns
     -------
     Node
-        The axes of q, followed by the remaining axes of x.
+        The quantiles. The shape is that of q, followed by the remaining axes of x.
 
     Raises
     ------

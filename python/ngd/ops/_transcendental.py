@@ -43,8 +43,8 @@ class Power(Binary):
 
     Notes
     -----
-    An integer to a negative power is truncated: it is 0 unless abs(a) is 1. The gradient to the
-    exponent is 0 where a <= 0.
+    An integer to a negative power is truncated: it is 0 unless abs(a) is 1. The gradient with
+    respect to b is 0 where a <= 0.
 
     Examples
     --------

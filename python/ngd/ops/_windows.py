@@ -19,14 +19,14 @@ from ..dtypes import Array, Shape, Type
 from ..errors import ShapeError
 
 PerAxis: TypeAlias = int | Sequence[int]
-"""An argument per spatial axis: one number for all of them, or a number each."""
+"""The type of arguments such as `kernel`: one number for all spatial axes, or one per axis."""
 
 Padding: TypeAlias = int | str | Sequence[int] | Sequence[Sequence[int]]
 """The type of the argument `padding`: the zeros before and after each spatial axis.
 
 The argument is one of these: an int for both sides of all axes; one int per axis for both sides;
-one pair (before, after) per axis; "valid" for no zeros; "same" for as many zeros as an axis of n
-elements needs for ceil(n / stride) windows.
+one pair (before, after) per axis; "valid" for no zeros; "same" for the number of zeros with which
+an axis of n elements has ceil(n / stride) windows.
 """
 
 SPATIAL: Final = (1, 2, 3)
@@ -49,10 +49,11 @@ def permute_shape(shape: Shape, axes: Shape) -> Shape:
 
 
 def per_axis(where: str, what: str, number: Any, axes: int, lowest: int) -> Shape:
-    """Return the user's number for each spatial axis: one number for all of them, or one each.
+    """Return a tuple with one number per spatial axis.
 
-    Raise a ShapeError for anything else, or for a number less than `lowest`. `what` names the
-    argument in the message.
+    `number` is the user's argument: one number for all axes, or a sequence with one per axis. Raise
+    a ShapeError for anything else, or for a number less than `lowest`. `what` names the argument in
+    the message.
     """
     is_sequence = isinstance(number, (Sequence, np.ndarray)) and not isinstance(number, str)
     values = tuple(number) if is_sequence else (number,) * axes
@@ -122,8 +123,8 @@ def window_counts(
 ) -> Shape:
     """Return the number of windows along each spatial axis.
 
-    If `ceil_mode` is True, elements that are left over at the end of an axis get one more window,
-    if it starts before the end of x. This window ends beyond the padding.
+    If `ceil_mode` is True, elements that are left over at the end of an axis get one more window.
+    This window must start before the end of x, but it ends after the end of the padded axis.
     """
     counts = []
     for n, k, stride, (before, after), dilation in zip(
@@ -149,7 +150,7 @@ def pad_spatial(x: Array, padding: Shape, value: Any = 0) -> Array:
 
 
 def offsets(kernel: Shape) -> Iterator[Shape]:
-    """Yield the index of each element in a window, without dilation, in row-major order."""
+    """Yield each index in the kernel, in row-major order: (0, 0), (0, 1), ... in two dimensions."""
     return iter(np.ndindex(*kernel))
 
 
@@ -163,8 +164,8 @@ def elements_at_offset(
 ) -> tuple[Any, ...]:
     """Return an index (a tuple of slices) that selects one element of every window.
 
-    The element is the one at `offset`, its index in the window without dilation. The tuple indexes
-    a padded array [N, C, spatial...], and the result is [N, C, *counts].
+    `offset` is the index of the element in the kernel: (0, 1) is in row 0 and column 1. The tuple
+    indexes a padded array [N, C, spatial...], and selects an array [N, C, *counts].
     """
     starts = [o * dilation for o, dilation in zip(offset, dilations, strict=True)]
     return spatial_index(

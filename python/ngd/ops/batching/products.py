@@ -19,8 +19,8 @@ from .rewrite import Batched, Batching, Results, align_batch_axis, batches
 def batch_matmul(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
     """Multiply the matrices of all examples.
 
-    If b is one matrix without the batch axis, the rows of a in all examples form one matrix.
-    Otherwise the matmul has the batch axis as one more leading axis.
+    The operands are a and b. If all examples share one matrix b and a is not transposed, the rows
+    of a in all examples form one matrix. Otherwise the batch axis is one more leading axis.
     """
     a, b = operands
     if not b.is_mapped and b.node.ndim == 2 and not node.attrs["transpose_a"]:

@@ -85,7 +85,7 @@ class Batching:
         self.size, self.since, self.outer = size, since, outer
         self.new: dict[Node, Batched] = {}
         self.fresh: dict[Node, bool] | None = None
-        """A dict with a bool per input of the body of a loop or branch; None if there is no body.
+        """A dict with a bool per input of the body of a loop or branch; None for another graph.
 
         The bool is True if the mapped function creates the value that the loop or branch passes to
         this input. `is_fresh` needs it if the value is a random seed: the input node itself does
@@ -166,7 +166,7 @@ class Batching:
         return any(self.is_fresh(x) for x in seed.inputs)
 
     def body(self, graph: Graph, node: Node) -> Batching:
-        """Return a Batching for `graph`: the body of the loop, or one branch of the cond, `node`.
+        """Return a Batching for `graph`, a body of `node`: `node` is a loop or a cond.
 
         Its dict `new`, from traced nodes to their replacements, is empty. Before a rewrite, the
         caller adds the replacement of each input of the body to this dict.
@@ -189,17 +189,17 @@ class Batching:
         return batching
 
     def batched_type(self, node: Node) -> Type:
-        """Return the type of a traced node with the batch axis in front."""
+        """Return the type (dtype and shape) of a traced node, with the batch axis in front."""
         return self.batched_type_of(node.type)
 
     def batched_type_of(self, one: Type) -> Type:
-        """Return the given type with the batch axis in front."""
+        """Return the given type (dtype and shape), with the batch axis in front of the shape."""
         return Type(one.dtype, (self.size, *one.shape))
 
     def with_batch_axis(self, x: Batched) -> Node:
-        """Return the node with the batch axis in front.
+        """Return the node of x, with the batch axis in front.
 
-        A node without the batch axis is broadcast along it: all examples have the same value.
+        If the node has no batch axis, broadcast it: all examples have the same value.
         """
         return x.node if x.is_mapped else broadcast_to(x.node, (self.size, *x.node.shape))
 

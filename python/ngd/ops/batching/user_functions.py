@@ -20,14 +20,15 @@ from .rewrite import Batched, Batching, Results, batches
 
 @batches(WithGradient)
 def batch_with_gradient(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Keep the gradient rule of the node, so that it gives the gradient of each example.
+    """Make a with_gradient node whose gradient rule computes the adjoints of all examples.
 
+    A with_gradient node returns the results of a user's function, and has the user's gradient rule.
     If the attribute `follows_graph` of the rule is True, the rule reads only its arguments and the
-    nodes from which they are computed. So it can be called with the nodes for all examples.
+    nodes from which they are computed. So the new node has the same rule.
 
-    Any other rule may use nodes of the traced function, which computes one example. So a
-    BatchedRule calls it with traced nodes, and replaces the adjoints that it returns by nodes that
-    compute them for all examples.
+    Any other rule may also use other nodes of the traced function, which computes one example. So
+    the new node has a BatchedRule instead. It calls the user's rule with traced nodes, and replaces
+    the returned adjoints by nodes that compute them for all examples.
     """
     count, rule = node.attrs["count"], node.attrs["rule"]
     if getattr(rule, "follows_graph", False):
@@ -41,11 +42,11 @@ def batch_with_gradient(batching: Batching, node: Node, operands: Sequence[Batch
 
 
 class BatchedRule:
-    """The gradient rule of a with_gradient node that computes all examples.
+    """A gradient rule for all examples, made from the user's rule for one example.
 
     It calls the user's rule of `custom_gradient` with the nodes of the traced function, which
-    computes one example: the rule may also use other nodes of this function. Then `Batching`
-    replaces the adjoints that the rule returns by nodes that compute them for all examples.
+    computes one example: the user's rule may also use other nodes of this function. Then `Batching`
+    replaces the adjoints that this rule returns by nodes that compute them for all examples.
     """
 
     def __init__(self, batching: Batching, node: Node, rule: Rule) -> None:
@@ -54,12 +55,11 @@ class BatchedRule:
     def __call__(
         self, results: Sequence[Node], operands: Sequence[Node], dy: Sequence[Node | None]
     ) -> Sequence[Node | None]:
-        """Return the adjoints of the operands of a with_gradient node, for all examples.
+        """Return one adjoint per entry of `results`, then one per entry of `operands`.
 
-        The operands of a with_gradient node are two lists: `results`, the nodes that the user's
-        function has returned, and `operands`, the operands of this function. Return one adjoint per
-        entry of `results`, followed by one per entry of `operands`. `dy` has the adjoints of the
-        results of the with_gradient node, with the batch axis.
+        The adjoints are for all examples. `results` are the nodes that the user's function has
+        returned, and `operands` are the operands of this function. `dy` has one adjoint per result,
+        with the batch axis, or None for a result on which the loss does not depend.
         """
         node, batching = self.node, Batching(self.batching.size, self.batching.since, self.batching)
         seeds: list[Node | None] = []
@@ -80,9 +80,9 @@ class BatchedRule:
     def adjoint(self, part: Batched | None, operand: Node) -> Node | None:
         """Return the adjoint of an operand of the user's function, for all examples.
 
-        The user's rule returns an adjoint for one example. `part` is the node that replaces it and
-        computes all examples. If `part` is None, the operand has no gradient: return None. If the
-        operand has no batch axis, all examples share it: return the sum over the examples.
+        The user's rule returned an adjoint for one example. `part` is its replacement, a node that
+        computes the adjoint for all examples. If `part` is None, the operand has no gradient:
+        return None. If all examples share the operand, return the sum of `part` over the examples.
         """
         if part is None or self.batching.find(operand).is_mapped:
             return None if part is None else self.batching.with_batch_axis(part)
@@ -131,9 +131,10 @@ def once_per_example(
 def gradient_per_example(
     function: HostFunction, one: Callable[..., Any], is_mapped: Sequence[bool], size: int
 ) -> Callable[..., Any]:
-    """Return a gradient function for all examples. It calls `one`, the function for one example.
+    """Return a gradient function that calls `one`, the gradient function of one example.
 
-    An operand that is not mapped is shared by the examples, and gets the sum of their adjoints.
+    `is_mapped` has a bool per operand: True if each example has its own slice of the operand. If it
+    is False, all examples share the operand, and its adjoint is the sum over the examples.
     """
     floats = [i for i, operand in enumerate(function.inputs) if is_float(operand.dtype)]
     types = [function.inputs[i] for i in floats]

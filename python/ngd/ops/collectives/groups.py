@@ -43,14 +43,14 @@ If the graph is built before ngd.init joins the world, the attribute may be a La
 has only the rank and the number of ranks. ngd.compile replaces it by the world, which is a Group.
 """
 ONE_RANK: Final = LaunchedWorld(0, 1)
-"""A world that has only rank 0. `OwnRank.reference` computes its result for this world."""
+"""A world that has only rank 0. The NumPy reference of the op `own_rank` returns its rank, 0."""
 
 
 def joined_world() -> Group | None:
     """Return the world that a collective of a graph has used last, or None.
 
-    The world is recorded when a collective is built for it, and when ngd.compile joins it. The
-    result is None if no world is recorded, or if the recorded world no longer exists.
+    `world_ranks` and `settle_world` record the world, when a graph is built or compiled. The result
+    is None if no world is recorded, or if the recorded world no longer exists.
     """
     return _last_joined() if _last_joined is not None else None
 
