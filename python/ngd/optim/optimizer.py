@@ -166,7 +166,7 @@ class State:
         self.step = step
         """The number of this update, counted from 1, in float64."""
         self.next: dict[Variable, Node] = {}
-        """The new value of each state variable that the rule has set by `keep`."""
+        """A dict from each state variable, such as a momentum, to the value that `keep` has set."""
 
     def __getitem__(self, option: str) -> Any:
         return self.options[option]

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The collectives that reduce, and broadcast. Others are in exchanges.py and point_to_point.py.
+"""The reductions and the broadcast. Other collectives are in exchanges.py and point_to_point.py.
 
 Each collective takes `group=`, an ngd.Group. Without it all_reduce, broadcast, reduce, send and
 recv run over the group of the executable (ngd.compile's group=, by default the world). All other
 collectives need the number of ranks for the shape of their result, so they run over the world. If
-the world is not joined when the graph is built, these ops take the rank and the number of ranks
-from the launcher, and ngd.compile joins the world.
+this process has not joined the world by ngd.init when the graph is built, these other collectives
+take the rank and the number of ranks from the launcher. ngd.compile then joins the world.
 
 On a rank that gets no result, a collective returns zeros. For example, `reduce` returns zeros on
 all ranks except the root. So each collective, except reductions such as max, is a linear map from
@@ -90,17 +90,17 @@ class Collective(Op):
     def keeps_equal_operands(self, attrs: Mapping[str, Any]) -> bool:
         """Return True if the result is x whenever all ranks have the same operand x.
 
-        For example, it is True for the maximum. It is False for the sum, which is x times the
-        number of ranks and so may differ between groups. It is False for the mean, too: the mean
+        For example, return True for the maximum. Return False for the sum: the result is 2 x in a
+        group of 2 ranks and 3 x in a group of 3 ranks. Also return False for the mean, because it
         may differ from x by rounding.
         """
         return False
 
     def submission(self, x: Type, **attrs: Any) -> dict[str, Any]:
-        """Return the arguments of the communicator that come from the attributes of a node.
+        """Return keyword arguments for the C++ communicator, which runs the collective of a node.
 
-        These are root, reduce_op, algorithm, tag, and counts in elements
-        (src/cpp/comm/collective.hpp). The other arguments follow from the operand.
+        They come from the node's attributes: root, reduce_op, algorithm, tag, and counts in
+        elements (src/cpp/comm/collective.hpp). The other arguments follow from the operand.
         """
         return {k: v for k, v in attrs.items() if k != "group"}
 

@@ -194,8 +194,9 @@ def nodes_computed_inside(
 ) -> set[Node]:
     """Return the set of a body's inputs and of the nodes of `order` that the body computes.
 
-    The body computes the nodes that depend on `inputs`. If `since` is not None, it also computes
-    nodes whose `id` is greater, except those that are known before the compiled step runs.
+    The body computes the nodes that depend on `inputs`. If `since` is not None, the body also
+    computes the nodes whose `id` is greater than `since`, except those whose value is known before
+    the compiled step runs (`is_known_before_run`).
     """
     computed = set(inputs)
     for node in order:
@@ -209,7 +210,7 @@ def is_known_before_run(node: Node) -> bool:
     """Return True if the value of a node is known before the compiled step runs.
 
     The node is a placeholder or a variable, or its value depends only on the group. An example is
-    the number of ranks of the group.
+    the number of ranks of the group. The result is False for constants, which a body may contain.
     """
     is_operand = isinstance(node.op, Leaf) and node.op is not CONSTANT
     return is_operand or node.op.comm.has_group_value
@@ -278,6 +279,6 @@ def add_to(sums: dict[Node, Node], key: Node, part: Node) -> None:
 
 
 def sample_of(node: Node) -> Sample:
-    """Return a test case (`Sample`) for an op, with a node's attributes and operand types."""
+    """Return a test case (`Sample`) for the op of a node, with its attributes and operand types."""
     operands = (Operand(x.shape, dtype=x.dtype) for x in node.inputs)
     return Sample(tuple(operands), node.attrs)

@@ -22,10 +22,10 @@ def inputs_with_adjoints(body: Graph, carries: int, wanted: Sequence[bool]) -> d
     """Return the inputs of a loop's body that need adjoints, as the keys of a dict.
 
     The dict is an ordered set: its values are None. `wanted` has one bool per input: True if the
-    caller needs the adjoint of the loop's operand for this input. Then the input needs an adjoint
-    if it is a float. The first `carries` inputs are the carried values. A carried value also needs
-    an adjoint if its value in the next iteration depends on an input that needs one, because
-    adjoints of carried values flow from iteration to iteration.
+    caller needs the adjoint of the loop's operand for this input. Each float input with True needs
+    an adjoint. The first `carries` inputs are the carried values. Their adjoints pass from one
+    iteration to the next. So a carried value also needs an adjoint if its value in the next
+    iteration depends on an input that needs an adjoint.
     """
     inputs = body.inputs
     with_adjoint: dict[Node, None] = {

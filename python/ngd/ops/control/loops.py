@@ -130,9 +130,9 @@ class Scan(Control):
         """Raise CompileError if ranks may run different collectives in the body.
 
         The predicate of a branch in the body may depend on carried values. So this method first
-        finds the carried values that are equal on all ranks in every iteration. It starts with
-        those whose first value is equal. It then removes those to which the body may give different
-        values on different ranks, until none is removed. Then it checks the body.
+        finds the carried values that are equal on all ranks in every iteration. It starts with the
+        values that are equal before the first iteration. It removes the values that the body may
+        make different between ranks. It repeats this until none is removed, and checks the body.
         """
         (body,), n = bodies_of(node), node.attrs["carries"]
         equal = [x.uniform for x in node.inputs]
@@ -463,9 +463,9 @@ def scan(
     A collective in the body runs in each iteration, or once if it depends neither on the carry nor
     on the slice.
 
-    The gradient computes each iteration again from its carry. It keeps the carries of all
-    iterations and the results of matrix products, convolutions and attention. With
-    `ngd.remat(body)` it keeps only the carries.
+    The gradient computes each iteration again from its carry. So the loop stores the carries of all
+    iterations. It also stores the results of matrix products, convolutions and attention, which the
+    gradient does not compute again. With `ngd.remat(body)` the loop stores only the carries.
 
     Parameters
     ----------

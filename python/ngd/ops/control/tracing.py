@@ -31,7 +31,7 @@ __all__ = ["iterations"]
 STRIDE: Final = 2**40
 """The number by which the offset of a random draw grows from one iteration to the next."""
 MAX_ITERATIONS: Final = 2**63 // STRIDE
-"""The maximum number of iterations. With more iterations, offsets would exceed int64."""
+"""The maximum number of iterations with random draws: their offsets must fit in int64."""
 
 
 class Loop(Protocol):
@@ -102,8 +102,8 @@ def per_iteration(seed: Node) -> Node:
 
     `seed` is a tensor of two integers, the seed and the offset. The offset grows by STRIDE from one
     iteration to the next one. If `seed` depends on a carried value or a slice of a loop, the caller
-    has chosen it per iteration of this loop, so the offset grows only with the iterations of the
-    loops inside this loop.
+    chooses the seed of each iteration of this loop. The offset then grows only in the loops inside
+    this loop.
     """
     enclosing = loops()
     if not enclosing:
