@@ -19,7 +19,7 @@ from ._util.signature_errors import check_public_names
 
 @dataclass(frozen=True)
 class Structure:
-    """The nesting of the leaves of a structure. `flatten` creates it.
+    """The containers and keys of a nested structure, without its leaves. `flatten` creates it.
 
     Attributes
     ----------

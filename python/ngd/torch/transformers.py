@@ -65,7 +65,7 @@ class Trainer(transformers.Trainer):
         inputs: dict[str, Any],
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor:
-        """Run a compiled step, or accumulate a micro-batch.
+        """Accumulate the gradients of a micro-batch; the last one also updates the parameters.
 
         Parameters
         ----------

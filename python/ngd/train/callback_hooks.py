@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 CALLBACKS: Final = "callbacks"
-"""The key of the callbacks' states in the dict that the trainer saves with the variables.
+"""The key of the callbacks' states in the dict `position`, which a checkpoint contains.
 
-The code calls this dict `position`. It also has the epoch and the step of the next batch.
+The dict also has the epoch and the step of the next batch.
 """
 HOOKS: Final = ("on_step", "on_epoch")
 """The names of the methods of a callback that the trainer calls."""
@@ -28,7 +28,7 @@ def empty_hook(method: Hook) -> Hook:
 
 
 def has_hook(callback: Any, hook: str) -> bool:
-    """Return True if a callback has the method `hook`, and it has no mark of `empty_hook`."""
+    """Return True if a callback has a method `hook`, and not just the empty one of Callback."""
     method = getattr(callback, hook, None)
     return callable(method) and not getattr(method, "is_empty_hook", False)
 
@@ -70,7 +70,8 @@ def stateful(callbacks: Sequence[Any]) -> Iterator[tuple[str, Any]]:
 def callback_states(callbacks: Sequence[Any]) -> dict[str, Any]:
     """Return the results of `state()`, such as {"EarlyStopping.0": {"best": 0.5, ...}}.
 
-    The keys are those of `stateful`, and the dict has only the callbacks that `stateful` yields.
+    The dict has only the callbacks with the methods `state` and `load_state`. `stateful` makes the
+    keys.
     """
     return {name: callback.state() for name, callback in stateful(callbacks)}
 

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Local SGD and DiLoCo: many inner steps on each rank, and then one outer step on all ranks.
 
+A rank makes an inner step alone. In an outer step, an optimizer applies the mean of the weight
+changes of all ranks, so that all ranks continue with equal weights.
+
     inner = optim.AdamW(4e-4)
     gradients = ngd.grad(loss, parameters)
     step = ngd.compile([x], [loss], inner.apply(dict(zip(parameters, gradients))))
@@ -9,7 +12,8 @@
         step(next(batches))
         diloco.step()
 
-Under `ngd run --min-ranks` ranks may leave and join at an outer step.
+Under `ngd run --min-ranks` ranks may leave and join at an outer step. A rank that joins gets the
+weights and `carried` from another rank.
 """
 
 from __future__ import annotations
@@ -176,7 +180,7 @@ class DiLoCo:
         return int(self._round.numpy())
 
     def restart(self) -> None:
-        """Set the parameters to the outer weights, those of the last outer step.
+        """Set the parameters to the outer weights: the weights after the last outer step.
 
         Call it after ngd.checkpoint.load of `state`.
 
@@ -255,11 +259,11 @@ class DiLoCo:
     def _outer_step(self, weight: float) -> None:
         """Make an outer step with the ranks of the argument `group`, or of the current world.
 
-        `weight` is the weight of this rank's outer gradient in the mean over the ranks. It is 1
-        after `every` inner steps, and 0 in the constructor. In a new world, a rank that missed
-        outer steps first receives the state of a rank that has made all of them, and its weight
-        becomes 0. If an elastic job loses a rank, and the argument `group` was not given, this rank
-        joins the next world and tries again.
+        The step computes a weighted mean of the changes that the ranks have made to the model.
+        `weight` is this rank's weight in the mean: 1 after `every` inner steps, and 0 in the
+        constructor. In a new world, a rank that missed outer steps first receives the state
+        of a rank that missed none, and `weight` becomes 0. If an elastic job loses a rank, and the
+        argument `group` was not given, this rank joins the next world and tries again.
         """
         for num_left in reversed(range(MAX_WORLDS)):
             try:
@@ -303,15 +307,17 @@ class DiLoCo:
         shutdown()
 
     def _catch_up(self, ranks: Group) -> tuple[bool, bool]:
-        """Copy the state of an up-to-date rank to the ranks that missed outer steps. Collective.
+        """Give the ranks that missed outer steps the state of a rank that missed none. Collective.
+
+        An outer step is a common update of the weights by all ranks.
 
         Returns
         -------
         has_begun : bool
-            True if a rank of `ranks` has completed an earlier call of this method. If False, all of
-            them have received the weights of rank 0, and no outer step follows.
+            True if a rank of `ranks` has completed an earlier call of this method. If False, every
+            rank has received the weights of rank 0, and the caller makes no outer step.
         is_behind : bool
-            True if this rank missed an outer step and has received the state.
+            True if this rank missed an outer step, and has now received the state of another rank.
         """
         own_round = self.round
         rounds = all_gather(np.array([own_round]), group=ranks)
@@ -340,10 +346,10 @@ class DiLoCo:
     def _compile(self, ranks: Group) -> Any:
         """Return the compiled outer step for the group `ranks`.
 
-        Its first input is the weight of this rank's outer gradient in the mean over the ranks. If
-        the parameters are variables, the outer step updates them. If they are arrays, they are
-        inputs, too. The outer step then returns their new values, and `_run` copies the values to
-        the arrays.
+        The outer step updates the parameters by a weighted mean of their changes on all ranks. Its
+        first input is this rank's weight in the mean. Parameters that are variables are updated in
+        place. Parameters that are arrays are inputs, too: the outer step returns their new values,
+        and `_run` copies the values to the arrays.
         """
         weight = placeholder("weight", ())
         current = self._leaves
@@ -368,7 +374,7 @@ class DiLoCo:
     def _run(self, weight: float) -> None:
         """Run the compiled outer step.
 
-        `weight` is the weight of this rank's outer gradient in the mean over the ranks.
+        `weight` is this rank's weight in the mean of the changes that the ranks made to the model.
         """
         arrays = (
             []
@@ -446,9 +452,9 @@ def set_value(leaf: Any, value: Any) -> None:
 
 
 def is_state(tree: Any) -> bool:
-    """Return True for a LiveState, such as `optimizer.state`.
+    """Return True for a LiveState: a mapping of variables, such as `optimizer.state`.
 
-    It is treated as one leaf, because its variables may be made later.
+    `trees.flatten` then treats the LiveState as one leaf, because its variables may be made later.
     """
     return isinstance(tree, LiveState)
 
@@ -466,10 +472,10 @@ def state_values(state: LiveState) -> tuple[dict[str, Any], bool]:
 def broadcast_state(state: LiveState, root: int, ranks: Group) -> tuple[dict[str, Any], bool]:
     """Send the values of rank `root`'s state to all ranks, and return them. Collective.
 
-    The result is that of `state_values` on rank `root`: the values by name, and a bool, which is
-    True if they include all variables that the state will have. The variables need not exist on
-    the other ranks. So rank `root` first sends names, dtypes, shapes and the bool as JSON, and then
-    the values.
+    All ranks return the result of `state_values` on rank `root`: (values by name, is_complete).
+    `is_complete` is False if the owner of the state, such as an optimizer, may still add variables.
+    The variables need not exist on the other ranks. So rank `root` first sends names, dtypes,
+    shapes and `is_complete` as JSON, and then the values.
     """
     values, is_complete = state_values(state)
     types = [[name, value.dtype.name, list(value.shape)] for name, value in values.items()]

@@ -398,8 +398,8 @@ class Trainer:
         """Call the method `hook` of all callbacks that have it, with this trainer and a value.
 
         The value is the loss for "on_step" and the results of the evaluation for "on_epoch".
-        If one returns True, this sets `_must_stop`. `_agree_on_stop` then ends the training on all
-        ranks.
+        If a callback returns True, set `_must_stop`, so that `_agree_on_stop` ends the training on
+        all ranks.
         """
         for callback in self.callbacks:
             if not has_hook(callback, hook):
@@ -534,8 +534,8 @@ def step_of(line: str) -> float:
 class Log:
     """A log of the losses and results: a file of JSON lines, and files for TensorBoard.
 
-    Without a folder nothing is written. `done` is the step from which the training continues.
-    Lines of an earlier run for later steps are removed, because those steps run again.
+    Without a folder nothing is written. `done` is the step from which the training continues. Old
+    lines of steps after `done` are removed from the file, because these steps run again.
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None, done: int) -> None:

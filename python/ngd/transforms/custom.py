@@ -132,8 +132,8 @@ def tensor(leaf: Any) -> Node | None:
 class UserGradient:
     """The gradient rule of `custom_gradient`, which calls the user's gradient function.
 
-    `results` is the structure of the function's results. `args` are its arguments, with nodes for
-    arrays.
+    `results` is the nested structure of the results of the user's function. `args` are the
+    arguments of this function, in which nodes replace the arrays.
     """
 
     def __init__(

@@ -123,9 +123,9 @@ class Recomputation:
     follows_graph = True
     """True because `__call__` reads only its arguments and the nodes that compute them.
 
-    In a function that `vmap` maps over an axis, such a rule is called with nodes that have the
-    mapped axis. A rule without this attribute may read other nodes of the function. It is called
-    with the nodes of one example, without the mapped axis. See ops/batching/user_functions.py.
+    If `vmap` maps a function over an axis, gradient rules with this attribute are called with nodes
+    that have the mapped axis. A gradient rule without it may read other nodes of that function, so
+    it is called with nodes that lack the axis. See ops/batching/user_functions.py.
     """
 
     def __init__(self, name: str) -> None:

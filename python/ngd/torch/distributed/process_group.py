@@ -410,8 +410,8 @@ class ProcessGroup(torch.distributed.ProcessGroup):
 class Call:
     """The collectives of one call of a ProcessGroup method, which `start` submits together.
 
-    `submit` adds a collective. Its `count` is the number of elements of a rank's block, or of the
-    tensor if it has no blocks. If blocks may differ, `counts` lists the elements of each block.
+    `submit` adds a collective. Its argument `count` is the number of elements in a rank's block, or
+    in the tensor if there are no blocks. If blocks are unequal, `counts` has one number per block.
     """
 
     def __init__(self, group: ProcessGroup, kind: str) -> None:

@@ -50,8 +50,9 @@ SLICE_SECONDS: Final = 5e-3
 """The time, in seconds, that a waiting thread advances collectives in the C++ core before it
 releases the lock `turns`. The period with the lock is called a slice."""
 SHORT_SLICE_SECONDS: Final = 2e-4
-"""The time in place of SLICE_SECONDS if another thread waits for the lock `turns`, or another group
-has pending works. The waiting thread then releases the lock sooner."""
+"""The shorter time, in seconds, for which a thread advances collectives before it releases the lock
+`turns`. It replaces SLICE_SECONDS if another thread waits for the lock, or another group has
+pending collectives."""
 
 BUSY_SLEEP_SECONDS: Final = 50e-6
 """The pause, in seconds, after a BusyError, before the core is called again. BusyError means that
@@ -68,7 +69,7 @@ each of these works is advanced without waiting, and releases its tensors if it 
 
 
 class WorkGroup(Protocol):
-    """The attributes and methods of a process group that its works use.
+    """The attributes and methods of a process group that the class Work uses.
 
     The class ProcessGroup implements this interface.
     """
@@ -388,10 +389,10 @@ def wait_for_group(group: WorkGroup) -> None:
 
 
 def poll_group(group: WorkGroup) -> None:
-    """Poll all works of a group.
+    """Advance all pending collectives of a group, without waiting.
 
-    If the group is closed, the core reports this for each work that is not complete: the work fails
-    and releases its tensors.
+    If the group is closed, each incomplete Work stores the error of the core, and releases its
+    tensors.
     """
     with turns:
         for work in list(outstanding):
