@@ -203,7 +203,7 @@ def communicates(node: Node) -> bool:
 def results_of(made: Node | tuple[Node, ...]) -> tuple[Node, ...]:
     """Return the replacements of one node as a tuple, one for each result of its op.
 
-    `made` is what the function `change` of `Graph.rewrite` has returned. If it is a single node,
+    `made` is the result of the function `change` of `Graph.rewrite`. If it is a single node,
     the replacements are the results of that node's op.
     """
     return made if isinstance(made, tuple) else made.results
