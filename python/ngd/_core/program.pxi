@@ -95,8 +95,8 @@ cdef class ProgramBuilder:
     def add_group(self, str text, uint64_t hash, uint64_t computation) -> None:
         """Add a group and its sequence of collectives, which the ranks of the group compare.
 
-        `text` has one collective per line, and `hash` is a hash of these without call sites.
-        `computation` is a hash of the computation of the step.
+        `text` has one collective per line. `hash` is a hash of these lines, but not of the call
+        sites in them. `computation` is a hash of the computation of the step.
         """
         cdef GroupSequence group
         group.text = _bytes(text)

@@ -349,9 +349,10 @@ def name_method_errors(method: Callable[..., Any]) -> Callable[..., Any]:
 def name_signature(
     call: str, function: Callable[Params, Result], *, is_method: bool = False
 ) -> Callable[Params, Result]:
-    """Wrap a public function, so that calls which do not fit its signature show its public name.
+    """Wrap a public function, so that errors about its signature name the public call.
 
-    Unlike `name_errors`, it changes no error for the values of arguments.
+    An example is an error about a missing argument. Unlike `name_errors`, the wrapper does not
+    change errors about the values of arguments.
     """
 
     @functools.wraps(function)

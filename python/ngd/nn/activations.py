@@ -30,7 +30,7 @@ class Activation(OpModule):
         Returns
         -------
         Node
-            The shape and dtype of x.
+            An array with the shape and dtype of x.
         """
         return super().forward(x)
 
@@ -480,7 +480,7 @@ class PReLU(Module):
         Returns
         -------
         Node
-            The shape and dtype of x.
+            An array with the shape and dtype of x.
         """
         return ops.prelu(x, self.weight)
 

@@ -235,7 +235,7 @@ class Dropout(Module):
         Returns
         -------
         Node
-            The shape and dtype of x.
+            An array with the shape and dtype of x.
         """
         state = current()
         if state is None or not self.p:
@@ -264,7 +264,7 @@ class ChannelDropout(Dropout):
         Returns
         -------
         Node
-            The shape and dtype of x.
+            An array with the shape and dtype of x.
         """
         name = f"nn.{type(self).__name__}"
         expect_axes(self, x, self.axes)

@@ -81,7 +81,7 @@ class LayerNorm(Module):
         Returns
         -------
         Node
-            The shape and dtype of x.
+            An array with the shape and dtype of x.
         """
         expect_last_axes(self, x, self.shape)
         return ops.layer_norm(x, self.shape, self.weight, self.bias, self.eps)
@@ -142,7 +142,7 @@ class RMSNorm(Module):
         Returns
         -------
         Node
-            The shape and dtype of x.
+            An array with the shape and dtype of x.
         """
         expect_last_axes(self, x, self.shape)
         return ops.rms_norm(x, self.shape, self.weight, self.eps)
@@ -210,7 +210,7 @@ class GroupNorm(Module):
         Returns
         -------
         Node
-            The shape and dtype of x.
+            An array with the shape and dtype of x.
         """
         expect_channels(self, x, self.num_channels, "num_channels")
         return ops.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
@@ -312,7 +312,7 @@ class BatchNorm(Module):
         Returns
         -------
         Node
-            The shape and dtype of x.
+            An array with the shape and dtype of x.
         """
         if self.axes is not None:
             expect_number_of_axes(self, x, self.axes)
@@ -492,7 +492,7 @@ class InstanceNorm(Module):
         Returns
         -------
         Node
-            The shape and dtype of x.
+            An array with the shape and dtype of x.
         """
         if self.axes is not None:
             expect_number_of_axes(self, x, self.axes)

@@ -70,7 +70,7 @@ class Exchange {
   std::uint64_t filled_ = 0;      // the number of chunks that this rank has filled
   std::uint64_t in_chunks_ = 0;   // the number of chunks that this rank takes from its peers
   std::uint64_t taken_ = 0;       // the number of chunks that this rank has taken
-  int producer_ = 0;              // the rank from which chunk number taken_ is taken next
+  int producer_ = 0;              // the rank from which this rank takes its next chunk
 };
 
 }  // namespace ngd::comm::shm
