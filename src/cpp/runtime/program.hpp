@@ -67,8 +67,8 @@ struct Instruction {
 struct GroupSequence {
   // one line per collective with its call site, in order; then the name of the step
   std::string text;
-  std::uint64_t hash =
-      0;  // a hash of the collectives, but not of their call sites; 0: no collective
+  // a hash of the collectives, but not of their call sites; 0 without collectives
+  std::uint64_t hash = 0;
   std::uint64_t computation = 0;  // a hash of all that the step computes (comm/computations.hpp)
 };
 
