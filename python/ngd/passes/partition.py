@@ -52,7 +52,11 @@ class Partition:
 
     @property
     def parts(self) -> int:
-        """The number of ranks among which a copy of a variable is divided."""
+        """The number of ranks that divide the elements of a variable among them.
+
+        They are the ranks of one host if each host has its own copy of the variable, and the ranks
+        of all hosts if there is only one copy (`is_once_over_hosts`).
+        """
         return self.host_ranks.size * (self.counterparts.size if self.is_once_over_hosts else 1)
 
     def slice(self, count: int) -> tuple[int, int]:

@@ -40,9 +40,9 @@ def batch_take(batching: Batching, node: Node, operands: Sequence[Batched]) -> R
     """Take elements of each example along the attribute `axis` of a node of the op `take`.
 
     An operand is mapped if it has the batch axis, as axis 0. If only the array is mapped, the
-    elements are taken along axis + 1. If only the indices are mapped, one `take` reads for all
-    examples. If both are mapped, the rows of all examples are joined, and each example takes its
-    own rows.
+    elements are taken along axis + 1. If only the indices are mapped, one `take` with the indices
+    of all examples is enough. If both are mapped, the arrays of all examples are concatenated along
+    `axis`, and the number of rows before its own array is added to the indices of each example.
     """
     (x, indices), axis = operands, node.attrs["axis"]
     if not indices.is_mapped:

@@ -207,10 +207,10 @@ def nodes_computed_inside(
 
 
 def is_known_before_run(node: Node) -> bool:
-    """Return True if the value of a node is known before the compiled step runs.
+    """Return True for a placeholder, a variable, and a value that depends only on the group.
 
-    The node is a placeholder or a variable, or its value depends only on the group. An example is
-    the number of ranks of the group. The result is False for constants, which a body may contain.
+    The last one is, for example, the number of ranks of the group. The body of a loop gets these
+    values as inputs. The result is False for constants, because a body contains its own constants.
     """
     is_operand = isinstance(node.op, Leaf) and node.op is not CONSTANT
     return is_operand or node.op.comm.has_group_value

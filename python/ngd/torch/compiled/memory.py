@@ -110,8 +110,8 @@ class ModelMemory:
     def variable_of(self, path: str, tensor: torch.Tensor) -> Variable:
         """Return the variable of a parameter or buffer.
 
-        The first call creates the variable with the values of the tensor. It does not change the
-        tensor: `show` makes it a view of the variable.
+        The first call creates the variable with a copy of the values of the tensor. It leaves the
+        tensor unchanged. A later call of `show` makes the tensor a view of the variable.
         """
         if tensor not in self.variables:
             self.variables[tensor] = variable(path, as_array(tensor))

@@ -143,8 +143,8 @@ class Mask {
     return offset;
   }
 
-  // Return true if a query sees at least one of the first `keys` keys. A query sees a key if the
-  // mask of the pair is not -inf.
+  // Return true if query number `query` sees at least one of the first `keys` keys. It sees a key
+  // if the mask of the pair is not -inf.
   template <class T>
   bool sees_any(const void* mask, std::int64_t head, std::int64_t query, std::int64_t keys) const {
     const std::int64_t first = begin(head) + query * row_;
