@@ -79,10 +79,10 @@ def spatial_axes(where: str, x: Type) -> int:
 def paddings(
     where: str, padding: Padding, x: Shape, kernel: Shape, strides: Shape, dilations: Shape
 ) -> Shape:
-    """Return the number of zeros at both ends of each axis: (before, after, before, after, ...).
+    """Return the amount of padding at the ends of each axis: (before, after, before, after, ...).
 
     With padding "same" there are ceil(n / stride) windows along an axis of n elements. If an axis
-    needs an odd number of zeros, there is one more after the axis than before it.
+    needs an odd amount of padding, there is one more after the axis than before it.
     """
     axes = len(kernel)
     if isinstance(padding, str):

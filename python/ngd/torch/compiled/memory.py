@@ -143,10 +143,10 @@ class ModelMemory:
         assign_written(where, find_written(views), self.group)
 
     def assign_all(self) -> None:
-        """Assign the values of all tensors to their variables.
+        """Assign the values of the model's parameters and buffers to their variables.
 
         The variables may be poisoned, which means that a step failed while it updated them. The
-        assignment makes them valid.
+        assignment makes them valid. `read_state` does this for the optimizer's state.
         """
         for tensor, of in self.variables.items():
             of.assign(as_array(tensor))
