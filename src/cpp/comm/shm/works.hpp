@@ -51,6 +51,7 @@ class Works {
   void check_calls() const;
 
  private:
+  // Return true for a send or receive, and false for a collective.
   static bool is_letter(Work work) noexcept { return (work.sequence & kLetterBit) != 0; }
   bool is_in_backlog(Work work) const noexcept {
     return !is_letter(work) && queue_.is_in_backlog(work.sequence);
