@@ -39,8 +39,8 @@ constexpr std::uint64_t avalanche(std::uint64_t x) {
   return x ^ x >> 31;
 }
 
-// The keys of the main loop. Stripe s of a block has 8 words, which use keys s to s + 7. So the
-// checksum depends on the order of the stripes.
+// The keys of the main loop. Word i of stripe s (64 bytes of a block of data) uses key s + i. So
+// the checksum depends on the order of the stripes.
 constexpr auto kKeys = [] {
   std::array<std::uint64_t, kStripes + kLanes> keys{};
   std::uint64_t state = 0;

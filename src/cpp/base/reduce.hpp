@@ -32,7 +32,8 @@ void reduce(Combine combine, DType dtype, const void* const* sources, int n, voi
 void reduce_to_many(Combine combine, DType dtype, const void* const* sources, int n,
                     void* const* destinations, int m, std::size_t count, double divisor = 1.0);
 
-// Convert 16-bit floats to float32, which is exact, or float32 to 16-bit floats, with one rounding.
+// widen() converts 16-bit floats to float32, which is exact. narrow() converts float32 to 16-bit
+// floats, with one rounding.
 void widen(DType half, const void* source, float* destination, std::size_t count);
 void narrow(DType half, const float* source, void* destination, std::size_t count);
 

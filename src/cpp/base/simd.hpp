@@ -38,7 +38,7 @@ std::string_view name_of(SimdLevel level) noexcept;  // "baseline", or a name in
 #define NGD_BUILT_SIMD_LEVELS(ROW, ...)
 #endif
 
-// Declare a function in the namespace of each level: NGD_DECLARE_SIMD_LEVELS(declaration).
+// NGD_DECLARE_SIMD_LEVELS(declaration) declares a function in the namespace of each SIMD level.
 #define NGD_DECLARE_IN_LEVEL(level, name, features, flags, ...) \
   namespace name {                                              \
   __VA_ARGS__;                                                  \
@@ -47,8 +47,8 @@ std::string_view name_of(SimdLevel level) noexcept;  // "baseline", or a name in
   NGD_DECLARE_IN_LEVEL(Baseline, baseline, , , __VA_ARGS__) \
   NGD_BUILT_SIMD_LEVELS(NGD_DECLARE_IN_LEVEL, __VA_ARGS__)
 
-// NGD_SIMD_SELECT(level, function) is a pointer to name::function, where `name` is the namespace of
-// the level. NGD_IF_LEVEL is the test for one level.
+// NGD_SIMD_SELECT(level, function) is a pointer to the function in the namespace of the SIMD level:
+// avx2::function for SimdLevel::Avx2. It expands to a chain of ?: with one NGD_IF_LEVEL per level.
 #define NGD_IF_LEVEL(row, name, features, flags, level, function) \
   (level) == ::ngd::SimdLevel::row ? &name::function:
 #define NGD_SIMD_SELECT(level, function) \

@@ -186,8 +186,8 @@ struct XLA_FFI_Api {
 
 // Return true if this XLA completes calls by futures. The first releases of API version 0.1 do not:
 // XLA_FFI_Api::struct_size, the number of bytes that XLA provides, ends before the functions of
-// futures. The struct_size of XLA_FFI_CallFrame cannot be used instead, because all releases leave
-// its member `future` out of this size.
+// futures. XLA_FFI_CallFrame::struct_size cannot show this: no release counts the bytes of the
+// member `future` in it.
 inline bool has_futures(const XLA_FFI_Api& api) noexcept {
   constexpr std::size_t kEnd =
       offsetof(XLA_FFI_Api, XLA_FFI_Future_SetError) + sizeof(api.XLA_FFI_Future_SetError);

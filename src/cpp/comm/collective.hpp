@@ -75,10 +75,10 @@ struct ProgramIdentity {
   std::uint64_t computation = 0;  // a hash of all that the step computes (computations.hpp)
 };
 
-// Return the identity for the collectives in one branch of the step. `branch` is counted from 1; 0
-// means that a collective is in no branch. The identities of two branches differ. So ranks that
-// take different branches get a CollectiveMismatch, even if the collectives of the branches look
-// the same.
+// Return the identity of a compiled step, `program`, changed for the collectives in one branch of
+// the step. Branches are numbered from 1; for 0 (no branch), `program` is returned unchanged. The
+// identities of two branches differ. So ranks that take different branches get a
+// CollectiveMismatch, even if the collectives of the branches look the same.
 ProgramIdentity in_branch(ProgramIdentity program, std::uint64_t branch) noexcept;
 
 // The operands of a collective. Depending on the kind (kKinds), a source or destination has `count`

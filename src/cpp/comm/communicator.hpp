@@ -32,8 +32,8 @@
 
 namespace ngd::comm {
 
-// Throw Busy. Only the functions that Python calls use this; inside the C++ core, Busy is a return
-// value.
+// Throw Busy, the error for Python if another thread uses the group. The functions with the prefix
+// try_ report this state by their return value instead.
 [[noreturn]] void throw_busy();
 
 // The kind of a group (such as "mpi"), the rank of this process in the group, and the group's size.
@@ -171,11 +171,12 @@ std::string mpi_version();  // the version of the loaded MPI; "" if none is load
 std::string mpis();         // the names of the MPIs that this build supports, separated by spaces
 
 // Call this once, when the process exits and all communicators are closed. If ngd has initialised
-// MPI and no other code has finalized it, this calls MPI_Finalize; after a failure it calls
-// MPI_Abort, which does not return.
+// MPI and no other code has finalized it, this calls MPI_Finalize. If a group over MPI has failed,
+// it calls MPI_Abort instead, which does not return.
 void finalize_mpi() noexcept;
 // Return true if a collective has failed and MPI still holds the memory of one of its messages.
-// From then on ngd does not call MPI, and the memory of that collective must never be freed.
+// From then on ngd makes no MPI call that moves messages, and the memory of that collective must
+// never be freed.
 bool mpi_holds_memory() noexcept;
 
 }  // namespace ngd::comm

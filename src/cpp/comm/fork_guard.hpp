@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A forked child of a rank is not a rank. It has copies of the engine's objects, but none of the
+// A forked child of a rank is not a rank. It has copies of the objects of ngd, but none of the
 // threads that use them. It must not call MPI, and must not destroy an object that another thread
 // of its parent may have used at the fork (docs/adr/0046).
 #pragma once

@@ -15,8 +15,8 @@ std::uint64_t hash_of_counts(const Collective& collective, int size) noexcept {
   return hash | 1;
 }
 
-// Return a text with the properties of a call that describe() leaves out: the root, the algorithm,
-// the counts, and if the call is in a compiled step.
+// Return a text with the properties of a call that describe() leaves out, such as " (root 0, ring,
+// in a compiled step, counts 3 4)".
 std::string options_of(const CallDetails& call, int size) {
   const Identity& identity = call.record.identity;
   std::string text = concat(
@@ -39,10 +39,10 @@ bool has_unknown_counts(const CallDetails& call) noexcept {
   return call.record.identity.counts_hash != 0 && call.counts == nullptr;
 }
 
-// Return a text about differences between two calls that describe() does not show. One line is
-// about the layouts (the shapes of the arrays), if they differ and this rank knows both. Another
-// line is about the counts (the numbers of elements per rank), if they differ and this rank does
-// not know the counts of both calls. If it knows both, options_of() can list them.
+// Return a text about differences between two calls that describe() does not show, or "". If this
+// rank knows the layouts (the shapes of the arrays) of both calls, one line shows how they differ.
+// If the counts (the numbers of elements per rank) differ and this rank does not know them all,
+// one line says only that they differ. options_of() lists counts that this rank knows.
 std::string hidden_differences(const CallDetails& a, const CallDetails& b) {
   std::string text;
   if (a.record.identity.layout_hash != b.record.identity.layout_hash && a.layout && b.layout)

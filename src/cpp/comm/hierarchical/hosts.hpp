@@ -68,10 +68,11 @@ class Hosts final : public mpi::HostLayer {
   bool is_here(int world_rank) const noexcept override { return number_here(world_rank) >= 0; }
   int awaited_by(int world_rank) const noexcept override;
 
-  // The functions below describe the hosts of the group for transfers.cpp. The group must be
-  // regular (several hosts that all have the same number of ranks, at least two), except for
-  // host(), place() and neighbours(). Hosts are numbered from 0, in the order of their lowest ranks
-  // in the group. count() returns the number of hosts, mine() the number of this host.
+  // counterparts() returns the ranks with the same local rank as this rank, one per host.
+  // count() returns the number of hosts, and mine() the number of this host. Hosts are numbered
+  // from 0, in the order of their lowest ranks in the group. The group must be regular (several
+  // hosts that all have the same number of ranks, at least two). This holds for all functions
+  // below, except host(), place() and neighbours().
   const mpi::RankSet& counterparts() const noexcept { return counterparts_; }
   int count() const noexcept { return counterparts_.size(); }
   int mine() const noexcept { return counterparts_.rank; }

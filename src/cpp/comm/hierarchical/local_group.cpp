@@ -47,10 +47,10 @@ auto LocalGroup::locked(const char* name, Call&& call) {
   return notify_on_failure(call_locked, [&](const FailureView& failure) { report(failure, name); });
 }
 
-// Called with the lock held while a call of the inner group (over shared memory) throws an error.
-// If the error has closed the inner group, fail the family (all groups that use the same MPI
-// communicator), which notifies the ranks of other hosts. If the inner group was closed because the
-// family has failed, throw the failure of the family instead.
+// Handle an error of the inner group (over shared memory). The caller, locked(), holds the mutex of
+// family_ (all groups that use the same MPI communicator). If the error has closed the inner group,
+// make family_ fail, which notifies the ranks of other hosts. If the inner group was closed because
+// family_ had failed, throw the failure of family_ instead.
 void LocalGroup::report(const FailureView& failure, const char* call) {
   if (in_child()) return;
   const bool is_closed = failure.kind == ErrorKind::GroupClosed;
@@ -83,10 +83,10 @@ bool LocalGroup::should_end_wait() {
   return false;
 }
 
-// In a forked child, the mutex of family_ may be locked by a thread that exists only in the parent,
-// so no thread of the child can ever lock it. Therefore try_submit(), try_wait() and try_split() do
-// not lock it in a child. They call the inner group (over shared memory), which throws GroupClosed
-// in a child.
+// All groups that use the same MPI communicator (family_) share one mutex. If another thread of the
+// parent holds it at a fork, no thread of the child can ever lock it. Therefore try_submit(),
+// try_wait() and try_split() do not lock it in a child. They call the inner group (over shared
+// memory), which throws GroupClosed in a child.
 std::optional<Work> LocalGroup::try_submit(const Collective& collective) {
   if (in_child()) return inner_->try_submit(collective);
   const Entry entry(*this);
@@ -213,8 +213,9 @@ void LocalGroup::release(SharedBlock block) noexcept {
   if (!mpi::left_to_mpi()) inner_->release(block);
 }
 
-// Close the inner group (over shared memory) first. This ends the wait of a thread in the inner
-// group, which then releases the mutex of family_. The code below needs this mutex.
+// Close the inner group (over shared memory) first. A thread that waits in the inner group then
+// ends its wait and releases the mutex of family_ (all groups that use the same MPI communicator).
+// The code below needs this mutex.
 void LocalGroup::give_up(ErrorKind kind, std::string_view why,
                          std::span<const int> ranks) noexcept {
   inner_->give_up(kind, why, ranks);
@@ -251,8 +252,9 @@ void LocalGroup::check_other_groups() {
                     });
 }
 
-// Close the inner group (over shared memory) first. This ends the wait of a thread in the inner
-// group, which then releases the mutex of family_. The code below needs this mutex.
+// Close the inner group (over shared memory) first. A thread that waits in the inner group then
+// ends its wait and releases the mutex of family_ (all groups that use the same MPI communicator).
+// The code below needs this mutex.
 void LocalGroup::close() noexcept {
   if (in_child()) return;
   inner_->close();

@@ -70,8 +70,8 @@ class LocalGroup final : public Communicator, private mpi::Member {
   // The failure of another group because of which should_end_wait() has ended a wait of this group;
   // null: none.
   std::exception_ptr failure_elsewhere_;
-  // The lock with which locked() holds the mutex of family_ during a call. should_end_wait()
-  // releases it while it calls the interrupt callback.
+  // The lock of the mutex of family_ (all groups that use the same MPI communicator). locked()
+  // holds it during a call. should_end_wait() releases it while it calls the interrupt callback.
   std::unique_lock<std::mutex>* active_lock_ = nullptr;
 };
 

@@ -95,9 +95,9 @@ class HostWindows : public WindowedTransfer {
   // uses the group of the host, the submission is refused, and submission() is called again for the
   // same step. So two calls must have the same effect as one.
   virtual Collective submission(const Window& window, std::span<std::uint64_t> counts) const = 0;
-  // Carry out step number window.step of the slice. If submits(window.step) is true, the collective
-  // of the step was already submitted. If the previous step was the last one of the slice, return
-  // false and do not change the slice. Otherwise, return true.
+  // Carry out step number window.step of the slice, and return true. If submits(window.step) is
+  // true, the collective of the step was already submitted. If the slice has no step with this
+  // number, because all its steps were carried out, transfer no data and return false.
   virtual bool complete_step(Window& window) = 0;
 
   void end_turn() { ++turn_; }
