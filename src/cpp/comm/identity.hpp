@@ -23,7 +23,7 @@ struct Identity {
   std::uint64_t counts_hash = 0;   // 0 if all blocks have `count` elements
   std::uint64_t layout_hash = 0;   // a hash of the shapes; 0: a plain sequence of elements
   std::uint64_t program_hash = 0;  // 0: not in a compiled step
-  std::int32_t root = 0;           // the root; of a send or a receive: the other rank
+  std::int32_t root = 0;           // the root; Send: the receiving rank; Recv: the sending rank
   Kind kind = Kind::Barrier;
   ReduceOp op = ReduceOp::None;
   DType dtype = DType::U8;

@@ -61,7 +61,7 @@ struct CallStats {
   std::uint64_t bytes = 0;          // each call adds the larger of its source and destination
   double seconds = 0;               // the sum of the times from submit to completion
   double waited_seconds = 0;        // the part of `seconds` inside wait()
-  std::vector<std::uint64_t> last;  // by rank: in how many calls it arrived last
+  std::vector<std::uint64_t> last;  // last[r]: the number of calls in which rank r arrived last
 };
 
 // The part of a group's interface that starts collectives and waits for them.

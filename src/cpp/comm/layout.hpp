@@ -23,9 +23,9 @@ struct Layout {
   enum class Of : std::uint8_t { Row, Shape, List };
   Of of = Of::Row;
   std::uint64_t hash = 0;                  // 0: a plain sequence of elements
-  std::size_t entries = 0;                 // the number of axes, or of arrays in the list
+  std::size_t entries = 0;                 // Shape: the number of axes; List: the number of arrays
   std::size_t known = 0;                   // the number of entries that `numbers` has
-  const std::uint64_t* numbers = nullptr;  // extents, or entry_of() for each array of the list
+  const std::uint64_t* numbers = nullptr;  // Shape: the extents; List: entry_of() of each array
 };
 
 // Return the layout of an array. Axes of extent 1 are left out, because they do not change the
@@ -41,8 +41,8 @@ Layout layout_of_shape(const std::int64_t* extents, int axes, std::uint64_t extr
 constexpr std::uint64_t entry_of(DType dtype, std::uint64_t count) noexcept {
   return count << 8 | static_cast<std::uint64_t>(dtype);
 }
-// Return the layout of a list. `entries` has entry_of() for each array, and the layout points to
-// it. `hashes` has the hash of each array's own layout.
+// Return the layout of a list of arrays. `entries` has entry_of() of each array: its element count
+// and dtype. The layout points to `entries`. `hashes` has the hash of each array's own layout.
 Layout layout_of_list(const std::vector<std::uint64_t>& entries,
                       const std::vector<std::uint64_t>& hashes) noexcept;
 

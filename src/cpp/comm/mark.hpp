@@ -10,7 +10,8 @@ namespace ngd::comm {
 
 class Mark {
  public:
-  explicit Mark(const std::string& name) noexcept;  // makes no marker if a system call fails
+  // Mark this process with `name`. If a system call fails, the process stays unmarked.
+  explicit Mark(const std::string& name) noexcept;
   Mark(const Mark&) = delete;
   Mark& operator=(const Mark&) = delete;
   ~Mark();

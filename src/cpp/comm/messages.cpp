@@ -27,7 +27,8 @@ std::string_view take_line(std::string_view& text) {
 // call sites are not compared.
 std::string_view without_site(std::string_view line) { return line.substr(0, line.find(" at ")); }
 
-constexpr std::string_view kEnd = "\n\n";  // separates the collectives from the step's name
+// The end of the collectives in ProgramIdentity::text. The name of the step follows.
+constexpr std::string_view kEnd = "\n\n";
 
 std::string_view collectives_of(std::string_view text) { return text.substr(0, text.find(kEnd)); }
 

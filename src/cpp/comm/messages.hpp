@@ -52,8 +52,8 @@ std::string mismatch(std::string_view what, RankCall a, RankCall b, std::string_
 std::string mismatch_of_pair(std::string_view where, int sender, const Collective& send,
                              int receiver, const Collective& receive);
 
-// Return the text of a mismatch in an all_to_all: a rank sends more or fewer elements than the
-// other rank expects.
+// Return the text of a mismatch in an all_to_all: `sender` sends more or fewer elements to
+// `receiver` than `receiver` expects.
 std::string mismatch_of_counts(std::string_view where, const RankCall& sender, std::uint64_t sent,
                                const RankCall& receiver, std::uint64_t expected);
 

@@ -12,8 +12,8 @@ namespace ngd::comm::mpi {
 
 class Backoff {
  public:
-  // If there are more ranks on this host than cores, do not spin: it would take the core of the
-  // awaited rank.
+  // If there are more ranks on this host than cores, do not spin: a spinning thread could occupy
+  // the core that the awaited rank needs.
   explicit Backoff(int local_size)
       : spins_(local_size <= ::sysconf(_SC_NPROCESSORS_ONLN) ? kSpins : 0) {}
 
@@ -30,8 +30,8 @@ class Backoff {
   }
 
  private:
-  static constexpr int kSpins = 200;     // one poll of MPI each, about 20 us in all
-  static constexpr int kYields = 20000;  // about 10 ms in all; one step of a transfer takes less
+  static constexpr int kSpins = 200;     // one poll of MPI per spin; all spins take about 20 us
+  static constexpr int kYields = 20000;  // all yields take about 10 ms, longer than a transfer step
   int spins_;
   int pauses_ = 0;
 };

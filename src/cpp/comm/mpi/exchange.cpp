@@ -40,12 +40,12 @@ class ChainBroadcast final : public WindowedTransfer {
     return window.step < 2 ? Outcome::Continues : Outcome::SliceComplete;
   }
 
-  const int hop_;  // the position in the chain: the number of ranks after the root
+  const int hop_;  // this rank's position in the chain; the root has position 0
 };
 
 // The block exchange: each block is one message from the rank that has the block to the rank that
-// needs it. At distance d, a rank sends to the rank d after it and receives from the rank d before
-// it, so the messages are spread over all ranks.
+// needs it. For d = 1, 2, ..., rank r sends to rank r + d and receives from rank r - d (modulo the
+// number of ranks). So the messages are spread over all ranks.
 class BlockExchange final : public Transfer {
  public:
   BlockExchange(const RankSet& group, int tag, const Collective& collective)

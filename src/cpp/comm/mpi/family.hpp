@@ -48,8 +48,8 @@ class Member {
   // memory of one of their messages, left_to_mpi() is true afterwards.
   virtual void drop_works() noexcept = 0;
   // Called while this rank waits in another group: throw the failure that a rank of this group has
-  // reported. Do nothing if no running step watches this group (Communicator::watch). `mine` is the
-  // call in which this rank waits, for the error message.
+  // reported. Do nothing if no compiled step that is running watches this group
+  // (Communicator::watch). `mine` is the call in which this rank waits, for the error message.
   virtual void expect_no_failure(const CallRecord& mine) { static_cast<void>(mine); }
 };
 
@@ -112,7 +112,8 @@ class Family {
     gate_->wake_thread();
   }
   void abandon() noexcept { is_clean_ = false; }  // MPI holds messages: never free the communicator
-  int next_group = 1;  // proposed for the next group: above the numbers of this rank's groups
+  // The number that this rank proposes for the next group: above the numbers of all its groups.
+  int next_group = 1;
   int tag_limit() const noexcept { return tag_limit_; }
 
   bool failed() const noexcept { return failed_; }  // may be called without the lock

@@ -135,9 +135,10 @@ int next_group(const MpiCommunicator& world) {
   return world.context().family->next_group;
 }
 
-// `number` is the largest number that a member has proposed, so no member has another group with
-// this number. A group of other ranks may have the same number. If a message arrives before its
-// receiver has made the group, MPI holds the message until then.
+// Each member has proposed a number above those of all its groups. `number` is the largest of these
+// proposals, so no member has another group with this number. A group of other ranks may have the
+// same number. If a message arrives before its receiver has made the group, MPI holds the message
+// until then.
 std::unique_ptr<Communicator> make_group(MpiCommunicator& world, const std::vector<int>& members,
                                          int number, const HostLayer::Rendezvous& rendezvous) {
   world.check_not_child("split");

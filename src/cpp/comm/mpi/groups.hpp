@@ -20,7 +20,7 @@ namespace ngd::comm::mpi {
 // Return a group of all ranks of the MPI communicator with this Fortran handle; -1: MPI_COMM_WORLD.
 std::unique_ptr<MpiCommunicator> open_world(int fortran_handle, double timeout_seconds);
 
-// Split a group over MPI, as Communicator::try_split.
+// Split a group over MPI. Arguments and result are those of Communicator::try_split().
 std::optional<std::unique_ptr<Communicator>> try_split_group(MpiCommunicator& parent, int color,
                                                              int key);
 

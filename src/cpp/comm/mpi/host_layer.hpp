@@ -30,12 +30,12 @@ class HostLayer {
   // caller should use a transfer over MPI only.
   virtual std::unique_ptr<Transfer> make_transfer(int tag, const Collective& collective) = 0;
 
-  // Fail the host group, local(). This ends the collectives that a failed transfer has submitted to
-  // that group.
+  // Fail the host group, which local() returns. This ends the collectives that a failed transfer
+  // has submitted to that group.
   virtual void fail(const Failure& failure) noexcept = 0;
 
-  // Split the host group, local(), as Communicator::try_split. Returns nothing if another thread
-  // uses the host group.
+  // Split the host group, which local() returns, with the same rules as Communicator::try_split().
+  // Returns nullopt if another thread uses the host group.
   [[nodiscard]] virtual std::optional<std::unique_ptr<Communicator>> try_split_local(int color,
                                                                                      int key) = 0;
   // Return a HostLayer for `group`, which a split of this object's group has made. `local` is the

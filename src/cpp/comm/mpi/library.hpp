@@ -28,7 +28,8 @@ struct Completed {
 };
 
 // The functions of an MPI. A call that can fail returns the error code of MPI. Arguments have only
-// plain types, and no exceptions are thrown, because the module may use another C++ library.
+// plain types, and no exceptions are thrown: the shared library with these functions
+// (library_of.cpp) may use another C++ standard library than the caller.
 class Library {
  public:
   Comm world = 0;

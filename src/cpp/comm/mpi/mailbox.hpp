@@ -3,8 +3,8 @@
 // in order. A header arrives before the data that it announces.
 //
 // The mailbox always has a posted receive for each peer, so a call of progress() can receive a
-// peer's report of a failure at any time. A message that has arrived stays in the queue of its
-// sender until this rank takes it.
+// peer's report of a failure at any time. The mailbox stores the messages that have arrived,
+// separately for each sender, until this rank takes them.
 #pragma once
 
 #include <chrono>

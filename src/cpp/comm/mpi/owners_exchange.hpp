@@ -22,7 +22,7 @@ class OwnersExchange {
   explicit OwnersExchange(const RankSet& group)
       : rank_(group.rank), size_(group.size()), terms_(static_cast<std::size_t>(size_)) {}
 
-  // Post the messages before the reduction of the slice. Send contribution_to(rank), this rank's
+  // Post the messages with the contributions to the slice. Send contribution_to(rank), this rank's
   // data for the part of the slice that `rank` owns, to every other rank. Receive the data of every
   // other rank for the part that this rank owns, `own_bytes` each, into window.scratch.
   template <class ContributionTo>
@@ -55,8 +55,8 @@ class OwnersExchange {
                 divisor);
   }
 
-  // Post the messages after the reduction of the slice: send `mine`, the reduced part that this
-  // rank owns, to all other ranks, and receive the part of each other rank into result_of(rank).
+  // Post the messages with the results of the slice. Send `mine`, the reduced part that this rank
+  // owns, to all other ranks. Receive the reduced part of each other rank into result_of(rank).
   template <class ResultOf>
   void exchange_results(Window& window, std::span<const std::byte> mine,
                         ResultOf&& result_of) const {
@@ -65,8 +65,8 @@ class OwnersExchange {
       window.requests.send(mine.data(), mine.size(), after(distance), window.tag);
   }
 
-  // Post the messages after a reduction whose result only the root gets. The root receives the
-  // reduced part of each other rank into result_of(rank). Every other rank sends `mine`, the
+  // Post the messages with the results of a reduction that only the root gets. The root receives
+  // the reduced part of each other rank into result_of(rank). Every other rank sends `mine`, the
   // reduced part that it owns, to the root.
   template <class ResultOf>
   void send_results_to(int root, Window& window, std::span<const std::byte> mine,

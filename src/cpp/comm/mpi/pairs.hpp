@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sends and receives. Each ordered pair of ranks has a sequence of its own.
+// Sends and receives. The n-th send from rank a to rank b matches the n-th receive of b from a.
 //
 // The sender posts a header. Small data travel with the header, and the send is complete at once.
-// Larger data follow with the tag kPairTag, for one send of a pair at a time. The receiver compares
-// the header with its own receive.
+// Larger data follow with the tag kPairTag, for one send from a to b at a time. The receiver
+// compares the header with its own receive.
 #pragma once
 
 #include <chrono>

@@ -10,8 +10,9 @@ namespace ngd::comm::mpi {
 
 struct RankSet {
   Comm comm = 0;
-  std::vector<int> members;  // by rank in the group: the world rank, which is the rank in `comm`
-  int rank = 0;              // the rank of this process in the group
+  // members[r] is the world rank of the group's rank r. World ranks are the ranks in `comm`.
+  std::vector<int> members;
+  int rank = 0;  // the rank of this process in the group
   int first_tag = 0;
 
   int size() const noexcept { return static_cast<int>(members.size()); }

@@ -125,10 +125,10 @@ class RingAllReduce final : public WindowedTransfer {
     return k < 2 * exchanges ? Outcome::Continues : Outcome::SliceComplete;
   }
 
-  // Return the address of area `which` of the scratch memory. Areas 0 and 1 have two partial sums,
-  // which are sent and received alternately. Area 2 has this rank's own elements of the part that
-  // arrives, widened to float32 if they are 16-bit floats, before they are added to the partial
-  // sum.
+  // Return the address of area `which` of the scratch memory. Areas 0 and 1 have partial sums: one
+  // is sent while the next one arrives in the other area. Their roles change at each step. Area 2
+  // has this rank's own elements of the part that arrives, widened to float32 if they are 16-bit
+  // floats, before they are added to the partial sum.
   std::byte* partial(Window& window, int which) const {
     const std::size_t largest = window.slice.count / static_cast<std::size_t>(size_) + 1;
     window.scratch.reserve(3 * largest * size_of(partial_dtype_));

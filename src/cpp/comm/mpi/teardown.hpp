@@ -23,8 +23,8 @@ class Teardown {
   // still complete them too.
   void send_failure(const Failure& failure, std::uint64_t sequence) noexcept;
   // Return true when the report of a failure has been sent. While long messages are being
-  // transferred (`moves_data`), MPI may complete the report before it sends it. Then return true
-  // only when all peers have also sent a Failed or Left message.
+  // transferred (`moves_data`), MPI may mark the request of the report as complete too early. Then
+  // return true only when all peers have also sent a Failed or Left message.
   bool has_sent_failure(bool moves_data);
   // Report that this rank leaves the group, and wait a short time for its peers to leave.
   void leave(bool has_failed, std::uint64_t sequence) noexcept;
