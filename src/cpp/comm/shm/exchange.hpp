@@ -62,7 +62,7 @@ class Exchange {
   bool takes_any_ = false;           // this rank takes something from other ranks
   bool shares_source_ = false;       // the peers read the source of this rank directly
   bool must_report_taken_ = false;   // peers may wait until this rank reports that it reads no more
-  bool has_placed_own_ = false;      // the block of this rank for itself is stored
+  bool has_placed_own_ = false;      // place_all_own() (exchange.cpp) was called
   bool has_staged_input_ = false;    // this rank takes chunks from staging buffers of peers
   bool awaits_reports_ = false;      // all data are copied, the reports of peers are missing
   std::uint64_t source_bytes_ = 0;
