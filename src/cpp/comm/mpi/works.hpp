@@ -26,12 +26,13 @@ class Works {
   // Advance all collectives, sends and receives as far as possible. Throws the error that ends the
   // group: a mismatch, or the failure of a rank.
   void advance();
-  // End all collectives, sends and receives, and cancel their MPI messages. They never complete.
+  // Cancel the MPI messages of all collectives, sends and receives, which then never complete.
   void drop() noexcept;
 
   bool is_complete(Work work) const;
   bool idle() const noexcept { return works_.empty() && pairs_.idle(); }
-  // Return true if data are being transferred: by a transfer, a send or a receive.
+  // Return true if the data of a collective are being transferred, or a send or a receive is not
+  // complete.
   bool moves_data() const noexcept;
   // Return a number that grows when a collective, send or receive completes or moves data.
   std::uint64_t moves() const noexcept { return moves_ + pairs_.moves(); }

@@ -174,7 +174,7 @@ class Rendezvous {
   struct Assembly {
     std::unique_ptr<Memory> memory;
     std::unique_ptr<Liveness> liveness;
-    int cores = 1;  // the number of cores of all ranks together
+    int cores = 1;  // the number of different cores that the ranks of this host may use
   };
 
   // Notify the other ranks of the failure `why`. Allocates no memory.

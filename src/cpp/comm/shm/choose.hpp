@@ -25,9 +25,9 @@
 
 namespace ngd::comm::shm {
 
-// Return Ring if the caller requests the ring for an all_reduce of several ranks, otherwise Flat.
-// After Flat, the functions below choose the algorithm. `preferred` replaces a request for Auto.
-// The result must be equal on all ranks.
+// Return Ring if the caller requests the ring for an all_reduce of several ranks. Otherwise return
+// Flat: the functions below then choose any algorithm but the ring. If the caller requests Auto,
+// `preferred` is used as the request. All ranks must get the same result.
 Algorithm requested_algorithm(const Collective& collective, Algorithm preferred,
                               int ranks) noexcept;
 

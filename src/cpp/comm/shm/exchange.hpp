@@ -61,15 +61,15 @@ class Exchange {
   bool may_be_cooperative_ = false;  // this rank's call allows the algorithm of cooperative.hpp
   bool takes_any_ = false;           // this rank takes something from other ranks
   bool shares_source_ = false;       // the peers read the source of this rank directly
-  bool must_report_taken_ = false;   // peers may wait until this rank reports its last read (kAll)
-  bool has_placed_own_ = false;      // the block of this rank for itself is stored
+  bool must_report_taken_ = false;   // peers may wait until this rank reports that it reads no more
+  bool has_placed_own_ = false;      // place_all_own() (exchange.cpp) was called
   bool has_staged_input_ = false;    // this rank takes chunks from staging buffers of peers
   bool awaits_reports_ = false;      // all data are copied, the reports of peers are missing
   std::uint64_t source_bytes_ = 0;
   std::uint64_t out_chunks_ = 0;  // the number of chunks that this rank fills for its peers
-  std::uint64_t filled_ = 0;      // the number of chunks that this rank has filled
+  std::uint64_t filled_ = 0;      // the number of chunks that this rank has filled for its peers
   std::uint64_t in_chunks_ = 0;   // the number of chunks that this rank takes from its peers
-  std::uint64_t taken_ = 0;       // the number of chunks that this rank has taken
+  std::uint64_t taken_ = 0;       // the number of chunks that this rank has taken from its peers
   int producer_ = 0;              // the rank from which this rank takes its next chunk
 };
 

@@ -117,7 +117,9 @@ class Family {
   // the counter `departed` when it does not use the memory any more. The memory is released when
   // the counter is equal to `ranks`.
   struct Retired {
-    std::atomic<std::uint32_t>* departed = nullptr;  // the counter in the memory (Control, Common)
+    // The number of ranks that do not use the memory any more. It is stored in the header of the
+    // memory (Control or Common).
+    std::atomic<std::uint32_t>* departed = nullptr;
     std::uint64_t block = 0;
     int ranks = 0;
     std::vector<std::uint64_t> letter_boxes{}, texts{};

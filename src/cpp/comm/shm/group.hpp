@@ -100,8 +100,9 @@ class Group {
     return {Need::Flag::Step, rank, rank + 1, sequence, step};
   }
   bool has(const Need& need, int rank) const noexcept;
-  // Move need.first past the ranks that have raised the flag, and count each of them in `moves`.
-  // Stop at the first rank that has not. Return true if all ranks before need.last have raised it.
+  // Increment need.first past each rank that has raised the flag need.flag, and count these ranks
+  // in `moves`. Stop at the first rank that has not. Return true if all ranks before need.last have
+  // raised it.
   // Throws CollectiveMismatch if the call of a rank differs from that of this rank.
   bool met(Need& need);
   // Return the ranks that have not met a need (the condition that a collective waits for), by their

@@ -135,7 +135,7 @@ void Letters::progress() {
 // send, and copy data from private memory to the chunks of the letter box.
 void Letters::progress_sends(int peer) {
   auto& sends = outgoing_[static_cast<std::size_t>(peer)].sends;
-  bool may_fill = true;  // no earlier send still has data to copy to the chunks of the letter box
+  bool may_fill = true;  // no earlier send still has to copy private data to shared memory
   for (PendingLetter& send : sends) {
     if (send.is_complete) continue;
     if (!send.is_posted && !post(peer, send)) break;

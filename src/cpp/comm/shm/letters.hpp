@@ -72,9 +72,10 @@ struct PendingLetter {
   std::uint64_t submitted_ns = 0;
   Statistics::Entry stats = 0;
 
-  // Three members for sends. `is_posted`: the letter of the send is in shared memory. `letter`: the
-  // number of sends that this rank had posted to `peer` before this one. `offset`: the offset of
-  // the source in this rank's segment, or kInline or kPrivate, as in Letter.
+  // Three members for sends. `is_posted`: the send has an entry (Letter) in shared memory.
+  // `letter`: the number of sends that this rank had posted to `peer` before this one. `offset`:
+  // the offset of the source in this rank's segment; kInline if the entry has the data; kPrivate
+  // if the source is in private memory.
   bool is_posted = false;
   std::uint64_t letter = 0;
   std::uint64_t offset = kPrivate;

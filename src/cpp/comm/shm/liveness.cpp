@@ -28,8 +28,8 @@ class ProcessLiveness final : public Liveness {
     pollfd fd{peer.pidfd.get(), POLLIN, 0};
     const bool has_pidfd = fd.fd >= 0;
     if (has_pidfd && ::poll(&fd, 1, 0) <= 0) return true;  // a pidfd is readable after the death
-    // The pidfd says that the peer is dead, or there is no pidfd. If the peer is in another
-    // container, /proc cannot answer: rely on the pidfd, and without one assume that it is alive.
+    // Here there is no open pidfd, or it has reported the end of the peer's process. If /proc does
+    // not show that process (another container), return true only if this rank got no pidfd.
     if (!in_proc_[index]) return !has_pidfd;
     const std::uint64_t start_time = start_time_of(peer.pid);
     return start_time == kUnknownStart ? !has_pidfd : start_time == peer.start_time;

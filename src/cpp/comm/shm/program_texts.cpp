@@ -32,9 +32,9 @@ ProgramText ProgramTexts::text_of(const ProgramIdentity* program, std::uint64_t 
 }
 
 // Release the texts of programs that this rank has unloaded, if no peer can still read them. Peers
-// read a text only in the collectives that use it. All ranks have finished the last of these
-// collectives, number `used`, if a later one may overwrite its record (slot): used + kSlots <=
-// slots_free_to.
+// read a text only in the collectives of its program; the last of them is number `used`.
+// Number used + kSlots overwrites the record (slot) of number `used`. So if used + kSlots <=
+// slots_free_to, all ranks have finished number `used`.
 void ProgramTexts::release_unused(std::uint64_t slots_free_to) noexcept {
   std::erase_if(texts_, [&](const auto& entry) {
     const ProgramText& text = entry.second;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The texts of the compiled steps that this rank runs, in the shared arena, for the messages that a
-// mismatch may need.
+// For each compiled step that this rank runs, a text that lists the collectives of the step. It is
+// in the shared arena: if the calls of two ranks differ, their error messages use both texts.
 #pragma once
 
 #include <cstdint>
@@ -45,8 +45,8 @@ class ProgramTexts {
   const Computations& held_;
   // The key of a text is mix(text.hash, text.computation).
   std::unordered_map<std::uint64_t, ProgramText> texts_;
-  // An empty vector with capacity for one offset per text. take_blocks() fills and returns it,
-  // because it must not allocate memory.
+  // An empty vector with capacity for one offset per entry of texts_. take_blocks() must not
+  // allocate memory, so it fills and returns this vector.
   std::vector<std::uint64_t> blocks_;
 };
 
