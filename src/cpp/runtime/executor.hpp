@@ -97,8 +97,9 @@ class Executor {
   void run_and_wait(const void* const* inputs, void* const* outputs);
   void run_recorded(std::uint64_t recording, const void* const* inputs, void* const* outputs);
   void perform(BoundInstruction& bound, const void* const* inputs, void* const* outputs);
-  // Return record(), but without times if they were measured in another recording. A branch that
-  // did not run in the recording of the outer program may have times of an earlier recording.
+  // Return record(). If `recording` is given, leave out this program's times unless they were
+  // measured in the recording with this number. A branch that did not run in the recording of the
+  // outer program may have times of an earlier recording.
   Record record_in(std::optional<std::uint64_t> recording) const;
   void drain() noexcept;
   void execute(BoundInstruction& bound);

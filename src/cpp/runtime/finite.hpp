@@ -7,7 +7,7 @@
 
 namespace ngd::runtime {
 
-// The kinds of faults that an array has.
+// The kinds of faults that an array has: NaN, infinity, both or none.
 struct Faults {
   bool nan = false, infinite = false;
 };

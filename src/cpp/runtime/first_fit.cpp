@@ -107,8 +107,8 @@ class LifeTree {
   }
 
   std::size_t leaves_;
-  // throughout_[n] and during_[n] are the two sets of bytes of node n of the tree (see above). Node
-  // 1 is the root, and node n has the children 2n and 2n + 1.
+  // throughout_[n] and during_[n] are the two sets of bytes that node n of the tree keeps. The head
+  // of this file defines them. Node 1 is the root, and node n has the children 2n and 2n + 1.
   std::vector<ByteSet> throughout_, during_;
   std::vector<std::size_t> spans_, above_;
 };

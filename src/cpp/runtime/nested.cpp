@@ -71,8 +71,8 @@ class Scan : public Nested {
     std::copy(inputs + fixed, inputs + inputs_.size(), inputs_.begin() + fixed);
     for (std::size_t i = 0; i < carries; ++i) begin(i, inputs[i], outputs[i], histories[i]);
     for (std::size_t iteration = 0; iteration < length_; ++iteration) {
-      // If all instructions of the body are short (some microseconds), the body's executor does not
-      // check for signals.
+      // Check for signals here, because the body's executor does not check before instructions that
+      // are short (some microseconds).
       if (iteration % kIterationsPerCheck == 0) interrupts_.check();
       const std::size_t slice = slice_of(iteration);
       for (std::size_t i = 0; i < slices_.size(); ++i)
@@ -93,9 +93,9 @@ class Scan : public Nested {
  private:
   struct Carry {
     std::size_t bytes;
-    // Iteration t writes the carried value to buffers[t % 2], or directly to an output of the Scan
-    // if there is one for it: the value after the last iteration, or the history (one slice per
-    // iteration).
+    // Iteration t writes the new carried value to buffers[t % 2], or directly to an output of the
+    // Scan if an instruction reads this output. For the last iteration, this output is the final
+    // value. For the other iterations, it is a slice of the history.
     void* buffers[2];
   };
   struct Result {
@@ -107,10 +107,10 @@ class Scan : public Nested {
     return is_reverse_ ? length_ - 1 - iteration : iteration;
   }
 
-  // Prepare carried value number `i` before the first iteration: the first iteration reads it at
-  // `initial`. If the Scan has iterations, also copy the value to its slice of `history`. Otherwise
-  // copy it to `last`, the value after the last iteration. `last` or `history` is null if no
-  // instruction reads it; then there is no copy.
+  // Prepare carried value number `i` (iterations pass it on): the first iteration reads it at
+  // `initial`. If the Scan has iterations, also copy the value to the first iteration's slice of
+  // `history`. Otherwise copy it to `last`, the output for the final value. `last` or `history` is
+  // null if no instruction reads it; then there is no copy.
   void begin(std::size_t i, const void* initial, void* last, void* history) {
     inputs_[i] = initial;
     const std::size_t bytes = carries_[i].bytes;
@@ -178,7 +178,7 @@ class Cond : public Nested {
 
  private:
   device::Queue& queue_;
-  std::vector<std::unique_ptr<Executor>> bodies_;  // the branches, first the one for false
+  std::vector<std::unique_ptr<Executor>> bodies_;  // [0]: the branch for false, [1]: for true
   std::vector<void*> unread_, outputs_;
 };
 

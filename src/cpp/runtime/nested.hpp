@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Nested programs: the bodies of a Scan and the branches of a Cond. One of them runs at a time.
-// They use two blocks of memory of the outer program, one in its private arena (memory that only
-// this rank uses) and one in its shared arena (memory for operands of collectives). The shared
-// block is the shared arena of the nested programs. The private block has their private arena, and
-// after it the memory that the Scan or Cond itself needs.
+// They use two blocks of the outer program's memory: a shared block of the shared arena (memory for
+// operands of collectives), and a private block of the private arena (memory that only this rank
+// uses). The shared block is the shared arena of the nested programs. The private block begins with
+// the private arena of the nested programs. The rest is memory for the Scan or Cond itself.
 #pragma once
 
 #include <memory>

@@ -44,7 +44,7 @@ struct PendingCollective {
   // rank receives a result
   std::size_t bytes_to_clear = 0;
   bool is_staged = false;              // operand and result are copied through host memory
-  device::Buffer source, destination;  // if is_staged: the copies on the host
+  device::Buffer source, destination;  // if is_staged: operand and result on the host
   // Events of an asynchronous queue: the operand is computed, and the operand is copied to the
   // host.
   std::unique_ptr<device::Event> operand_ready, operand_staged;
@@ -107,7 +107,9 @@ class PendingCollectives {
   const bool is_asynchronous_;
   double timeout_seconds_;
   std::vector<comm::Communicator*> communicators_;
-  std::vector<comm::ProgramIdentity> identities_;  // one per group, which its ranks compare
+  // One identity of the program per group. The ranks of the group compare it, to find a rank that
+  // runs another program.
+  std::vector<comm::ProgramIdentity> identities_;
   std::vector<comm::HeldComputation> held_computations_;
   std::deque<PendingCollective> collectives_;
   // If the queue is asynchronous: the started collectives, in the order of the program. The first

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// oneDNN's engine and stream, and the parts that its kernels share.
+// oneDNN's engine and stream, and the code that ngd's kernels on top of oneDNN share.
 #pragma once
 
 #include <dnnl.hpp>
@@ -16,7 +16,8 @@ namespace ngd::kernels::onednn {
 const dnnl::engine& engine();
 const dnnl::stream& stream();
 
-dnnl::memory::data_type data_type(DType dtype);  // only F32, F16 and BF16
+// Return oneDNN's type for a dtype, which must be F32, F16 or BF16.
+dnnl::memory::data_type data_type(DType dtype);
 
 // Return true if this CPU has instructions that multiply elements of a dtype. oneDNN emulates bf16
 // on other CPUs with AVX-512.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// matmul by oneDNN: f32 on all CPUs, f16 and bf16 on CPUs for which it has kernels. If the two
+// matmul by oneDNN: f32 on all CPUs, f16 and bf16 on CPUs for which oneDNN has kernels. If the two
 // multiplied operands are 16-bit floats, each of the result, the bias and the operand that `post`
-// adds may be f32. ngd's own GEMM (fallback/matmul.cpp) is before this kernel in table.inc, and
-// serves the shapes that it multiplies faster.
+// adds may be f32. ngd's own GEMM (fallback/matmul.cpp) is before this kernel in table.inc. It
+// serves the shapes for which it is faster than oneDNN.
 #include <algorithm>
 #include <optional>
 #include <unordered_map>
@@ -117,7 +117,7 @@ struct Plan {
   }
 };
 
-// The oneDNN primitive that is built from a Plan, with its operands.
+// A oneDNN primitive that is built from a Plan, with one oneDNN memory object per operand.
 class Primitive {
  public:
   explicit Primitive(const Plan& plan)
@@ -200,7 +200,9 @@ class Matmul final : public Kernel {
 
   Threaded<Plan, Primitive> primitive_;
   std::int64_t count_;
-  tiles::TileFunction widen_, narrow_;  // null if the output is f32
+  // relu() needs f32: widen_ converts 16-bit outputs to f32, and narrow_ converts them back. Both
+  // are null if the output is f32.
+  tiles::TileFunction widen_, narrow_;
   bool has_relu_ = false;
 };
 

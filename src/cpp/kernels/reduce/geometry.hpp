@@ -49,7 +49,8 @@ struct Geometry {
   // reduces one piece. If the last axis is reduced, both members are 1.
   std::int64_t columns = 1;
   std::int64_t column_pieces = 1;
-  // The axis `along` is divided into `pieces` segments. Each has at most `piece` positions.
+  // The innermost reduced axis (`along`) is divided into `pieces` segments. Each segment has at
+  // most `piece` positions of this axis.
   std::int64_t piece = 1, pieces = 0;
   // `chunks` tasks compute a result. Each task reduces one chunk of at most `chunk` segments.
   std::int64_t chunk = 1, chunks = 1;
@@ -59,9 +60,9 @@ struct Geometry {
   // the elements at index k of the axes `kept`, in the columns from j * columns on.
   std::int64_t tasks() const { return kept_count * column_pieces * chunks; }
   std::int64_t cells() const { return chunks > 1 ? tasks() * columns : 0; }
-  // Result number k * column_pieces + j is the output at index k of the axes `kept`, in the columns
-  // from j * columns on. columns_of() returns the number of these columns. first_of() returns the
-  // flat index of the result's first element in the output.
+  // A result is a part of the output: one piece of the columns, at one index of the axes `kept`.
+  // Result number k * column_pieces + j has piece j at index k. columns_of() returns the number of
+  // columns of a result. first_of() returns the flat index of its first element in the output.
   std::int64_t columns_of(std::int64_t result) const {
     return std::min(columns, width - result % column_pieces * columns);
   }

@@ -111,8 +111,8 @@ struct FloatLoops {
       accumulators[j] = combine<reduction>(accumulators[j], static_cast<Accumulator>(partial[j]));
   }
 
-  // Combine each of `rows` rows with the partial results, which stay in registers. A row has
-  // `vectors` whole vectors of columns.
+  // Combine each of `rows` rows with `partial`, which has one partial result per column. A row has
+  // `vectors` whole vectors of columns. The partial results stay in registers.
   template <int vectors>
   NGD_INLINE void stripe(const T* x, std::int64_t rows, std::int64_t stride, T* partial) {
     Register v[vectors];

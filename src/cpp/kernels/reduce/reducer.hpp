@@ -28,8 +28,7 @@ struct Reducer {
   // `cells` is the memory of the accumulators of all tasks, in the order of the task numbers.
   // Return the memory of the result's first task, which then has the accumulators of the result.
   std::byte* combine(const Geometry& geometry, std::int64_t result, std::byte* cells) const;
-  // Combine the accumulators of the tasks that compute a result, as combine() does. Then store the
-  // result in the output.
+  // Combine the accumulators of a result by combine(), and store the result in `output` by store().
   void finish(const Geometry& geometry, std::int64_t result, std::byte* cells, void* output) const;
   // Store result number `result` in the output. `cells` has its accumulators, one per column.
   // Floats are divided by `divisor` and rounded.
@@ -42,8 +41,8 @@ struct Reducer {
 };
 
 // Return the number of rows per tile, for tiles of `columns` columns and at most `elements`
-// elements. The loops reduce each block of kRowBlock rows before they combine it with the
-// accumulators. So a tile must have rows of only one block: the returned number divides kRowBlock.
+// elements, but at least one row. The loops reduce rows in blocks of kRowBlock rows, and a tile may
+// not have rows of two blocks. So the returned number divides kRowBlock.
 inline std::int64_t rows_of_a_tile(std::int64_t elements, std::int64_t columns) {
   std::int64_t rows = kRowBlock;
   while (rows > 1 && rows * columns > elements) rows /= 2;

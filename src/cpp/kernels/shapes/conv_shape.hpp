@@ -24,13 +24,14 @@ struct ConvShape : Windows {
 
   Which which = Which::Forward;
   TensorType data, weights, result;
-  std::int64_t batch = 0, groups = 1, in = 0, out = 0;  // in, out: channels per group
+  // in, out: the channels per group of the data, and of the result
+  std::int64_t batch = 0, groups = 1, in = 0, out = 0;
 
   bool channels_last = false;  // true: channels are the last axis of data and result in memory
   bool bias = false;           // the third operand is a bias: one value per channel of the result
   std::vector<std::string> post;  // functions that are applied to the result, in this order
 
-  // `factors` is the dtype of the two multiplied operands.
+  // factors: the dtype of the two multiplied operands. bias_dtype: the dtype of the bias, if any.
   DType factors = DType::F32, bias_dtype = DType::F32;
   bool mixed = false;  // the operands are 16-bit floats, and the output or the bias is f32
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Operands with indices (i32 or i64), and sums of the elements that indices select.
+// Code that kernels share: it reads and checks operands of indices (i32 or i64), and adds elements.
 #pragma once
 
 #include <cstdint>

@@ -108,9 +108,9 @@ class WeightGradient final : public Kernel {
     }
   }
 
-  // For `count` output positions from number `first` on, copy the data that kernel position k reads
-  // there, in one group of channels. `to` gets one row per output position. Values outside of the
-  // image are 0.
+  // Copy the data that kernel position k reads for `count` output positions, from number `first`
+  // on. Copy only the channels of one group. `to` gets one row per output position. Values outside
+  // of the image are 0.
   void pack(const float* data, std::int64_t first, std::int64_t count, std::int64_t k,
             std::int64_t group, float* to) const {
     const std::int64_t width = in_.width(group), num_columns = s_.counts[2],

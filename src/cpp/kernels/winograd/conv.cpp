@@ -43,21 +43,20 @@ using Which = ConvShape::Which;
 // cache.
 constexpr std::int64_t kLine = 16;
 
-// If a convolution is computed in phases (see above), a thread processes the tiles of a phase in
-// blocks of this number of tiles.
+// In a phase of TileConv::run_by_columns(), a thread processes blocks of this number of tiles.
 constexpr std::int64_t kBlock = 48;
-// A phase (see above) has at least this many tiles, unless fewer tiles are left.
+// A phase of TileConv::run_by_columns() has at least this many tiles, unless fewer tiles are left.
 constexpr std::int64_t kMinPhaseTiles = 256;
 constexpr std::int64_t kMinSumTiles = 64;  // the minimum of tiles per block of a weight gradient
 
-// Images with channels last, divided into tiles. A tile begins kTile positions after the previous
-// one.
+// Images with channels last, divided into tiles. Along each axis, a tile begins kTile positions
+// after the previous one. So tiles with more positions (kInputTile) overlap.
 struct Images {
   std::int64_t height, width, channels, before_rows, before_columns, tiles_high, tiles_wide;
 
-  // Return tile number `number` of all images, from channel `channel` on. Tiles are numbered in
-  // row-major order by (image, row of tiles, column of tiles). A tile has `side` positions along
-  // each of its two axes.
+  // Return the Tile that has this number among the tiles of all images. It begins at channel
+  // `channel`. Tiles are numbered in row-major order by (image, row of tiles, column of tiles). A
+  // tile has `side` positions along each of its two axes.
   template <class Element>
   Tile<Element> tile(Element* data, std::int64_t number, int side, std::int64_t channel = 0) const {
     const std::int64_t image = number / (tiles_high * tiles_wide),
@@ -214,8 +213,8 @@ class TileConv {
     }
   }
 
-  // Compute one group of the result's channels for `phase_count` tiles, from tile number `first`
-  // on. `values` has the transformed data of these tiles.
+  // Compute `phase_count` tiles of the result, from tile number `first` on, but only one group of
+  // their channels. `values` has the transformed data of these tiles.
   void add_columns(std::int64_t group, std::int64_t first, std::int64_t phase_count,
                    const float* values, const float* kernels, float* workspace, const float* bias,
                    float* out) const {
@@ -280,7 +279,7 @@ class TileConv {
   const Transforms& transforms_;
   Tiling tiling_;
   bool is_rotated_;
-  std::int64_t depth_, columns_;  // channels of the data, and of the result
+  std::int64_t depth_, columns_;  // depth_: the data's channels, columns_: the result's channels
   std::int64_t tiles_per_thread_;
   bool divides_tiles_;
   ChannelGroups groups_;  // the groups of the result's channels
@@ -449,12 +448,13 @@ class WeightGradient {
   const Transforms& transforms_;
   Tiling tiling_;
   ChannelGroups in_, out_;
-  // step_: the number of weights per channel of dy. pairs_: the number of pairs of a group of the
-  // data's channels with a group of dy's channels.
+  // step_: the number of weights for each channel of dy. pairs_: the number of pairs, where a pair
+  // is one group of the data's channels with one group of dy's channels.
   std::int64_t step_, pairs_;
   bool divides_tiles_;
   // block_: the number of tiles that are transformed at a time. phase_pairs_: the number of pairs
-  // of channel groups whose sums run_by_pairs() computes at a time.
+  // (one group of the data's channels with one of dy's) whose sums run_by_pairs() computes at a
+  // time.
   std::int64_t block_, phase_pairs_;
 };
 

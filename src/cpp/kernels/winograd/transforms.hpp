@@ -9,9 +9,10 @@
 // interpolation points are 0, -1/sqrt(2), 1/sqrt(2), -sqrt(2), sqrt(2) and infinity.
 // docs/adr/0042-winograd.md has the rounding errors.
 //
-// The transformed values are stored in 36 planes. Value v of a tile is in plane v, at the same
-// index in all planes. plane_stride: elements from one plane to the next. The number of channels is
-// a multiple of `lanes`, the number of channels per vector.
+// The transformed values are stored in 36 planes. Value v of a tile and channel is in plane v, at
+// an index that is the same in all planes. plane_stride is the number of elements from one plane to
+// the next. A vector has the values of `lanes` channels. The number of channels must be a multiple
+// of `lanes`.
 #pragma once
 
 #include <cstdint>
