@@ -127,6 +127,22 @@ def test_a_branch_that_is_not_taken_has_no_times() -> None:
     assert (calls["exp"], calls["tanh"]) == (0, 1)
 
 
+def test_a_loop_in_a_branch_that_is_not_taken_has_no_times() -> None:
+    x = ngd.placeholder("x", (4, 8))
+
+    def looped(v: ngd.Node) -> ngd.Node:
+        total, _ = ops.scan(lambda c, part: (c + ops.tanh(part), None), ops.zeros((8,)), v)
+        return total
+
+    made = ops.cond(ops.sum(x) > 0, looped, lambda v: v[0], x)
+    step = ngd.compile([x], [made])
+    for sign, calls in ((1, 4), (-1, 0)):
+        with ngd.profile():
+            step(np.full((4, 8), sign, np.float32))
+        found = [r.calls for r in step.report().rows for op, _ in r.made_of if op == "tanh"]
+        assert found == [calls]
+
+
 def test_steps_are_timed_only_inside_a_block() -> None:
     step, _ = a_step()
     step(batch_of_ones())

@@ -404,7 +404,7 @@ Record Executor::record_in(std::optional<std::uint64_t> recording) const {
   for (const BoundInstruction& bound : bound_) {
     if (bound.nested == nullptr) continue;
     for (const Executor* program : bound.nested->programs())
-      record.bodies.push_back(program->record_in(recorded_in_));
+      record.bodies.push_back(program->record_in(recording.value_or(recorded_in_)));
   }
   return record;
 }
