@@ -98,9 +98,9 @@ class Device {
   // True if the device's kernels may dereference all pointers of the host.
   virtual bool addresses_host() const noexcept = 0;
   virtual void* allocate(std::size_t bytes) = 0;     // aligned to kAlignment; bytes may be 0
-  virtual void release(void* pointer) noexcept = 0;  // no queue may use the memory any more
+  virtual void release(void* pointer) noexcept = 0;  // call it when no queue uses the memory
   virtual std::unique_ptr<Queue> make_queue() = 0;
-  virtual std::unique_ptr<Event> make_event() = 0;  // for any queue of this device
+  virtual std::unique_ptr<Event> make_event() = 0;  // usable in all queues of this device
 };
 
 // Device memory that this object owns. It can be moved, but not copied.
@@ -145,6 +145,6 @@ class Buffer {
   std::size_t bytes_ = 0;
 };
 
-Device& cpu();  // the host's memory and cores
+Device& cpu();  // the device for the memory and cores of the host
 
 }  // namespace ngd::device

@@ -50,11 +50,12 @@ inline constexpr std::uint64_t kSlots = 64;
 inline constexpr std::size_t kLine = 64;
 inline constexpr std::size_t kErrorBytes = 16 << 10;
 inline constexpr std::size_t kWaitWords = 31;  // the length of wait_text, in words of 8 characters
-// The bytes of inline memory per slot (the record of one collective). A rank copies a source that
-// fits to this memory, and the peers read the copy. inline.cpp has times for several sizes.
+// The bytes of inline memory per slot (the record of one collective). If the source of a collective
+// is small enough, a rank copies it into this memory, and the peers read the copy. inline.cpp has
+// times for several sizes.
 inline constexpr std::size_t kInlineBytes = 2 << 10;
-// The most numbers of a layout (the extents of an array, or the entries of a list) that the peers
-// can read, for error messages.
+// A layout (layout.hpp) has one number per axis of an array, or one per array of a list. The peers
+// can read at most this many of these numbers, for error messages.
 inline constexpr std::size_t kLayoutNumbers = 64;
 inline constexpr std::size_t kStagingBytes = 4 << 20;
 
@@ -114,10 +115,10 @@ struct RankRecord {
 };
 
 struct Slot {
-  // The data of this rank that the peers need to begin the collective, in one cache line. This rank
-  // sets the flag `published` to the number of the collective when the other data are complete.
-  // source_offset and destination_offset are offsets in this segment, or kInline or kPrivate (see
-  // above). arrived_ns is the time at which this rank published the collective.
+  // The first cache line has the data of this rank that the peers need to begin the collective.
+  // This rank writes the other data first, and then sets the flag `published` to the number of the
+  // collective. source_offset and destination_offset are offsets in this segment, or kInline or
+  // kPrivate (see above). arrived_ns is the time at which this rank published the collective.
   alignas(kLine) std::atomic<std::uint64_t> published;
   std::uint64_t fingerprint;  // a hash of `call` and of the group's id
   std::uint64_t source_offset;
@@ -125,11 +126,13 @@ struct Slot {
   std::uint64_t arrived_ns;  // CLOCK_MONOTONIC
   std::byte tiny[24];        // if source_offset is kInline: the data of the source, if they fit
 
-  // The progress of this rank in the collective of this slot. `step`: in the algorithm of
-  // exchange.cpp, the number of chunks that this rank has copied to its staging buffers; in other
-  // algorithms, the number of the last step (schedule.hpp) that it has done. `taken`: only in
-  // exchange.cpp, this rank has read chunks 0 to taken - 1 of all its peers; kAll if it reads no
-  // more. `first_ticket`: this rank's chunk 0 is in staging buffer first_ticket % kBuffers.
+  // The progress of this rank in the collective of this slot:
+  //   step          in the algorithm of exchange.cpp, the number of chunks that this rank has
+  //                 copied to its staging buffers; in other algorithms, the number of the last step
+  //                 (schedule.hpp) that it has done
+  //   taken         only in exchange.cpp: the number of chunks that this rank has read from each
+  //                 peer that sends data to it, or kAll if it will read no more chunks
+  //   first_ticket  chunk 0 of this rank is in its staging buffer first_ticket % kBuffers
   alignas(kLine) std::atomic<std::uint64_t> step;
   std::atomic<std::uint64_t> taken;
   std::uint64_t first_ticket;
@@ -144,8 +147,8 @@ struct Slot {
   std::uint32_t program_length;
   std::uint32_t layout_entries;
   // The kind of the operands' layout: a sequence of elements, an array with several axes, or a list
-  // of arrays (layout.hpp). Segment::layout_numbers() has the extents of the array, or the entries
-  // of the list.
+  // of arrays (layout.hpp). Segment::layout_numbers() has the extents of the array, or the element
+  // count and dtype of each array of the list.
   Layout::Of layout;
 };
 static_assert(offsetof(Slot, step) == kLine && sizeof(Slot) == 4 * kLine);
@@ -172,9 +175,9 @@ struct alignas(kLine) Common {
   std::atomic<std::uint32_t> departed;  // the number of ranks that do not use the memory any more
 };
 
-// A control block (a rank's data for one group) begins with Control. Its other parts begin at
-// kInlineOffset, kLayoutsOffset and kStagingOffset. In a segment (a rank's shared memory), the
-// control block of the world is at kWorldOffset, and the heap at kHeapOffset.
+// A control block (a rank's data for one group) begins with a Control. The other parts of the block
+// begin at kInlineOffset, kLayoutsOffset and kStagingOffset. In a segment (a rank's shared memory),
+// the control block of the world is at kWorldOffset, and the heap at kHeapOffset.
 inline constexpr std::size_t kInlineOffset = round_up(sizeof(Control), 4096);
 inline constexpr std::size_t kLayoutsOffset = kInlineOffset + kSlots * kInlineBytes;
 inline constexpr std::size_t kLayoutBytes = kLayoutNumbers * sizeof(std::uint64_t);
@@ -234,10 +237,10 @@ class Memory {
 };
 
 // Create the memfd of a segment, sealed against resizing. `size`: the number of ranks on this host.
-// The segment is as large as the physical memory rounded up to 1 GiB, but at least 4 GiB. If the
-// segments of all `size` ranks do not fit this process's address space (RLIMIT_AS), halve the
-// segment until they fit. Throws OutOfMemory if it would be smaller than 256 MiB. The segment has
-// no memory pages until Memory::commit() allocates them.
+// The size of the segment is the physical memory, rounded up to a multiple of 1 GiB, but at least
+// 4 GiB. If the segments of all `size` ranks do not fit into this process's address space
+// (RLIMIT_AS), halve the size until they fit. Throws OutOfMemory if a segment would then be smaller
+// than 256 MiB. The segment has no memory pages until Memory::commit() allocates them.
 Descriptor create_segment(int size);
 
 // Map the segment of rank `job_rank` of the job. `fd`: the memfd that the rank has made with

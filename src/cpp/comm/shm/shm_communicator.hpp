@@ -63,8 +63,8 @@ class ShmCommunicator final : public Communicator, private Member, private Commo
   bool is_watched() const noexcept override { return Communicator::is_watched(); }
 
   void check_not_child() const;
-  // Throw GroupClosed if the group cannot be used. call() returns the name of the refused call, for
-  // the message.
+  // Throw GroupClosed if the group or the world is closed, or if this rank has failed. `call` is a
+  // function that returns the text of the caller's call, for the error message.
   template <class Call>
   void check_usable(Call&& call) const {
     if (family_->failed() || group_.is_closed() || family_->closed()) [[unlikely]]

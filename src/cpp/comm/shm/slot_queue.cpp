@@ -11,7 +11,7 @@ namespace ngd::comm::shm {
 
 namespace {
 
-// A rank reports the number of collectives that it has finished only once per this number of
+// A rank reports its progress (Control::finished) only once per kReportInterval finished
 // collectives. The peers need the report only before they use a slot (the record of a collective)
 // for another collective.
 constexpr std::uint64_t kReportInterval = kSlots / 4;
@@ -45,8 +45,9 @@ void SlotQueue::start(const Collective& collective, Statistics::Entry stats,
   submitted_ = sequence;
 }
 
-// Return true if the next collective has a free slot (the record that the peers read): all ranks
-// have finished the collective kSlots before it. Until then they may still read the slot.
+// Return true if the slot (the record that the peers read) of the next collective s is free: all
+// ranks have finished collective s - kSlots, which used the slot before. Until then, they may still
+// read the slot.
 bool SlotQueue::has_free_slot() {
   if (submitted_ < slots_free_to_) [[likely]]
     return true;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The collectives of a group that this rank has submitted, in the order of submission.
 //
-// A collective needs a slot, in which it is published to the peers. There are kSlots slots, and the
-// slot of a collective is free when all ranks have finished the collective kSlots before it. Until
-// then, a submitted collective waits in the backlog.
+// A collective needs a slot, in which it is published to the peers. There are kSlots slots, and
+// collective number s uses the slot of collective s - kSlots again. The slot is free when all ranks
+// have finished collective s - kSlots. Until then, collective s waits in the backlog.
 //
 // submit() never waits for a slot, because that could be a deadlock: a peer may be unable to finish
 // its collectives before this rank has submitted a later one.
@@ -101,7 +101,8 @@ class SlotQueue {
   bool checked_;
   Algorithm preferred_;
   std::vector<Task> tasks_{kSlots};
-  // The number of the last collective that was started. Those in the backlog have higher numbers.
+  // The number of the last collective that was started, that is, published in a slot. Collectives
+  // in the backlog have higher numbers.
   std::uint64_t submitted_ = 0;
   std::uint64_t finished_ = 0;
   std::uint64_t slots_free_to_ = kSlots;  // collectives up to this number may be published

@@ -6,9 +6,9 @@
 // of a group; the chunk with ticket t is in buffer t % kBuffers. (The ring algorithm has no
 // tickets. It waits until all buffers are free.) A buffer may be filled again when it is free:
 //   - In an exchange (exchange.cpp), the peers only read the buffer. Each peer reports in
-//     Slot::taken how many chunks it has read. The buffer has a guard: the condition (Need) that
-//     all peers have reported that they have read the chunk. When the guard is met, the buffer is
-//     free. The collective may be complete on this rank before that.
+//     Slot::taken how many chunks it has read. The buffer is free when all peers have reported that
+//     they have read its chunk. This condition (a Need) is the guard of the buffer. The collective
+//     may be complete on this rank before the guard is met.
 //   - In flat.cpp and nodes.cpp, the peers read the buffer and then write results to it. The buffer
 //     is free when this rank has copied the results to its destination. Until then, this rank marks
 //     the buffer as held (Staging::hold).
@@ -39,9 +39,9 @@ class Staging {
   bool is_free(Group& group, std::uint64_t ticket) {
     return !is_held_[ticket % kBuffers] && group.met(guard(ticket));
   }
-  // Return the index of the first buffer that is in use; kBuffers if all buffers are free. The
-  // caller can then wait for guard() of that index: the condition that the peers do not need the
-  // buffer any more.
+  // Return the lowest index of a buffer that is in use, or kBuffers if all buffers are free. The
+  // caller can then wait until the condition guard(index) is met: the peers do not need the buffer
+  // any more.
   std::uint64_t first_busy(Group& group) {
     std::uint64_t buffer = 0;
     while (buffer < kBuffers && is_free(group, buffer)) ++buffer;

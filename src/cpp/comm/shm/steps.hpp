@@ -77,9 +77,10 @@ class Steps {
 // 256 KiB in a group of one or two ranks, and 1 MiB in a larger group.
 //
 // With two ranks, a chunk of 256 KiB, its buffers and its operands fit the second-level cache. More
-// ranks may have to share a core, and then a synchronisation costs more than cache misses.
-// All-reduce of float32 in place from private memory, AMD EPYC 9005 with 2 cores (4 ranks share
-// them), in GB/s, by the size of a chunk. There are no figures for 4 ranks below 256 KiB:
+// ranks may have to share a core, and then a synchronisation costs more than cache misses. The
+// table has the speed in GB/s of an all-reduce of 16 MiB of float32, in place in private memory,
+// for chunks of 64 KiB to 1 MiB. The machine is an AMD EPYC 9005 with 2 cores, which 4 ranks share.
+// For 4 ranks, only chunks of 256 KiB or more were measured.
 //   KiB                 64   128   256   512   1024
 //   2 ranks, 16 MiB   12.0  15.1  17.7  16.7   12.9
 //   4 ranks, 16 MiB                1.6   1.7    4.0

@@ -51,11 +51,11 @@ bool Ladder::spin_or_yield() noexcept {
   return false;
 }
 
-// Spin once. Return false if the rank has spun for patience_ns_. If more than kPushedOffNs is
-// between two readings of the clock, the thread had no core, or the caller did other work. Such a
-// gap does not count as spinning: the rank may spin longer by the length of the gap. All gaps
-// together add at most kMostPatienceNs, because the caller must check its peers and its deadline
-// now and then.
+// Spin once. Return false if the spins since restart() have taken patience_ns_ nanoseconds. If two
+// readings of the clock are more than kPushedOffNs apart, the thread had no core, or the caller did
+// other work. Such a gap does not count as spinning: the rank may spin longer by the length of the
+// gap. All gaps together add at most kMostPatienceNs, because the caller must check its peers and
+// its deadline now and then.
 bool Ladder::spin() noexcept {
   pause_cpu();
   if (++count_ % kSpinsPerLook != 0) return true;

@@ -129,7 +129,7 @@ void Waiter::publish_wait(Work work, Deadline& deadline, std::uint64_t now) {
   deadline.is_published = true;
   try {
     note_wait(family_.record(), works_.describe_need(works_.need_of(work)));
-  } catch (const std::bad_alloc&) {  // no memory: the peers' messages do not name this call
+  } catch (const std::bad_alloc&) {  // no memory: the error messages of peers do not name this call
   }
 }
 

@@ -19,7 +19,8 @@ Statistics::Entry Works::stats_of(Work work) const noexcept {
 
 std::uint64_t Works::end_of(Work work) const noexcept {
   if (is_letter(work)) return letters_.finished_ns();
-  // If the slot of this work already serves a later collective, this is the later one's task.
+  // If the Task object of this work already serves a later collective, its times are those of the
+  // later collective.
   const Task& task = queue_.task(work.sequence);
   return task.sequence == work.sequence ? task.completed_ns : now_ns();
 }
@@ -50,8 +51,8 @@ const Task* Works::blocker(Work work) const noexcept {
 
 int Works::only_awaited_rank(Work work) const noexcept {
   const Task* task = is_letter(work) ? nullptr : blocker(work);
-  // If this work still has staging buffers to fill, each peer may have to wake this rank: when a
-  // peer reports that it has taken a chunk, this rank can fill the chunk's buffer again.
+  // If this rank must still fill staging buffers for this work, any peer may have to wake it: when
+  // a peer reports that it has taken a chunk, this rank may fill the chunk's buffer again.
   if (task != nullptr && task->staging.is_needed && !task->staging.has_ended &&
       (task->runs<Exchange>() || !task->has_arrived))
     return -1;

@@ -26,10 +26,11 @@ class Works {
   // Throw Internal if no collective, send or receive with this number was ever submitted.
   void check_known(Work work) const;
   Statistics::Entry stats_of(Work work) const noexcept;
-  // Return the time at which a complete work ended, for the statistics. The time was noted when the
-  // work ended: the thread that waits may have lost its core since then, so that the present time
-  // would be too late. The present time is returned only if the work's slot (its record in shared
-  // memory) already serves a later collective.
+  // Return the time at which a complete work ended, for the statistics. The present time could be
+  // too late, because the waiting thread may have lost its core after the work ended. For a
+  // collective, return the time that was noted at its end, or the present time if its Task object
+  // already serves a later collective. For a send or a receive, return the time at which the last
+  // of all sends and receives was completed.
   std::uint64_t end_of(Work work) const noexcept;
 
   // Return the need (the condition to wait for) of a pending collective, send or receive.
@@ -38,7 +39,7 @@ class Works {
   // work and for nothing else. Return -1 if several ranks may have to wake the thread.
   int only_awaited_rank(Work work) const noexcept;
 
-  // Return texts for error messages:
+  // These functions return texts for error messages:
   //   describe(work)        the call of a work; "wait" if the call is not known any more
   //   describe_need(need)   the call of this rank that waits for the need (a condition on flags of
   //                         other ranks)

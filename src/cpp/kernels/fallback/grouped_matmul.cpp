@@ -16,7 +16,7 @@ namespace {
 template <class T>
 class ComputedArray {
  public:
-  // max_elements: the largest number of elements of this operand or result in one product.
+  // `max_elements`: one matrix product reads or writes at most this many elements of the array.
   ComputedArray(DType dtype, std::int64_t max_elements)
       : item_bytes_(static_cast<std::int64_t>(size_of(dtype))),
         widen_(gemm::cast_to_computed(dtype)),

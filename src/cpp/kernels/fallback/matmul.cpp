@@ -118,16 +118,16 @@ bool has_mostly_empty_vector(const MatmulShape& shape) {
          shape.k >= kLanes;
 }
 
-// Return true if A has at most kMaxRows (128) rows, and the number of columns of B is a power of
-// two. B must also have at least kMinColumns columns and kMinDepth rows. oneDNN is slow for such a
-// B: oneDNN copies B, and the rows of B compete for few sets of the caches. On one core of an EPYC
-// (Zen 5), ngd's GEMM takes 0.7 to 0.9 times as long as oneDNN for these shapes. With 192 rows of
-// A, ngd's GEMM takes 0.92 times as long. For 128 x 768 by 768 x 3072, both take the same time:
-// 3072 is not a power of two.
+// Return true if A is not transposed and has at most kMaxRows (128) rows, and the number of columns
+// of B is a power of two. B must also have at least kMinColumns columns and kMinDepth rows. oneDNN
+// is slow for such a B: oneDNN copies B, and the rows of B compete for few sets of the caches. On
+// one core of an EPYC (Zen 5), ngd's GEMM takes 0.7 to 0.9 times as long as oneDNN for these
+// shapes. With 192 rows of A, ngd's GEMM takes 0.92 times as long. For 128 x 768 by 768 x 3072,
+// both take the same time: 3072 is not a power of two.
 //
-// is_fastest() also requires kMinRows rows. With fewer rows, ngd's GEMM is not faster if B is in no
-// cache. If B is in a cache, ngd's GEMM takes up to 1.9 times as long as oneDNN, because it packs
-// the whole matrix B.
+// is_fastest() also requires that A has at least kMinRows rows. With fewer rows, ngd's GEMM is not
+// faster if B must be read from memory. If B is in a cache, ngd's GEMM takes up to 1.9 times as
+// long as oneDNN, because it packs the whole matrix B.
 bool has_conflicting_rows(const MatmulShape& shape) {
   constexpr std::int64_t kMaxRows = 128, kMinColumns = 512, kMinDepth = 128;
   return !shape.transpose_a && shape.m <= kMaxRows && shape.n >= kMinColumns &&
@@ -136,20 +136,20 @@ bool has_conflicting_rows(const MatmulShape& shape) {
 
 // Return true if A is transposed and the depth, the length of the summed axis, is small. The
 // gradient of a weight is such a matmul if a step has few samples: the depth is the number of
-// samples. The compiler can fuse the gradient with the ops that use it. The fused kernel
-// (fused/elementwise_product.cpp) computes it with ngd's GEMM, so this kernel is chosen for the
-// gradient that is not fused. Both then have the same bits. With AVX-512, ngd's GEMM also takes
-// only 0.94 to 0.98 times as long as oneDNN.
+// samples. If the compiler fuses the gradient with the ops that use it, the fused kernel
+// (fused/elementwise_product.cpp) computes it with ngd's GEMM. So the gradient is computed with
+// ngd's GEMM even if it is not fused: fusion then does not change its bits. With AVX-512, ngd's
+// GEMM also takes only 0.94 to 0.98 times as long as oneDNN.
 bool is_shallow_gradient(const MatmulShape& shape) {
   constexpr std::int64_t kMaxDepth = 256;
   return shape.transpose_a && shape.k <= kMaxDepth &&
          shape.m * shape.n >= shape.k * (shape.m + shape.n);
 }
 
-// Return true if ngd's GEMM is chosen instead of oneDNN: for float32 without batch axes, if B is
-// not transposed, no other op than relu is fused with the matmul, and one of the three functions
-// above returns true. has_mostly_empty_vector() and has_conflicting_rows() were measured only with
-// AVX-512. So they count only with AVX-512, and only if A has at least kMinRows rows.
+// Return true if ngd's GEMM is chosen instead of oneDNN. This needs float32 without batch axes, B
+// not transposed, and no fused op other than relu. Also, is_shallow_gradient(),
+// has_mostly_empty_vector() or has_conflicting_rows() must return true. The last two were measured
+// only with AVX-512. So they count only with AVX-512, and only if A has at least kMinRows rows.
 bool is_fastest(const KernelQuery& query, const MatmulShape& shape, const Machine& machine) {
   constexpr std::int64_t kMinRows = 32;
   if (query.outputs[0].dtype != DType::F32 || shape.mixed || shape.transpose_b ||

@@ -114,8 +114,8 @@ class MomentsKernel final : public Kernel {
     const Geometry& g = geometry_;
     const auto* x = static_cast<const std::byte*>(args.inputs[0]);
     const std::int64_t columns = g.by_rows ? 1 : g.columns_of(task / g.chunks);
-    // The size of the buffer in elements. The loops sum the elements in blocks; the size is a
-    // multiple of a block, so that no block is divided.
+    // The size of the buffer in elements. The loops sum the elements block by block (moments.hpp).
+    // The buffer has space for one or more whole blocks, so that no block is divided.
     constexpr std::int64_t kBuffer = kRowBlock * kMaxColumns;
     alignas(64) T widened[kBuffer];
     const std::int64_t max_length = g.by_rows ? kBuffer : kRowBlock;
@@ -169,7 +169,7 @@ class MomentsKernel final : public Kernel {
   }
 
   std::size_t item_;
-  tiles::TileFunction widen_;  // null if elements are T
+  tiles::TileFunction widen_;  // widens 16-bit floats to T; null if the elements are T
   Geometry geometry_;
   const MomentLoops& loops_;
   const ReduceLoops& sums_;

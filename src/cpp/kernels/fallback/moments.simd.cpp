@@ -89,10 +89,10 @@ struct Loops {
     }
   }
 
-  // Add `rows` rows of at most kStripe columns to the sums, one vector of columns at a time. If the
-  // last vector has more lanes than there are columns left, it also reads elements after the last
-  // column, and the sums of these lanes are ignored. In the last rows, such a read could end after
-  // the end of the memory. These rows are read one element at a time.
+  // Add `rows` rows of at most kStripe columns to the sums, one vector of columns at a time. The
+  // last vector may have more lanes than there are columns left. Its other lanes then read elements
+  // after the last column, and the sums of these lanes are ignored. In the last rows, such a read
+  // could go beyond the end of the data. These rows are read one element at a time.
   NGD_INLINE void add(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t width,
                       Stripe& block) {
     if (width == kStripe) return add<4>(x, rows, stride, block.shifts, block.sums, block.squares);
