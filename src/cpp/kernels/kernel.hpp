@@ -70,12 +70,12 @@ class Kernel {
 struct Offer {
   std::unique_ptr<Kernel> kernel;  // null if the row refuses the query
   // The reason for a refusal, for the error message of find(). A row of the table leaves the text
-  // empty if a later row offers the same kernel for these and further queries. If the later row
-  // also refuses the query, find() reports its reason.
+  // empty if a later row offers the same kernel for more queries. If the later row also refuses
+  // the query, find() reports the reason of the later row.
   std::string refusal = {};
   // True if the kernel computes with its operands as they are stored. False if the kernel widens
-  // 16-bit operands in memory, or emulates products of 16-bit operands that the CPU does not have.
-  // Such a kernel is slower than the same kernel for float32.
+  // 16-bit operands in memory, or if it emulates their products because the CPU has no
+  // instruction for them. Such a kernel is slower than the same kernel for float32.
   bool is_native = true;
 
   static Offer refuse(std::string reason) { return {nullptr, std::move(reason)}; }

@@ -22,8 +22,8 @@ struct Machine {
   std::int64_t shared_cache_bytes = 16 << 20;  // L3
 };
 
-// Return the threads and the SIMD level that this process may use now, with the default cache
-// sizes.
+// Return a Machine with the number of threads and the SIMD level that this process may use now. The
+// cache sizes are the defaults.
 Machine this_machine();
 
 }  // namespace ngd::kernels

@@ -95,11 +95,11 @@ void StridedCopy::merge_axes(const Shape& shape, const Shape& source_strides,
 
 void StridedCopy::run(const void* source, void* target) const {
   if (outer_count_ == 0 || middle_.length == 0 || inner_.length == 0) return;
-  // The copy is divided into bands, which the threads share. For each index of the outer axes, a
-  // transpose copies a matrix: the middle axis (dense in the source) by the inner axis (dense in
-  // the target). A band has `side` indices of the middle axis, and all indices of the inner axis.
-  // Other copies copy one line along the inner axis per index of the outer axes. Such a line is one
-  // band. Only a single line is divided, into bands of at most kGrainWork elements.
+  // The threads share the copy in units called bands. For each index of the outer axes, a transpose
+  // copies one matrix. Its rows are the middle axis (dense in the source), and its columns are the
+  // inner axis (dense in the target). A transpose's band is `side` rows of a matrix. Other copies
+  // copy one line, the inner axis, per index of the outer axes, and a line is a band. If there is
+  // only one line, it is divided into bands of at most kGrainWork elements.
   const std::int64_t side = kLine / item_;
   const std::int64_t bands = is_transpose_       ? divide_up(middle_.length, side)
                              : outer_count_ == 1 ? divide_up(inner_.length, kGrainWork)

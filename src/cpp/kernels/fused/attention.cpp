@@ -192,7 +192,7 @@ Mask mask_of(const KernelQuery& query, std::size_t index) {
 
 // A block of queries of one head.
 struct Block {
-  // Numbers over the whole batch: the head of these queries, and the head of keys that it uses.
+  // Numbers over the whole batch: `unit` of the head of keys, `head` of the head of queries.
   std::int64_t unit, head;
   std::int64_t first, count;  // the first query, and the number of queries
   std::int64_t columns;       // `count`, rounded up to whole vectors
@@ -211,8 +211,8 @@ class Attention {
                                          machine.threads)) {}
 
  protected:
-  // Return the number of scratch elements per thread that both kernels need: for the transposed
-  // queries, for a block of scores and, if there is a mask, for two blocks of the mask.
+  // Return the number of scratch elements per thread that forward and backward both need: for the
+  // transposed queries, for a block of scores and, if there is a mask, for two blocks of the mask.
   std::int64_t shared_elements() const {
     return kQueries * (problem_.extent + kKeyBlock * (mask_ ? 3 : 1));
   }
@@ -475,7 +475,7 @@ class Backward final : public Kernel, Attention<T> {
 
  private:
   struct Adjoints {
-    T *query, *key, *value;  // the outputs; null if an adjoint is not computed
+    T *query, *key, *value;  // the memory of each adjoint; null if it is not computed
   };
 
   std::int64_t elements() const {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plan of a fused elementwise kernel: how it computes a kernel body.
+// The plan of a fused elementwise kernel: how it computes a kernel body, which is a list of
+// elementwise statements.
 //
 // A fused kernel does not compute one statement after the other over whole arrays. It divides the
 // arrays into tiles, and computes all statements for one tile, then for the next one. So the values
@@ -98,7 +99,8 @@ struct Plan {
   std::vector<Constant> constants;
   std::vector<std::int64_t> given;  // the numbers of the inputs that are matrix products
   std::vector<int> kept;            // kept[k] is the slot (a tile in memory) that reduction k reads
-  std::vector<int> buffer_of_slot;  // each slot's buffer; -1 if the slot is in an input or output
+  // The number of the buffer that is the memory of each slot; -1 for a part of an input or output.
+  std::vector<int> buffer_of_slot;
   std::vector<TileLoop> loops;
   std::vector<InPlace> in_place;  // pairs of an output and an input that may share memory
 };

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A kernel body with matrix products among its inputs. The products are not stored. A block of each
-// product is computed (gemm/streaming_gemm.hpp), and the body reads it while it is in the
-// second-level cache. For example, the update of a weight uses the gradient without writing it to
-// memory.
+// The kernel of a body (a list of elementwise statements) that has matrix products as inputs. The
+// products are not stored. The kernel computes a block of each product (gemm/streaming_gemm.hpp),
+// and then the body for this block, which is still in the second-level cache. For example, the
+// update of a weight uses the gradient without writing it to memory.
 //
 // The inputs of the kernel are the operands of the products (a and b of the first product, a and b
 // of the second one, and so on), and then the other inputs of the body. The attribute `products`
@@ -62,7 +62,7 @@ KernelQuery elementwise_of(const KernelQuery& query) {
 }
 
 // Receives the blocks of the matrix products that one thread computes (gemm/streaming_gemm.hpp),
-// and computes the body for the elements of each block.
+// and computes the kernel body, the elementwise statements, for the elements of each block.
 template <class T>
 class BodySink {
  public:
@@ -109,10 +109,10 @@ class BodySink {
         __builtin_prefetch(from + offset, kRead, kSecondLevel);
   }
 
-  // Compute the body for `count` elements, from number `begin` in row-major order on. `values` has
-  // these elements of the first matrix product. Those of each next product begin `stride_bytes`
-  // later. The elements are computed in tiles, and no tile crosses the end of a row of plan_.inner
-  // elements.
+  // Compute the statements of the body for `count` elements, from number `begin` in row-major order
+  // on. `values` has these elements of the first matrix product. Those of each next product begin
+  // `stride_bytes` later. The elements are computed in tiles, and no tile crosses the end of a row
+  // of plan_.inner elements.
   void compute(std::int64_t begin, std::int64_t count, const T* values, std::int64_t stride_bytes) {
     while (count > 0) {
       const std::int64_t n =

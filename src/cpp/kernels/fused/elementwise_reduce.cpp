@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A kernel body that also reduces the values of some statements, for example to the sum of x * y
-// over an axis. All reductions of a body are over the same axes. The kernel computes the body tile
-// by tile, and combines the values of a tile with accumulators while they are in the first-level
-// cache. So it reads the inputs only once. It combines the values in the same order as the kernel
-// of a separate reduction (fallback/reduce.cpp), so both kernels give the same bits.
+// The kernel of a body (a list of elementwise statements) with reductions of some statements'
+// values, for example the sum of x * y over an axis. All reductions of a body are over the same
+// axes. The kernel computes the body tile by tile, and combines the values of a tile with
+// accumulators while they are in the first-level cache. So it reads the inputs only once. It
+// combines the values in the same order as the kernel of a separate reduction
+// (fallback/reduce.cpp), so both kernels give the same bits.
 #include <algorithm>
 
 #include "device/team.hpp"
@@ -161,10 +162,10 @@ class ElementwiseReduce final : public Kernel {
   std::vector<std::size_t> first_, accumulated_;
 };
 
-// Return true if floats can be reduced in the plan's tiles. A reduction of floats combines a row in
-// blocks of kBlockBytes (reduce/loops.hpp). If the last axis is reduced and a row has several
-// tiles, each tile must be exactly one block. In all other cases, the result is true. `g` is the
-// geometry of the reduction, and `item` is the number of bytes per element.
+// Return true if the plan's tiles fit the blocks of a reduction of floats, kBlockBytes of a row
+// (reduce/loops.hpp). The result is false only if the last axis is reduced, a row has several
+// tiles, and a full tile is not exactly one block. `g` is the geometry of the reduction, and `item`
+// is the number of bytes per element.
 bool is_block(const Plan& plan, const Geometry& g, std::size_t item) {
   const std::int64_t block = reduce::kBlockBytes / static_cast<std::int64_t>(item);
   return !g.by_rows || plan.tiles_per_row == 1 || plan.tile_length == block;

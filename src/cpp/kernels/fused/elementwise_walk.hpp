@@ -47,7 +47,8 @@ class NextTile {
   Range ranges_[kMaxSlots];
 };
 
-// Computes a kernel body tile by tile, as its plan says. It has the buffers of one thread.
+// Computes a kernel body (a list of elementwise statements) tile by tile, as its plan says. It has
+// the buffers of one thread.
 class TileWalk {
  public:
   TileWalk(const Plan& plan, const KernelArgs& args);

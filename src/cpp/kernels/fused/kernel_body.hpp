@@ -54,8 +54,8 @@ std::vector<Statement> parse_statements(std::string_view text,
 // Tiles contain 16-bit floats as float32. Throws Refusal if the text is not a number of the dtype.
 std::uint64_t bits_of_immediate(const Operand& operand);
 
-// A kernel body, read from the attributes of the query for its kernel. The query must outlive the
-// body, which has views into the query.
+// A kernel body: the statements that a fused kernel computes. They are read from the attributes of
+// the query, which must outlive the body, because the body has views into the query.
 struct Body {
   explicit Body(const KernelQuery& query);  // throws Refusal
 

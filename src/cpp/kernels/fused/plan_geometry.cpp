@@ -13,8 +13,8 @@ namespace ngd::kernels::fused {
 
 namespace {
 
-// Return one flag per axis of the body: true if the attribute `axes` lists the axis, which is then
-// reduced.
+// Return one flag per axis of the statements' values: true if the axis is reduced, because the
+// attribute `axes` lists it.
 std::vector<bool> reduced_axes(const KernelQuery& query, std::size_t num_axes) {
   std::vector<bool> is_reduced(num_axes);
   if (!query.attrs.has("axes")) return is_reduced;
@@ -88,7 +88,7 @@ void choose_tiles(Plan& plan, std::int64_t max_length) {
   }
 }
 
-// Choose tiles for a body whose values are reduced. `g` is the geometry of the reduction, which
+// Choose tiles for a kernel that also reduces values. `g` is the geometry of the reduction, which
 // combines elements block by block (reduce/loops.hpp). If the last axis is kept (not reduced), a
 // block is kRowBlock rows, and no tile has rows of two blocks. If the last axis is reduced, a block
 // is kBlockBytes of one row. A row that is longer than a tile then has one tile per block.

@@ -67,7 +67,8 @@ struct Blocking {
   // True if each thread computes whole products of the batch. False if each thread computes some
   // rows or some columns of every product.
   bool divides_batch = false;
-  // If divides_batch is false: true if the threads divide the columns of C, false if its rows.
+  // True if the threads divide the columns of C, false if they divide its rows. Not used if
+  // divides_batch is true.
   bool divides_columns = false;
   bool has_one_row_block = false;  // one block has all rows that a thread computes of a product
   // True if PackedGemm keeps the packed rows of A, over the whole depth, while it computes the next
@@ -80,10 +81,10 @@ struct Blocking {
   // StreamingGemm computes several products at once, and has memory for B and the sums of each.
   std::int64_t a_elements = 0, b_elements = 0, c_elements = 0, part_elements = 0;
 
-  // Return the blocking of a PackedGemm, which stores its result. A panel of B has the columns that
-  // one tile reads. If one block has all rows that a thread computes, no other block of the thread
-  // reads the same panels. The scratch memory then holds only one packed panel. Otherwise, it holds
-  // all panels of a block.
+  // Return the blocking of a PackedGemm, the GEMM that stores its result in memory. A panel of B
+  // has the columns that one tile reads. If one block has all rows that a thread computes, no other
+  // block of the thread reads the same panels. The scratch memory then holds only one packed panel.
+  // Otherwise, it holds all panels of a block.
   template <class T>
   static Blocking packed(const MatmulShape& shape, const GemmTile<T>& tile, std::int64_t threads) {
     Blocking blocking = divide(shape, tile, threads, kPackedLimits);
@@ -94,9 +95,9 @@ struct Blocking {
     return blocking;
   }
 
-  // Return the blocking of a StreamingGemm, which does not store its result. The scratch memory
-  // holds packed B for the columns of a block and the whole depth, because all blocks with these
-  // columns read the same B. The scratch memory also holds the sums of a block.
+  // Return the blocking of a StreamingGemm, the GEMM that does not store its result. The scratch
+  // memory holds packed B for the columns of a block and the whole depth, because all blocks with
+  // these columns read the same B. The scratch memory also holds the sums of a block.
   template <class T>
   static Blocking streaming(const MatmulShape& shape, std::int64_t num_products,
                             const GemmTile<T>& tile, std::int64_t threads) {

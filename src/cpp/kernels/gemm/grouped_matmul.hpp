@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // grouped_matmul and grouped_weight_grad: one matrix product for each group of rows.
 //
-// Group g has the rows from offsets[g - 1], or 0, up to offsets[g]. The offsets are elements of an
-// input, so the shape of a group's product is known only when the kernel runs. The threads share
-// each product. A group without rows has no product.
+// Group g has the rows from offsets[g - 1] to offsets[g] - 1; group 0 begins at row 0. The offsets
+// are elements of an input, so the shape of a group's product is known only when the kernel runs.
+// The threads share each product. A group without rows has no product.
 //
 // The template parameter `Products` is a class that multiplies. Its constructor takes the largest
 // MatmulShape, the dtype of all arrays, and the Machine. It has scratch_bytes() and run(args, m, k,

@@ -122,9 +122,9 @@ class Panels {
     const std::byte* data = nullptr;
     std::int64_t row_bytes = 0, stride = 0;
 
-    // Set the prefetch of `work`, the work of a tile, to cache line number `line` of each piece of
-    // this memory. If the pieces have no such line, set it to `fallback`, which is in the cache
-    // already. So each tile prefetches, and needs no branch.
+    // Let the tile of `work` prefetch cache line number `line` of every row of the next panel of B.
+    // If its rows have no such line, the tile prefetches `fallback`, which is in the cache already.
+    // So every tile prefetches an address, and needs no branch.
     void add_to(TileWork<T>& work, std::int64_t line, const void* fallback) const {
       constexpr std::int64_t kLine = 64;
       const bool exists = data != nullptr && (line - 1) * kLine < row_bytes - 1;

@@ -242,10 +242,8 @@ class Primitives {
   std::vector<Step> steps_;
 };
 
-// Return the number of threads for a convolution: 1 if it is small, and otherwise all threads.
-//
-// Without AVX-512, all convolutions use all threads. With AVX-512, any convolution of at most 1
-// MFLOP is faster on one thread.
+// Return the number of threads for a convolution: 1 if it is small and the CPU has AVX-512, and
+// otherwise all threads. With AVX-512, any convolution of at most 1 MFLOP is faster on one thread.
 //
 // With AVX-512, oneDNN divides a weight gradient into parts. A part is one block of 16 input
 // channels with one block of 16 output channels, for one group and one sample. If there are fewer
@@ -255,7 +253,7 @@ class Primitives {
 // for each thread that libgomp would end.
 int threads_for(const ConvShape& s, const Machine& machine) {
   // Limits in FLOP. A convolution of at most kSmall runs on one thread. A weight gradient also runs
-  // on one thread if it has at most kPerThread for each thread that would have no work.
+  // on one thread if it has at most num_ended_threads * kPerThread.
   constexpr std::int64_t kSmall = 1'000'000, kPerThread = 4'000'000;
   // The number of input channels, and of output channels, of a part of a weight gradient.
   constexpr std::int64_t kChannels = 16;
