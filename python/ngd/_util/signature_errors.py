@@ -436,10 +436,11 @@ def name_calls(package: str, namespace: dict[str, Any], names: Iterable[str]) ->
 
 
 def check_public_names(namespace: dict[str, Any]) -> None:
-    """Make errors name the public calls of a package, and raise errors for unknown names in it.
+    """Make a package raise clear errors for wrong arguments and for unknown names.
 
-    `namespace` is the globals() of the package. The error for an unknown name gives a similar name
-    or the page of the documentation that lists all names, such as "api/nn" for "ngd.nn". This
+    `namespace` is the globals() of the package. If arguments do not fit the signature of a public
+    function or method, the error has its public name. The error for an unknown name gives a similar
+    name or the page of the documentation that lists all names, such as "api/nn" for "ngd.nn". This
     function sets `__getattr__` in `namespace` at run time: if the source of the package defined
     `__getattr__`, type checkers would accept any name.
     """
