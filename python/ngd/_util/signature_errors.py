@@ -349,7 +349,7 @@ def name_method_errors(method: Callable[..., Any]) -> Callable[..., Any]:
 def name_signature(
     call: str, function: Callable[Params, Result], *, is_method: bool = False
 ) -> Callable[Params, Result]:
-    """Wrap a public function, so that errors about its signature name the public call.
+    """Wrap a public function, so that errors about its signature show the public name.
 
     An example is an error about a missing argument. Unlike `name_errors`, the wrapper does not
     change errors about the values of arguments.
@@ -381,7 +381,7 @@ REQUIRED: Final[Any] = Required()
 
 
 def with_signature(function: Callable[Params, Result]) -> Callable[Params, Result]:
-    """Set the signature of a collective that users see: without `*surplus`, with `op` required.
+    """Hide `*surplus` and the default of `op` in the visible signature; return `function`.
 
     `function` is a collective with a reduction `op`, such as ngd.all_reduce. In its code, `op` has
     the default REQUIRED, and `*surplus` takes all further positional arguments. So Python accepts a

@@ -56,7 +56,7 @@ class Guard:
         self._write(f"+{group}\n")
 
     def remove(self, group: int) -> None:
-        """Remove a process group that has ended from the groups that the guard process will kill."""
+        """Remove an ended process group from the groups that the guard process will kill."""
         self._write(f"-{group}\n")
 
     def _write(self, line: str) -> None:
