@@ -70,7 +70,7 @@ def owner(file: str) -> Owner:
 
 
 class ExpansionSite(str):
-    """The call site of nodes by which the compiler replaced (expanded) one op, with its name."""
+    """The call site of the nodes that replace (expand) one op, with the name of that op."""
 
     __slots__ = ("op", "origin")
 

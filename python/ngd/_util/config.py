@@ -79,9 +79,10 @@ SET_BY_NGD: Final = (
 
 
 def choose(name: str, values: Sequence[str]) -> str:
-    """Return the value of a variable; raise InitError if it is not in `values`.
+    """Return the value of the environment variable `name`.
 
-    The first of `values` is the default.
+    Return the first of `values` if the variable is unset or empty. Raise InitError if its value is
+    not in `values`.
     """
     value = os.environ.get(name, "") or values[0]
     if value not in values:
@@ -198,9 +199,9 @@ checks them when it reads them.
 
 
 def check_variables() -> None:
-    """Raise InitError if a variable has a value that docs/environment.md does not allow.
+    """Raise InitError if an environment variable of ngd has an invalid value.
 
-    Warn about names that are probably misspelt.
+    Warn about environment variables whose names are probably misspelt, such as NGD_THREAD.
     """
     for check_variable in CHECKS:
         check_variable()

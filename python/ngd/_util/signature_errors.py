@@ -349,7 +349,7 @@ def name_method_errors(method: Callable[..., Any]) -> Callable[..., Any]:
 def name_signature(
     call: str, function: Callable[Params, Result], *, is_method: bool = False
 ) -> Callable[Params, Result]:
-    """Wrap a public function, so that errors about its signature name the public call.
+    """Wrap a public function, so that errors about its signature show the public name.
 
     An example is an error about a missing argument. Unlike `name_errors`, the wrapper does not
     change errors about the values of arguments.
@@ -381,7 +381,7 @@ REQUIRED: Final[Any] = Required()
 
 
 def with_signature(function: Callable[Params, Result]) -> Callable[Params, Result]:
-    """Set the signature of a collective that users see: without `*surplus`, with `op` required.
+    """Hide `*surplus` and the default of `op` in the visible signature; return `function`.
 
     `function` is a collective with a reduction `op`, such as ngd.all_reduce. In its code, `op` has
     the default REQUIRED, and `*surplus` takes all further positional arguments. So Python accepts a
@@ -436,10 +436,11 @@ def name_calls(package: str, namespace: dict[str, Any], names: Iterable[str]) ->
 
 
 def check_public_names(namespace: dict[str, Any]) -> None:
-    """Make errors name the public calls of a package, and raise errors for unknown names in it.
+    """Make a package raise clear errors for wrong arguments and for unknown names.
 
-    `namespace` is the globals() of the package. The error for an unknown name gives a similar name
-    or the page of the documentation that lists all names, such as "api/nn" for "ngd.nn". This
+    `namespace` is the globals() of the package. If arguments do not fit the signature of a public
+    function or method, the error has its public name. The error for an unknown name gives a similar
+    name or the page of the documentation that lists all names, such as "api/nn" for "ngd.nn". This
     function sets `__getattr__` in `namespace` at run time: if the source of the package defined
     `__getattr__`, type checkers would accept any name.
     """

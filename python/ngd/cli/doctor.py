@@ -459,7 +459,7 @@ the package ngd.cli imports the module, and Python then runs the module again as
 
 
 def _self_test() -> Finding:
-    """Start two ranks that measure an all-reduce, and return the finding.
+    """Start two ranks that measure an all-reduce; return the result as a `Finding`.
 
     Both ranks have ended when this function returns, even if it fails.
     """

@@ -16,10 +16,10 @@ SET_BY_INIT: Final = (
     "LOCAL_RANK",
     "LOCAL_WORLD_SIZE",
 )
-"""The variables that ngd.init() sets in a rank of an elastic job.
+"""The variables that ngd.init() sets in a process of `ngd run --min-ranks`.
 
-It sets them whenever the process joins a world, because its rank and the number of ranks differ
-between worlds.
+It sets them whenever the process joins a new world (group of all ranks), because its rank and the
+number of ranks differ between worlds.
 """
 
 

@@ -64,14 +64,14 @@ class Options:
     command: Sequence[str]
     num_ranks: int
     cores: Sequence[list[int] | None]
-    """The cores of each rank; None for all cores."""
+    """The list of cores of each rank, or None for a rank that may use all cores."""
     grace_seconds: float
     has_prefix: bool
     folder: str | None
-    """The folder for files of the job. An elastic job, for example, lists its members in a file.
+    """The folder for files of the job, such as the list of its processes with --min-ranks.
 
-    It is removed when the job ends. None for a job that is not elastic and cannot be restarted,
-    which needs no such files.
+    It is removed when the job ends. None if neither --min-ranks nor --max-restarts is given,
+    because such a job needs no files.
     """
 
 
@@ -147,7 +147,10 @@ class Ending:
 
 
 class Attempt:
-    """One start of all ranks. A restart is a new attempt with a new job key."""
+    """One start of all ranks. A restart is a new attempt.
+
+    Each attempt has a new random `key`, by which its ranks find each other.
+    """
 
     def __init__(self, num_ranks: int) -> None:
         self.key = secrets.token_hex(16)
@@ -183,9 +186,9 @@ class Messages:
     def read(self) -> list[str]:
         """Return the messages in the pipe.
 
-        "3" means that rank 3 begins to end. In an elastic job, the number is a member number, which
-        a process keeps while its rank changes. "+3" means that member 3 waits in ngd.init() for the
-        next world, the next group of all ranks.
+        "3" means that rank 3 begins to end. With `ngd run --min-ranks`, the number is a member
+        number, which a process keeps while its rank changes. "+3" means that member 3 waits in
+        ngd.init() for the next world, the next group of all ranks.
         """
         try:
             return os.read(self.reader, 1 << 20).decode(errors="replace").split()
@@ -251,7 +254,7 @@ class Job:
         self.ranks: dict[int, RankProcess] = {}
         """The processes of the ranks. An ended rank is removed when its end is handled."""
         self.cores = list(options.cores)
-        """The cores of each rank; an elastic job appends the cores of each new rank."""
+        """The cores of each rank. ElasticJob appends those of a rank that replaces a failed one."""
 
     def run(self) -> int:
         """Start the ranks, wait for the last one, and return the exit status of the job."""
@@ -392,8 +395,8 @@ class Job:
     def _read_messages(self) -> None:
         """Handle the messages of ranks.
 
-        A rank sends a message when it is about to end. A rank of an elastic job also sends one when
-        it waits in ngd.init() for the next group of all ranks (the next world).
+        A rank sends a message when it is about to end. With `ngd run --min-ranks`, it also sends
+        one when it waits in ngd.init() for the next group of all ranks (the next world).
         """
         messages = self.messages.read()
         waiting = [message[len(WAITS) :] for message in messages if message.startswith(WAITS)]

@@ -56,7 +56,7 @@ class Guard:
         self._write(f"+{group}\n")
 
     def remove(self, group: int) -> None:
-        """Make the guard forget this process group, which has ended."""
+        """Remove an ended process group from the groups that the guard process will kill."""
         self._write(f"-{group}\n")
 
     def _write(self, line: str) -> None:

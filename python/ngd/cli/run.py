@@ -2,7 +2,7 @@
 """`ngd run`: its command line, help texts and checks.
 
 job.py supervises the ranks, and describes the reactions to failures and signals. elastic.py has the
-job that continues without lost ranks (--min-ranks).
+job that continues when ranks fail (--min-ranks).
 """
 
 from __future__ import annotations
@@ -180,9 +180,9 @@ def run_job(args: argparse.Namespace, command: Sequence[str]) -> int:
 def make_folder(args: argparse.Namespace) -> contextlib.AbstractContextManager[str | None]:
     """Return a context manager that yields a folder, and removes it after the job.
 
-    The folder is for the job's files. An elastic job, for example, lists its members in a file. The
-    context manager yields None if the job is not elastic and cannot be restarted, because it needs
-    no such files.
+    The folder is for the job's files, such as the list of its processes with --min-ranks. The
+    context manager yields None if neither --min-ranks nor --max-restarts is given, because such a
+    job needs no files.
     """
     if not args.max_restarts and not args.min_ranks:
         return contextlib.nullcontext()

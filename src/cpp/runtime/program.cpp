@@ -134,8 +134,8 @@ void verify_operands(const Program& program, std::size_t i) {
 }
 
 // Throw Internal if the program or one of its nested programs is not valid. `num_groups` is the
-// number of groups of the outermost program. Nested programs use these groups, and have none of
-// their own.
+// number of groups of ranks of the outermost program. Nested programs use these groups, and have
+// none of their own.
 void verify(const Program& program, std::size_t num_groups) {
   verify_values(program);
   for (std::size_t i = 0; i < program.instructions.size(); ++i) {

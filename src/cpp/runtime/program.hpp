@@ -29,8 +29,9 @@ enum class MemoryKind : std::uint8_t {
 struct Value {
   TensorType type;
   MemoryKind memory = MemoryKind::Private;
-  std::size_t position = 0;  // the number of the array, or the byte offset in the arena
-  std::size_t offset = 0;    // the byte offset of the value in its array; 0 if it is in an arena
+  // the byte offset of the value if `memory` is an arena, else the number of the value's array
+  std::size_t position = 0;
+  std::size_t offset = 0;  // the byte offset of the value in its array; 0 if it is in an arena
 };
 
 // The kinds of instructions. Run computes a kernel. Start submits a collective, and Wait waits for
@@ -53,8 +54,9 @@ struct Instruction {
   std::vector<int> inputs;  // indices in Program::values; empty for Action::Wait
   std::vector<int> outputs;
   Attrs attrs;
-  int start = -1;    // for Action::Wait: the index of the Action::Start that it waits for
-  int group = 0;     // for Action::Start: the index in Program::groups of the outermost program
+  int start = -1;  // for Action::Wait: the index of the Action::Start that it waits for
+  // for Action::Start: the group of ranks, by its index in `groups` of the outermost program
+  int group = 0;
   std::string site;  // the user's "file:line"
   std::vector<Program> bodies;
   // The ops that the instruction computes; not part of the text form (to_string). For a fused

@@ -46,10 +46,10 @@ struct Record {
   std::vector<Record> bodies;
 };
 
-// One execution of an instruction, or one run.
+// One execution of an instruction, or one run of a program.
 struct Event {
   static constexpr std::uint32_t kWhole = UINT32_MAX;
-  std::uint64_t program;      // the number of the executor that runs it (next_program())
+  std::uint64_t program;      // the number of the executor that runs the program (next_program())
   std::uint32_t instruction;  // the number of the instruction, or kWhole for a whole run
   std::uint64_t thread;       // the thread number of the operating system
   std::int64_t begin_ns, end_ns;
@@ -63,8 +63,8 @@ struct Label {
   int start = -1;  // for Action::Wait: the index of the Action::Start that it waits for
 };
 
-// The measurement of the programs that this process runs: the current one, or the last one. It
-// stores the events. Each executor stores its own total times.
+// The recording of this process: the one in progress, or else the last one. It stores the events.
+// Each executor, which runs a program, stores its own total times.
 class Recording {
  public:
   // Begin a recording, and drop the previous one. Throws Busy if a recording is on. Events after
