@@ -483,7 +483,7 @@ def join(
     before the other ranks gets its last batch again, with weight 0.0, until all ranks have run out.
     Pass the weight to `ngd.all_reduce(..., op="mean", weight=weight)`. Then such a rank takes part
     in the collectives of the other ranks and does not change the result. Before each batch, and
-    once at the end, the ranks run an all-reduce of one byte to find out if a rank has batches left.
+    once at the end, the ranks find out by an all-reduce of one byte if any rank has batches left.
 
     Parameters
     ----------

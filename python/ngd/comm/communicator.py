@@ -104,7 +104,7 @@ def expect_one_host(mode: str, launch: Launch) -> None:
 
 
 def expect_job_key(launch: Launch) -> None:
-    """Raise an InitError if several ranks have no job key, by which they find each other."""
+    """Raise an InitError if a job of several ranks has no job key for their rendezvous."""
     if launch.size > 1 and launch.job_key is None:
         raise InitError(
             f"ngd.init: expected a launcher that sets a job key; got {launch.launcher}, which "

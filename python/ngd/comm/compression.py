@@ -82,7 +82,7 @@ class TopK:
     def reset(self) -> None:
         """Delete the residual: for each element, the amount that was not sent yet.
 
-        Also delete each TopK that indexing this one, as in `top[key]`, has created.
+        Also delete the TopKs that `__getitem__` has created, one per key.
         """
         self._residual = self._next = None
         self._parts.clear()

@@ -2,7 +2,8 @@
 """`ngd.Group`: a group of ranks, with a method for every collective on arrays.
 
 A function such as ngd.all_reduce calls the method of the same name, Group.all_reduce, and documents
-the parameters of both. It passes as `site` the call site that error messages and statistics show.
+the parameters of both. The function also passes the file:line of its caller as `site`, for error
+messages and statistics.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class World(NamedTuple):
     job: str = ""
     """The job key of this world: a text by which its ranks find each other at the rendezvous."""
     members: tuple[int, ...] = ()
-    """The numbers of the members that are ranks, in the order of the ranks."""
+    """The member numbers of the ranks, by rank. A process keeps its number when ranks change."""
     newcomers: tuple[int, ...] = ()
     """The numbers of the newcomers: members that wait for their first world."""
 
@@ -274,10 +274,11 @@ class Board:
         self.waiting.discard(member)
 
     def late_members(self) -> list[int]:
-        """Return the veterans that do not wait yet although the deadline has passed.
+        """Return the veterans that have not begun to wait for the next world by `deadline`.
 
-        A veteran is a member that has been in a world or started with the job. Each deadline is
-        reported once: later calls return an empty list until a new deadline.
+        A veteran is a member that has been in a world or started with the job. The list is empty
+        before the deadline. A call after the deadline returns the veterans and sets `deadline` to
+        None. So later calls return an empty list until a new deadline passes.
         """
         if self.deadline is None or time.monotonic() < self.deadline:
             return []

@@ -57,10 +57,10 @@ def plan_one(
     """Prepare one collective that reads `source` and writes `buffer`.
 
     `count` is the number of elements of a block, or of the whole array if the collective has no
-    blocks. The collective fails if `shape`, without axes of length 1, or `more` differs between the
-    ranks. `more` is a number, such as the axis of the public call. `finish` is a function without
-    arguments. It is called after the collective, and returns the result that the public call
-    returns to the user.
+    blocks. All ranks must give the same `shape`, apart from axes of length 1, and the same number
+    `more`, such as the axis of the public call. Otherwise the collective fails. `finish` is a
+    function without arguments. It is called after the collective, and returns the result that the
+    public call returns to the user.
     """
     group.check_open(kind)
     call = _core.Call.on_array(
@@ -136,12 +136,11 @@ def plan_blocks(
 def block_destination(
     group: RankGroup, kind: Kind, source: Array, out: Any, axis: int
 ) -> tuple[Array, Callable[[], Any]]:
-    """Return the buffer that the collective writes, and a function to call after the collective.
+    """Return (buffer, finish): the buffer that the collective writes, and a function.
 
-    The function returns the result of the public call: `out`, or a new array if `out` is None. If
-    `axis` is 0, the buffer is the memory of the result. Otherwise axis 0 of the buffer is `axis` of
-    the result. Then the function moves axis 0 to position `axis`, and copies the data to the
-    result.
+    Call `finish()` after the collective. It returns the result of the public call: `out`, or a new
+    array if `out` is None. If `axis` is 0, the buffer is the memory of the result. Otherwise
+    `finish()` moves axis 0 of the buffer to position `axis`, and copies the data to the result.
     """
     shape = source.shape
     if kind.operand != kind.result:

@@ -11,7 +11,7 @@ collectives are complete, and computes the results from the received arrays:
   so sum(w_r * x_r) is at most half the largest abs(x_r), and cannot overflow. The collectives add
   the arrays w_r * x_r, and `fill` divides the result by sum(w_r).
 - `plan_rounded`: the ranks send bfloat16 copies, and `fill` converts the result to float32.
-- `plan_sparse`: the ranks gather the chosen elements, and `fill` adds them.
+- `plan_sparse`: the ranks gather the elements that each `TopK` chose, and `fill` adds them.
 """
 
 from __future__ import annotations
