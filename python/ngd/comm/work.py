@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepared collectives, and the handle of an asynchronous collective."""
+"""Collectives that have not started (`Plan`), and handles of pending collectives (`Work`)."""
 
 from __future__ import annotations
 

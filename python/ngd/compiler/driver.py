@@ -342,7 +342,10 @@ def without_collector() -> Iterator[None]:
 def build(
     device: str, graph: Graph, group: Group, options: CompileOptions, arena: _core.Arena | None
 ) -> Executable:
-    """Compile a graph for a device in three stages: agree with the other ranks, lower, load."""
+    """Compile a graph for a device.
+
+    The ranks agree which variables they share, `lower` writes the program, and the device loads it.
+    """
     kind, source = DEVICES[device], StepGraph(graph, group, options)
     with kind.compiling(group):
         agreement = kind.agree(source)

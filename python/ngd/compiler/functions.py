@@ -92,7 +92,7 @@ class Trace:
     """True if the function returned one node."""
 
     def results(self, values: Sequence[Any]) -> Any:
-        """Return `structure`, filled with `values` (the arrays of the step) and with `fixed`."""
+        """Return the function's result: the step's arrays (`values`) and other leaves (`fixed`)."""
         if self.fixed:
             made = iter(values)
             count = len(values) + len(self.fixed)
@@ -295,7 +295,7 @@ class Function:
         return tuple(bound.arguments.get(name, DEFAULT) for name in self._signature.parameters)
 
     def _trace_for(self, key: Key, leaves: Sequence[Any]) -> Trace:
-        """Return the trace for a key. Make it if it is missing, or made for an earlier world."""
+        """Return the trace for a key. Make it if it is missing or belongs to an earlier world."""
         trace = self._traces.get(key)
         if trace is not None and not is_replaced(trace.world):
             return trace
@@ -380,7 +380,7 @@ class Function:
             del _tracing.groups[outer:]
 
     def _name_lists(self, key: Key, leaves: Sequence[Any], error: Exception) -> None:
-        """If `error` reports a list, raise a TypeError about a list of numbers in the arguments."""
+        """If `error` is about a list, raise a TypeError naming a list of numbers in the call."""
         if isinstance(error, Error) or not is_about_list(error):
             return
         pairs = zip(leaves, key.specs, strict=True)
@@ -445,7 +445,7 @@ def signature_of(python: Callable[..., Any]) -> inspect.Signature:
 
 
 def building(tree: Any) -> bool:
-    """Return True if ngd.vjp or ngd.jvp, with arguments `tree`, adds nodes and runs no step."""
+    """Return True if ngd.vjp or ngd.jvp only adds nodes to a graph for the arguments `tree`."""
     nodes = (leaf for leaf in leaves_of(tree) if isinstance(leaf, Node))
     return bool(_tracing.groups) or not all(isinstance(node, Variable) for node in nodes)
 

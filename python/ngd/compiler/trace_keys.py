@@ -138,7 +138,7 @@ class Form:
         self.paths = [path for part, name in pairs for path in part.paths(name)]
 
     def take(self, values: Sequence[Any]) -> list[Any] | None:
-        """Return the leaves of the arguments `values`; None if they are nested differently.
+        """Return the leaves of the arguments `values`; None if this form has another nesting.
 
         The leaves are the values in the nested containers: [1, 2, 3] for the arguments 1, [2, 3].
         """
@@ -193,9 +193,9 @@ class Key(NamedTuple):
 def without_extents(key: Key) -> tuple[Any, ...]:
     """Return a key that is equal for arguments whose arrays differ only in the sizes of axes.
 
-    The result has the dtype and the number of axes of each array. Traces of a function with equal
-    results share one hash of the computation (class `fingerprint.Family`). So the ranks regard
-    these traces as the same computation.
+    For an array, the returned key has the dtype and the number of axes. If this key is equal for
+    two traces of a function, they share one hash of the computation (class `fingerprint.Family`).
+    So the ranks regard these traces as the same computation.
     """
     ranks = ((x[0], len(x[1])) if is_array_spec(x) else x for x in key.specs)
     return (key.form, *ranks)

@@ -27,8 +27,8 @@ def warn_of_graph(graph: Graph) -> None:
 def _warn_of_updates(graph: Graph, graph_notes: list[object]) -> None:
     """Warn if the step lacks updates that its layers expect, such as those of running means.
 
-    `graph_notes` has the notes of the graph's nodes. A note of type `ExpectedUpdate` has a variable
-    that the step should update.
+    `graph_notes` has the objects that ops and variables have added to the graph's nodes with
+    `notes.add`. An object of type `ExpectedUpdate` has a variable that the step should update.
     """
     updated = {variable for variable, _ in graph.updates}
     missing: dict[str, list[str]] = {}

@@ -282,7 +282,8 @@ class Loader:
 
         The caller calls this after an epoch in which the program did not read `batch.weight`.
         `totals` has the different numbers of samples per batch, over all ranks. Batches are uneven
-        if there are several such numbers, or if `size`, the number of ranks, does not divide one.
+        if there are several such numbers, or if one of them is not a multiple of `size`, the number
+        of ranks.
         """
         uneven = [total for total in totals if total % size]
         if self._has_warned or not (uneven or len(totals) > 1):
@@ -428,9 +429,9 @@ class Worker:
 
 
 class Unpickler(pickle.Unpickler):
-    """An unpickler for answers of workers.
+    """An unpickler for answers of workers, which replaces module `__mp_main__` by `__main__`.
 
-    A worker has the user's program as module `__mp_main__`. In this process it is `__main__`.
+    The user's program is module `__mp_main__` in a worker, and `__main__` in this process.
     """
 
     def find_class(self, module: str, name: str) -> Any:
@@ -496,7 +497,7 @@ class Team:
 
 
 class RemoteError(Exception):
-    """The traceback of an error in a worker: the cause of the error that the loader raises."""
+    """An exception whose text is a worker's traceback: the `__cause__` of the loader's error."""
 
 
 def stop(workers: list[Worker], owner: int) -> None:
