@@ -41,8 +41,8 @@ class CollectiveSequence:
         self.lines: list[list[tuple[str, str]]] = [[]]
         self.heads: list[tuple[str, str]] = []  # the first line of each body that is being added
         self.branches: list[dict[int, int]] = []
-        """One dict for each branch of an `ops.cond` in which the next collective will be added,
-        with the innermost branch last. The dict maps the index of a group to the branch's number in
+        """One dict per branch of `ops.cond` that will contain the next collective. If branches are
+        nested, the innermost is last. The dict maps the index of a group to the branch's number in
         that group (see `add`). A group is absent until the branch has a collective of it."""
         self.counted: dict[int, int] = {}
         """A dict from the index of a group to the number of branches of `ops.cond` that have had a

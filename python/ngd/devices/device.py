@@ -76,7 +76,7 @@ AgreementType = TypeVar("AgreementType", bound=Agreement)
 class Device(Protocol[AgreementType]):
     """A kind of device, such as CPU.
 
-    ngd.compile calls `agree`, compiles for the target in its result, and calls `load`.
+    ngd.compile calls `agree`, compiles for the `target` of the agreement, and calls `load`.
     """
 
     name: str

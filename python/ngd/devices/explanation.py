@@ -101,7 +101,7 @@ def heading(node: Node) -> str:
 
 
 def without_instruction(node: Node) -> str:
-    """Return why no instruction computes a node: it is a view, a broadcast, a leaf or unused."""
+    """Return why no instruction computes a node: for example, it is a view, an input or unused."""
     if is_view(node):
         source = source_of(node)
         return f"no instruction: the result is a view of {source.type.short}, made at {source.site}"

@@ -97,7 +97,8 @@ class Difference(NamedTuple):
     """The ranks outside the majority. The ranks of the majority all lack the variable, or all have
     it with the same value and the same computation of its new value."""
     usual: int
-    """The first rank of the majority. The error message says that `ranks` differ from it."""
+    """The first rank of the majority (the ranks that agree on the variable). The error message
+    says that `ranks` differ from it."""
     what: str
     """The kind of the difference: "variables" (some ranks lack the variable), "update rules" (the
     computations of its new value differ) or "values"."""
@@ -134,9 +135,9 @@ class FirstCall(_core.Hold):
     def run(self, native: Any, inputs: list[Array], outputs: list[Array]) -> None:
         """Run the step once, and compare its variables between the ranks.
 
-        Before the run, check the values that `states` loaded from checkpoints. A value without a
-        variable in the state raises a ValueError. So does a variable without a value, if it was
-        made after a complete state was loaded.
+        Before the run, check the values that `states` loaded from checkpoints. Raise a ValueError
+        if the state has no variable for a loaded value. If the loaded state was complete, also
+        raise it for a variable that was made after the load and got no loaded value.
         """
         for state in self.states:
             state.expect_complete()
@@ -152,7 +153,7 @@ class FirstCall(_core.Hold):
 
 
 class Watched:
-    """A step that computes checksums of its variables after a run, while it still holds them.
+    """A step that computes checksums of its variables after a run, while they are still locked.
 
     If an exception is raised between the run and the end of the comparison, the other ranks would
     wait for this one. So `run` enters a context that closes the groups in case of an exception. The
@@ -201,11 +202,11 @@ def comparisons_of(step: ComparedStep) -> list[Comparison]:
 
 
 def add_entries(comparisons: Sequence[Comparison], step: ComparedStep) -> None:
-    """Add an entry with a checksum to the comparisons for each variable that should be equal.
+    """Add an entry with a checksum for each variable that should be equal on several ranks.
 
-    `step.next_values` has these variables. Each of them has some groups (`NextValue.groups`), and
-    should be equal on the ranks that are in all of these groups. The entry is added to the
-    comparison of the first of these groups in which the step communicates.
+    `step.next_values` has these variables, each with a set of groups (`NextValue.groups`). The
+    variable should be equal on the ranks that are in all groups of its set. The entry is added to
+    the comparison of one group of the set: the first in which the step communicates.
     """
     found = {each.group: each for each in comparisons}
     compared: list[tuple[NextValue, list[Group]]] = []
@@ -242,8 +243,8 @@ def hash_of(text: bytes) -> int:
 def compare(comparisons: Sequence[Comparison]) -> list[Difference]:
     """Compare variables with the other ranks, and return the differences.
 
-    All ranks of the groups call this. A rank returns the differences in its own groups. They are
-    the same on all ranks of a group.
+    Each comparison is made in one group, whose ranks all call this. All ranks of the group find the
+    same differences in it.
     """
     site = f"step() at {call_site()}"
     heads = [exchange_heads(each, site) for each in comparisons]
@@ -263,8 +264,8 @@ def exchange_heads(each: Comparison, site: str) -> Array:
     """Gather one row of five numbers from each rank of a group, and return the array of all rows.
 
     The row of a rank summarizes its entries (one `Entry` per variable to compare). It has the
-    number of the rank in the world, the number of its entries, the number of those that concern
-    further groups (`Entry.others`), and the two halves of a hash of its entries.
+    number of the rank in the world, the number of its entries, the number of entries whose variable
+    has groups besides this one (`Entry.others`), and the two halves of a hash of its entries.
     """
     world = open_world()
     number = each.group.rank if world is None else world.rank

@@ -34,10 +34,10 @@ class StatementOps:
         self.applications: dict[int, int] = {}
 
     def of_step(self, step: Instruction) -> list[Member]:
-        """Return the ops of an instruction.
+        """Return the `Member` of each op of an instruction: the user's op, call site and number.
 
-        For a fused kernel, these are the ops of the statements of its body, then those of its
-        reductions.
+        For a fused kernel, the list has one `Member` per statement of its body, then one per
+        reduction.
         """
         op_members = [self.member(op, site) for op, site in step.made_of]
         if not op_members or "program" not in step.attrs:
@@ -49,8 +49,9 @@ class StatementOps:
     def member(self, op: str, site: str) -> Member:
         """Return the `Member` of an op: (name of the op that the user called, call site, number).
 
-        If the compiler replaced the user's op by several ops, `op` is one of these, and each of
-        them has the same number. Otherwise `op` is the user's op, and the number is -1.
+        If the compiler replaced the user's op by several ops, `op` is one of these. The number then
+        identifies the call of the user's op, so it is the same for all of them. Otherwise `op` is
+        the user's op, and the number is -1.
         """
         if not isinstance(site, ExpansionSite):
             return op, site, -1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The comparison of arrays between ranks, by digests. It finds the ranks outside the majority."""
+"""The comparison of arrays between ranks by digests, to find ranks that differ from most ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ def agree(group: Group, digests: list[bytes], site: str) -> bool:
 
 
 def differing_ranks(group: Group, digests: list[bytes], site: str) -> list[tuple[int, ...]]:
-    """Return for each digest the ranks of the group whose digest is not that of most ranks."""
+    """Compare a list of digests between the ranks of a group, which all call this.
+
+    Return one tuple per index of the list: the ranks whose digest at this index differs from that
+    of most ranks. For example, return [(), (2,)] if only the second digest of rank 2 differs.
+    """
     own_digests = np.frombuffer(b"".join(digests), np.uint64)
     everywhere = group.all_gather(own_digests[None], site=site)
     differing = []

@@ -276,10 +276,11 @@ def allocate(
     once_over_hosts: Mapping[CpuStorage, tuple[int, int]],
     record: SharingRecord,
 ) -> tuple[_core.CommonMemory | None, list[_core.Buffer]] | None:
-    """Allocate memory of the host, and memory for this rank's parts; None if there is too little.
+    """Allocate common memory of the host, and one buffer per part that this rank keeps.
 
-    `once` has variables with one copy per host. `once_over_hosts` has those with one copy over all
-    hosts, and the bytes that this rank keeps. All ranks of the host call this.
+    Return (memory, buffers), or None if there is too little memory. `once` has variables with one
+    copy per host. `once_over_hosts` has those with one copy over all hosts, each with (begin, end)
+    of the bytes that this rank keeps. All ranks of the host call this.
     """
     memory, parts = None, []
     with suppress(MemoryError):
@@ -434,9 +435,9 @@ def common_memory(group: Any, size: int, site: str) -> _core.CommonMemory | None
 def have_uniform_types(graph: Graph, group: Group) -> bool:
     """Return whether all nodes of a step have the same shapes and dtypes on all ranks.
 
-    All ranks call this in a block of `comparing_once`, and compare digests. If the compilation then
-    fails on this rank only, this rank compiles the step again. The call then returns the result of
-    the first comparison.
+    All ranks call this in the context `comparing_once`, which keeps the result. If the compilation
+    then fails on this rank only, this rank compiles the step again. Its second call returns the
+    kept result, and does not communicate.
     """
     types = repr([str(result.type) for node in graph.nodes for result in node.results]).encode()
     digest = hashlib.blake2b(types, digest_size=8).digest()
@@ -452,11 +453,11 @@ def have_uniform_types(graph: Graph, group: Group) -> bool:
 def comparing_once(group: Group) -> Iterator[None]:
     """Keep the result of `have_uniform_types` for a second try to compile the step.
 
-    `have_uniform_types` compares the shapes and dtypes of the step between the ranks. The result is
-    removed after a compilation, and after a CompileError or another ValueError. Any other error may
-    be raised on one rank only, for example if another thread uses a variable or memory is short.
-    This rank then compiles the step again. It uses the kept result, because the other ranks do not
-    take part in another comparison.
+    `have_uniform_types` compares the shapes and dtypes of the step between the ranks. Its result is
+    removed if the compilation succeeds, or raises a CompileError or another ValueError. Any other
+    error may be raised on one rank only, for example if another thread uses a variable or memory is
+    short. This rank then compiles the step again. It uses the kept result, because the other ranks
+    do not take part in another comparison.
     """
     try:
         yield

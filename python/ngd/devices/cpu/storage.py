@@ -166,9 +166,9 @@ class CpuStorage:
     def own(self) -> None:
         """Prepare the variable for a step of this rank that writes the whole value.
 
-        Raises a CompileError if ranks share the variable. A value that the ranks of the host only
-        read moves to private memory. The caller holds (locks) the variable, so no other step uses
-        it.
+        Raises a CompileError if each rank writes only its shard (`is_shared`). If the ranks of the
+        host only read a shared copy of the value, it moves to private memory. The caller holds
+        (locks) the variable, so no other step uses it.
         """
         sharing = self.sharing
         if sharing is not None and self.is_shared:
@@ -184,7 +184,7 @@ class CpuStorage:
             raise lost_parts_error(self.name) if sharing is None else sharing_error(self, sharing)
 
     def expect_part(self, part: tuple[int, int]) -> None:
-        """Raise an error if this rank keeps another part than the one that a step uses."""
+        """Raise an error if this rank keeps another part of the value than `part`."""
         if self.part != part or self.sharing is None:
             self.expect_whole()
 
