@@ -225,7 +225,7 @@ class ArrayMethods(Generic[N_co]):
 
     @property
     def at(self) -> Indexer[N_co]:
-        """An indexer: x.at[index].set(values) is the node with a part changed; see ngd.ops.at."""
+        """The indexer of node x: x.at[index].set(v) returns a changed copy of x; see ngd.ops.at."""
         indexer: Any = self._apply("at", self)
         return indexer  # type: ignore[no-any-return]
 

@@ -87,7 +87,7 @@ class LiveState(Mapping[str, Variable]):
 
     @property
     def own_pending(self) -> Mapping[str, Array]:
-        """The pending values of this state by name, without those of the states in `parts`.
+        """The pending values of this state by name, without those of other states that it contains.
 
         A value is pending if it was loaded and its variable does not exist yet.
         """
@@ -252,8 +252,8 @@ class LiveState(Mapping[str, Variable]):
         """Replace the pending values: loaded values whose variables do not exist yet.
 
         `load` calls this after it has assigned the values of the variables that exist. If
-        `is_complete` is true, every variable that is made later must have a value in `pending`.
-        Otherwise the first step raises a ValueError.
+        `is_complete` is True, the first step raises a ValueError if a variable that was made after
+        the load has no value in `pending`.
         """
         self._pending = {name: np.array(value) for name, value in pending.items()}
         self._missing = []
@@ -304,7 +304,7 @@ def check_values(
 
 
 def listed(names: Mapping[str, Any] | list[str]) -> str:
-    """Return names for a message, the first ones if there are many."""
+    """Return a text with at most MOST_NAMES of the names, such as "'a', 'b' and 3 more"."""
     shown = ", ".join(repr(name) for name in [*names][:MOST_NAMES])
     return f"{shown} and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else shown
 

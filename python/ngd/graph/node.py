@@ -166,7 +166,7 @@ class Op:
         return None
 
     def cost(self, operands: Sequence[Type], results: Sequence[Type], **attrs: Any) -> Cost:
-        """Return the cost of one run of a heavy op, such as a matmul, a loop or a branch.
+        """Return the cost of one run. Only ops that take much time, such as matmuls, define this.
 
         For a loop or branch, `attrs` also has `bodies`: the cost of each graph that it runs.
         """
@@ -488,7 +488,7 @@ _copied: Final = Copied()
 
 
 class Ancestors:
-    """The nodes that a node is computed from, as a list that is copied before the node.
+    """A list of all nodes from which a node is computed. They are copied before the node.
 
     The copy of a node needs the copies of its inputs, and so on. A recursion over them would exceed
     Python's stack in a deep graph. In the list, each node comes after its inputs. When a node is

@@ -25,9 +25,9 @@ class Stage(IntEnum):
     """The collective itself. If the compiler replaces it by several collectives, this is the stage
     of the first one, such as the reduction over the ranks of each host."""
     OTHER_FACTOR = 1
-    """The all-to-all of the columns of A, if the ranks exchange A and B instead of reducing a
-    gradient A^T B (a matmul) over the ranks. Before it, the ranks all-gather B, with the stage
-    `ITSELF`."""
+    """The second of two collectives that replace the reduction of a gradient A^T B (a matmul): an
+    all-gather of B, with the stage `ITSELF`, and an all-to-all of the columns of A. From their
+    results, each rank computes its rows of the sum."""
     BETWEEN_HOSTS = 2
     """The reduction over the ranks that have the same local index on each host. The reduction over
     the ranks of each host comes first, with the stage `ITSELF`."""
@@ -35,8 +35,8 @@ class Stage(IntEnum):
     """The all-reduce of totals. A total is a reduction to one element, such as the norm of a
     gradient. Before the all-reduce, each rank reduces its own shard to one element."""
     OWNED_RESULTS = 4
-    """The broadcast, within a host, of the result of matmuls that only one rank of the host, their
-    owner, computes."""
+    """The broadcast of the result of matmuls to the ranks of a host. Only one rank of the host, the
+    owner, computes these matmuls."""
     UPDATED_PARTS = 5
     """The all-gather of the shards of a variable that ranks of different hosts have updated. It
     runs over the ranks that have the same local index on each host."""

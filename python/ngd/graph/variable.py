@@ -199,7 +199,7 @@ class Variable(Node):
         return self.storage_in_memory().view()
 
     def storage_in_memory(self) -> Storage:
-        """Return the storage on the CPU device, or raise the errors of `view`."""
+        """Return the storage on the CPU device, or raise the same errors as `view`."""
         self.cell.check_readable()
         storage = self._storages.get("CPU")
         if storage is None:

@@ -42,7 +42,7 @@ def scope_of(variable: Any) -> Scope | None:
 
 
 def sort_key(variable: Any) -> tuple[str, int]:
-    """Return a key that sorts variables by name, and equal names by the order of their models."""
+    """Return the key (name, number of the model) by which variables are sorted."""
     return str(variable.attrs["name"]), number_of_model(variable)
 
 

@@ -133,7 +133,7 @@ def announce(
 ) -> Any:
     """Start the all-gather that announces a call to all ranks of the world; return its handle.
 
-    Return None for a world of one rank, and for other process sets, which `join` does not support.
+    Start nothing and return None if `ranks` is not the world, or if the world has only one rank.
     """
     if ranks is not global_process_set or ranks.size() == 1:
         return None
@@ -518,7 +518,7 @@ def join(device: int = -1) -> int:
     Raises
     ------
     HorovodInternalError
-        Another rank called a collective other than barrier and allreduce, or Adasum.
+        Another rank called allreduce with op=Adasum, or a call other than allreduce and barrier.
     """
     group, site = global_process_set.group, call_site()
     mine = np.zeros((1, COLUMNS), np.int64)
@@ -537,7 +537,7 @@ def join(device: int = -1) -> int:
 
 
 def answer_call(group: Group, row: Array, caller: int, site: str) -> None:
-    """Run the barrier or allreduce that `caller` announced by `row`; raise for another call."""
+    """Run the call that rank `caller` announced by `row`; raise if `join` does not support it."""
     if row[KIND] == BARRIER:
         group.barrier(site=site)
         return
@@ -554,7 +554,7 @@ def answer_call(group: Group, row: Array, caller: int, site: str) -> None:
 
 
 def neutral_element(op: int, dtype: DType) -> Any:
-    """Return e such that e and any x reduce to x by `op`, such as 0 for Sum and 1 for Product."""
+    """Return the value that a rank in `join` gives to a reduction: 0 for Sum, 1 for Product, ..."""
     if op == Product:
         return 1
     if op not in (Min, Max):
