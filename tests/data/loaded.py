@@ -27,6 +27,8 @@ class Numbers:
         if any(i in self.at for i in indices):
             if self.what == "raise":
                 raise KeyError("an index that is in nobody's file")
+            if self.what == "raise an empty error":
+                raise EmptyError
             if self.what == "raise what cannot travel":
                 raise UnpicklableError(1, 2)
             if self.what == "die":
@@ -36,6 +38,13 @@ class Numbers:
             if self.what == "hang":
                 time.sleep(1000)
         return (np.asarray(indices),)
+
+
+class EmptyError(Exception):
+    """An exception that is false, because it has no elements."""
+
+    def __len__(self) -> int:
+        return 0
 
 
 class UnpicklableError(Exception):

@@ -173,6 +173,13 @@ def test_an_exception_in_a_worker_is_raised_with_its_traceback() -> None:
         next(iter(loader))  # the same batch again
 
 
+def test_an_exception_that_is_false_is_raised() -> None:
+    source = loaded.Numbers(at=(0,), what="raise an empty error")
+    loader = data.Loader(source, data.Sampler(40, 4, shuffle=False), num_workers=1)
+    with pytest.raises(loaded.EmptyError):
+        next(iter(loader))
+
+
 def test_an_exception_that_cannot_be_pickled_is_reported() -> None:
     source = loaded.Numbers(at=(0,), what="raise what cannot travel")
     loader = data.Loader(source, data.Sampler(40, 4, shuffle=False), num_workers=1)

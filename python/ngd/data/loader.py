@@ -490,7 +490,8 @@ class Team:
         kind, value, *traceback = worker.receive(self.timeout)
         if kind == "failure":
             cause = RemoteError(f"in {worker}:\n{traceback[0]}")
-            raise value or WorkerError(f"data.Loader: {cause}") from cause
+            error = WorkerError(f"data.Loader: {cause}") if value is None else value
+            raise error from cause
         self.next += 1
         columns: Columns = value
         return columns

@@ -52,9 +52,10 @@ class Grouped {
   void describe_list(const std::vector<Tensor>& tensors);
   void plan(const std::vector<Tensor>& tensors);
   void start(Pack& pack);
-  // Wait for the packs, one after the other. A pack is one collective: on one tensor, or on several
-  // small tensors. limits() returns the WaitLimits for the next pack: for example, the timeout. It
-  // is called once per pack, before the wait for that pack.
+  // Wait for the packs, one after the other, and copy their results to the tensors. A pack is one
+  // collective: on one tensor, or on several small tensors. limits() returns the WaitLimits for the
+  // next pack: for example, the timeout. Return the first Progress that is not Done, and Done after
+  // all packs. A later call continues with the first pack that is not complete.
   template <class Limits>
   Progress try_wait(Limits&& limits);
   void unpack(Pack& pack);

@@ -47,6 +47,9 @@ inline constexpr std::string_view kSameCalls =
 // mismatch. The lower rank comes first.
 std::string mismatch(std::string_view what, RankCall a, RankCall b, std::string_view rule);
 
+// In the next functions, `where` is "" for the world, and otherwise names the group: for example,
+// " in the group of rank 1, rank 3".
+
 // Return the text of a mismatch between a send of rank `sender` and the matching recv of rank
 // `receiver`.
 std::string mismatch_of_pair(std::string_view where, int sender, const Collective& send,

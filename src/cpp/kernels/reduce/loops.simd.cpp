@@ -36,8 +36,8 @@ NGD_INLINE V combine(V a, V b) {
   if constexpr (reduction == Reduction::Min) return ((a <= b) | (a != a)) ? a : b;
 }
 
-// Loops of integers. The result of an integer reduction does not depend on the order, so the
-// compiler may choose the order.
+// The loops of integers: the functions of ReduceLoops (loops.hpp) for one reduction. The result of
+// an integer reduction does not depend on the order, so the compiler may choose the order.
 template <Reduction reduction, class T>
 struct IntegerLoops {
   using Accumulator = T;
