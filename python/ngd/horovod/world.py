@@ -79,8 +79,8 @@ class ProcessSet:
     def root(self, root_rank: int, where: str) -> int:
         """Return the rank in this set of the process with rank `root_rank` in the world.
 
-        Raise ValueError if that process is not in the set. `where` is the public call, for the
-        message.
+        Raise ValueError if that process is not in the set. `where` is the name of the public
+        function for the message, such as "hvd.broadcast".
         """
         return position_of_world_rank(root_rank, self.ranks, where, "root_rank")
 
@@ -91,9 +91,10 @@ class World(ProcessSet):
     def __init__(self) -> None:
         super().__init__(())
         self.calls = 0
-        """The number of collectives that this rank has described to all ranks (`calls.announce`).
+        """The number of collectives that this rank has announced to all ranks.
 
-        `join` sets this number to the maximum over the ranks.
+        `calls.announce` sends a description of each collective on the world before it runs. `join`
+        sets this number to the maximum over the ranks.
         """
         self.process_set_id = 0
         self.cross = (0, 1)

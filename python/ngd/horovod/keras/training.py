@@ -301,9 +301,9 @@ def reduce_gradients(grads: Any, options: dict[str, Any], wire_dtype: str | None
 
 
 def distributed_class(optimizer_class: Any, options: dict[str, Any], wire_dtype: str | None) -> Any:
-    """Return a class derived from an optimizer's class that reduces gradients.
+    """Return a subclass of `optimizer_class`; it reduces gradients before it applies them.
 
-    It has the name of the optimizer's class, so a saved model can be loaded without ngd.
+    The subclass has the name of `optimizer_class`, so a saved model can be loaded without ngd.
     """
 
     class Distributed(optimizer_class):

@@ -12,7 +12,7 @@ There are two forms of recovery:
   writes each commit to NGD_ELASTIC_DIR, a directory that the launcher creates for the job and
   removes.
 
-Under other launchers no commit is stored, and an error ends the job.
+Under other launchers no commit is written to a file, and an error ends the job.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ from ..world import HorovodInternalError, init, is_initialized, local_rank, rank
 logger = logging.getLogger("ngd")
 
 MOST_WORLDS: Final = 16
-"""The maximum number of consecutive failures after which `run` joins a new world.
+"""The maximum number of consecutive failures that `run` handles by joining a new world.
 
-A commit between two failures restarts the count. `run` raises the error of the next failure.
+A commit between two failures restarts the count. If one more failure follows, `run` raises its
+error.
 """
 
 _states = itertools.count()
@@ -117,7 +118,7 @@ class State:
         return {name: copy.deepcopy(getattr(self, name)) for name in self._names}
 
     def take(self, values: dict[str, Any]) -> None:
-        """Set each attribute to a copy of its value in `values`, the values of a commit."""
+        """Set each attribute to a copy of its value in `values`, which `values()` returned."""
         for name in self._names:
             setattr(self, name, copy.deepcopy(values[name]))
 
@@ -243,9 +244,9 @@ class TorchState(State):
         return copies
 
     def take(self, values: dict[str, Any]) -> None:
-        """Set the attributes to `values`, the values of a commit.
+        """Set the attributes to copies of their values in `values`, which `values()` returned.
 
-        An object with the method `load_state_dict` loads its state dict instead.
+        An object with the method `load_state_dict` is not replaced: it loads its state dict.
         """
         for name in self._names:
             value = getattr(self, name)
@@ -282,8 +283,8 @@ def exit_for_new_hosts() -> NoReturn:
 def run(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that calls `state.sync()` and then `function(state, ...)`.
 
-    - Under `ngd run --min-ranks`, it calls `function` again, from the last commit, after the loss
-      of a rank. When new ranks join, it calls `function` again with the current values.
+    - Under `ngd run --min-ranks`, it restores the last `state.commit()` after the loss of a rank,
+      and calls `function` again. When new ranks join, it calls `function` with the current state.
     - Under `ngd run --max-restarts` without `--min-ranks`, a failure ends the process. The launcher
       starts all ranks again, and they continue from the newest commit.
     - Under `ngd.ray.run_elastic`, a failure also ends the process, and all ranks are started again

@@ -254,7 +254,7 @@ class AllGather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        """Average the gradient over the ranks, and return the rows of this rank's tensor."""
+        """Average the gradient over the ranks, and return the rows that belong to this rank."""
         total = allreduce(gradient.contiguous(), process_set=ctx.ranks)
         rows = allgather_async(torch.tensor([ctx.rows]), None, ctx.ranks).wait()
         begin = int(rows[: ctx.ranks.rank()].sum())

@@ -126,7 +126,7 @@ class Gradients:
     def on_gradient(self, parameter: Tensor) -> None:
         """Count one backward pass for a parameter's gradient, and send the complete buckets.
 
-        A bucket is complete after the last backward pass of each of its gradients.
+        A bucket is complete after `self.passes` backward passes for each of its parameters.
         """
         if self.passes_left[parameter] == 0:
             raise RuntimeError(
@@ -143,8 +143,9 @@ class Gradients:
     def send(self) -> None:
         """Start to reduce the next bucket.
 
-        The name of the call consists of the names of the bucket's parameters. If the process set is
-        the world, different names on the ranks raise HorovodInternalError when the call completes.
+        The name of the reduction consists of the names of the bucket's parameters. If the process
+        set is the world, different names on the ranks raise HorovodInternalError when the reduction
+        completes.
         """
         bucket = self.buckets[self.next_bucket]
         self.next_bucket += 1
