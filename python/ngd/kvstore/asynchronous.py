@@ -33,8 +33,8 @@ class AsyncStore(KVStore):
     returns the value that the owner has when the request arrives.
 
     All ranks call `init`, `broadcast`, `set_optimizer`, `set_updater`, `barrier` and `close`
-    together. The other calls are independent. `close` is the last call. If the program does not
-    call `close`, ngd calls it at the end of the program.
+    together. A rank makes the other calls independently of the other ranks. `close` is the last
+    call. If the program does not call `close`, ngd calls it at the end of the program.
 
     Parameters
     ----------
@@ -234,13 +234,13 @@ class AsyncStore(KVStore):
         return self._wait(where, self._service.collective(start))
 
     def _wait(self, what: str, future: Future[Any], owner: int | None = None) -> Any:
-        """Return the result of an operation that the server thread runs, when it is complete.
+        """Wait for the result of an operation of the server thread, and return it.
 
         `future` gets the result. Raise CollectiveTimeoutError after twice NGD_TIMEOUT; if
-        NGD_TIMEOUT is 0, there is no limit. After NGD_TIMEOUT the server thread itself raises an
-        error with a more exact message, so the limit here is longer. The error names `what`, the
-        operation, and `owner`, the world rank that should answer. If `owner` is None, all other
-        ranks should answer.
+        NGD_TIMEOUT is 0, there is no limit. This error names `what`, the operation, and `owner`,
+        the world rank that should answer. If `owner` is None, all other ranks should answer. The
+        limit is longer than NGD_TIMEOUT, because after NGD_TIMEOUT the server thread itself raises
+        an error with a more exact message.
         """
         limit = 2 * self._service.group.timeout
         try:

@@ -180,7 +180,7 @@ class KVStore:
     def row_sparse_pull(
         self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None
     ) -> None:
-        """Copy some rows of values into arrays, and set their other rows to zero.
+        """Copy some rows of values into arrays, and set the other rows of the arrays to zero.
 
         Parameters
         ----------
@@ -229,11 +229,11 @@ class KVStore:
         optimizer : ngd.optim.Optimizer or mxnet.optimizer.Optimizer
             The optimizer. With an optimizer of ngd.optim, the all-reduce and the updates of a push
             are one compiled step for all keys of the call. Each key has its own optimizer state and
-            its own count of updates. If the optimizer was created with `clip_norm`, this is the
-            limit of the norm of all gradients of the call together. A "dist_async" store is
-            different: it updates each key separately, when a push of the key arrives, and
-            `clip_norm` limits the norm of this one gradient. An optimizer of MXNet gets MXNet
-            arrays that share the memory of the store, so nothing is copied.
+            its own count of updates. The optimizer's argument `clip_norm` limits the norm of all
+            gradients of the call together. A "dist_async" store is different: it updates each
+            key separately, when a push of the key arrives, and `clip_norm` limits the norm of
+            the pushed gradient. An optimizer of MXNet gets MXNet arrays that share the memory
+            of the store, so nothing is copied.
         """
         if isinstance(optimizer, optim.Optimizer):
             self._use(InGraph(optimizer, self.group))
@@ -456,8 +456,8 @@ def direct_outs(
     of output arrays of each key. The result has the first array of each list.
 
     The step can write only to contiguous, writable arrays that have the dtype of the key's sum and
-    do not share memory with a sum. If a first array is different, the result is None. It is also
-    None if `outs` is None or has other keys than `sums`.
+    do not share memory with a sum. If the first array of any key does not meet these conditions,
+    the result is None. It is also None if `outs` is None or has other keys than `sums`.
     """
     if outs is None or outs.keys() != sums.keys():
         return None

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counters of a rank: the time of compiled steps, and the samples and steps that users count.
 
-A run of a step costs a few additions. The counters are read only when Prometheus scrapes the rank.
+Counting a run of a step takes only a few additions. The counters are read only when Prometheus
+scrapes the rank.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class Collectives:
         A CallStats has the number and the time of the calls of one collective at one call site.
         """
         self.deleted: dict[tuple[str, ...], Total] = {}
-        """The number, time and bytes of the calls of deleted groups.
+        """The number, time and bytes of the collectives that ran in deleted groups.
 
         A key is (group name, op, call site).
         """

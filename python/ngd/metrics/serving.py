@@ -392,7 +392,8 @@ def begin(where: tuple[str, int], size: int | None) -> None:
     """Start to serve the metrics of the host at the address and port `where`.
 
     If another rank of the host serves them, this rank sends its metrics to that rank. `size` is the
-    number of ranks in the world, or None to keep the known number. A second call only sets `size`.
+    number of ranks in the world. If it is None, the number from the launcher or from an earlier
+    call stays. A second call only sets `size`.
     """
     global _rank, _is_child
     with _lock:

@@ -322,7 +322,8 @@ class Softmin(Named):
 class GLU(Named):
     """The gated linear unit: the first half of an axis times the sigmoid of the second half.
 
-    Input: floats with an even extent along `dim`. Output: half of that extent along `dim`.
+    Input: floats with an even extent along `dim`. Output: the shape of the input, but half the
+    extent along `dim`, and the dtype of the input.
 
     Parameters
     ----------
@@ -532,7 +533,7 @@ class Flatten(Module):
         self.start_dim = start_dim
 
     def forward(self, x: Node) -> Node:
-        """Return x with its last axes joined.
+        """Return x with the axes from start_dim to the last one joined into one axis.
 
         Parameters
         ----------
@@ -542,7 +543,7 @@ class Flatten(Module):
         Returns
         -------
         Node
-            The axes before start_dim and then the joined axis. The dtype of x.
+            An array with the axes before start_dim, then the joined axis, in the dtype of x.
         """
         leading = x.shape[: self.start_dim]
         return ops.reshape(x, (*leading, math.prod(x.shape[len(leading) :])))
