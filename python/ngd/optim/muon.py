@@ -19,9 +19,10 @@ ADJUSTMENTS: Final = {
     "original": lambda rows, columns: max(1.0, rows / columns) ** 0.5,
     "match_rms_adamw": lambda rows, columns: 0.2 * max(rows, columns) ** 0.5,
 }
-"""A dict from each value of adjust_lr_fn to a function that returns a learning rate factor.
+"""A dict from each value of Muon's option adjust_lr_fn to a function of the shape of a matrix.
 
-The function gets the numbers of rows and columns of a matrix (Jordan, 2024; Liu et al., 2025).
+The function gets the numbers of rows and columns, and returns the factor of the learning rate. The
+factor "original" is by Jordan et al., 2024, and "match_rms_adamw" is by Liu et al., 2025.
 """
 
 

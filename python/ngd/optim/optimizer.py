@@ -172,7 +172,7 @@ class State:
         return self.options[option]
 
     def scalar(self, value: Node) -> Node:
-        """Cast a scalar from float64 to `dtype`, in which the update is computed.
+        """Cast a scalar from float64 to `self.dtype`, in which the update is computed.
 
         Parameters
         ----------
@@ -284,7 +284,7 @@ class Optimizer:
         self.step = self.state_variable("step", (), np.dtype(np.int64))
         """The number of updates so far."""
         self.lr: Node | Callable[[Node], Node]
-        """The learning rate. It is a variable if the constructor got a number."""
+        """The learning rate: a scalar node or a schedule. A number is stored as a variable."""
         if isinstance(lr, Node) and lr.shape != ():
             raise ValueError(
                 f"{where}: lr: expected a scalar; got {lr!r} (made at {lr.site}). Reduce it to one "
@@ -459,8 +459,8 @@ class Optimizer:
         weighted mean. Without a weight, they are the gradients of loss * loss_scale.
 
         The weight multiplies the loss and not the gradient. If the loss depends on a collective, as
-        with synchronized batch normalization, the gradient also has parts from the losses of other
-        ranks, and each part needs the weight of its own rank.
+        with synchronized batch normalization, a gradient on this rank also has parts from other
+        ranks' losses. Each part needs the weight of the rank whose loss it comes from.
         """
         call = f"{self.name}: {where}"
 

@@ -86,9 +86,10 @@ def check_call(where: str, kind: type, args: tuple[Any, ...], options: Mapping[s
 
 
 def is_parameters(value: Any) -> bool:
-    """Return True if a value looks like a model's parameters: an iterable or a non-scalar variable.
+    """Return True if a value may be the parameters of a model.
 
-    Strings, bytes, NumPy arrays and nodes that are not variables do not count.
+    Such a value is a variable with at least one axis, or an iterable that is not a string, bytes,
+    a NumPy array or a node.
     """
     if isinstance(value, Variable):
         return value.shape != ()

@@ -94,7 +94,7 @@ class ReduceScatter(PyLayer):
 
 
 class Broadcast(PyLayer):
-    """A broadcast, whose gradient is the sum of the ranks' gradients on the root."""
+    """A broadcast. Its gradient is the sum of all gradients on the root, and 0 on other ranks."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, root: int, ranks: Group) -> Tensor:

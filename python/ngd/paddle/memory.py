@@ -20,7 +20,7 @@ Tensor: TypeAlias = Any
 """A dense paddle.Tensor on the CPU."""
 
 Finish: TypeAlias = Callable[[], None]
-"""A function that copies received data to its destination."""
+"""A function that copies received data to its destination, or does nothing (`no_copy`)."""
 
 REDUCTIONS: Final = {0: "sum", 1: "max", 2: "min", 3: "prod", 4: "mean"}
 """A map from the number of a paddle.distributed.ReduceOp to ngd's name of the reduction.
@@ -59,8 +59,8 @@ def view(tensor: Tensor, where: str) -> Array:
 def elements(tensor: Tensor, where: str) -> Array:
     """Return the elements of a tensor as a one-dimensional array.
 
-    If the tensor is contiguous, the array is the tensor's own memory. Otherwise the array may be a
-    copy. A complex number of the tensor is two real elements of the array.
+    If the tensor is contiguous, the array is the tensor's own memory. Otherwise the array is a
+    view if NumPy can make one, and else a copy. A complex number becomes two real elements.
     """
     return as_numbers(view(tensor, where).reshape(-1))
 

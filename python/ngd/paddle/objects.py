@@ -94,7 +94,7 @@ def scatter_object_list(
     src: int = 0,
     group: Group | None = None,
 ) -> None:
-    """Replace all elements of `out_object_list` by one: the object from `src` for this rank.
+    """Overwrite `out_object_list` by one element: the object that rank `src` sends to this rank.
 
     Corresponds to `paddle.distributed.scatter_object_list`.
 

@@ -130,8 +130,8 @@ def wait(tensor: Tensor, group: Group | None = None, use_calc_stream: bool = Tru
 class Staged(NamedTuple):
     """The arrays that a collective sends and fills, and the tensors of the caller.
 
-    The arrays are the memory of contiguous tensors. For other tensors, and for several tensors in
-    one message, they are staging buffers: copies that are sent or filled instead.
+    The array of a contiguous tensor is the tensor's own memory. For other tensors, and for several
+    tensors in one message, the array is usually a copy (staging buffer) that is sent or filled.
     """
 
     source: Array | None
@@ -146,7 +146,7 @@ class Staged(NamedTuple):
 
 
 def stage_whole(tensor: Tensor, where: str, gets_result: bool) -> Staged:
-    """Return the arrays (`Staged`) of a collective whose operand is the whole `tensor`.
+    """Return a Staged (source and result arrays) for a collective whose operand is `tensor`.
 
     If `gets_result` is True, the result overwrites `tensor`. Otherwise this rank gets no result.
     """
@@ -158,10 +158,10 @@ def stage_whole(tensor: Tensor, where: str, gets_result: bool) -> Staged:
 
 
 def stage_gather(tensor: Tensor, given: Any, count: int, where: str, list_name: str) -> Staged:
-    """Return the arrays of a collective that sends `tensor` and receives a block from each rank.
+    """Return a Staged (source and result arrays) to send `tensor` and get a block per rank.
 
     `given` is the caller's destination: one tensor for all blocks, or a list with one tensor per
-    rank. An empty list gets new tensors. `count` is the number of ranks.
+    rank. If the list is empty, new tensors are appended to it. `count` is the number of ranks.
     """
     source = elements(tensor, where)
     out, finish, tensors = stage_outputs(given, tensor, count, where, list_name)
@@ -170,7 +170,7 @@ def stage_gather(tensor: Tensor, given: Any, count: int, where: str, list_name: 
 
 
 def stage_scatter(tensor: Tensor, given: Any, count: int, where: str, list_name: str) -> Staged:
-    """Return the arrays of a collective that sends a block to each rank and fills `tensor`.
+    """Return a Staged (source and result arrays) to send a block per rank and fill `tensor`.
 
     `given` is the operand: one tensor with all blocks, or a list with one tensor per rank. `count`
     is the number of ranks.
@@ -234,11 +234,11 @@ def start_collective(
 ) -> Task:
     """Start the collective `name` and return its task.
 
-    In a broadcast or a reduction, `tensor` is the operand and the result. In a gather, `tensor` is
-    the operand and `given` gets the result. In a scatter or reduce_scatter, `given` is the operand
-    and `tensor` gets the result. `given` is one tensor that consists of blocks of equal size, one
-    per rank, or a list with one tensor per rank. Error messages show `list_name` as the name of
-    `given`. `root` is a rank of the world.
+    In a broadcast, reduce or all_reduce, `tensor` is the operand and the destination. In a gather
+    or all_gather, `tensor` is the operand and `given` is the destination. In a scatter or
+    reduce_scatter, `given` is the operand and `tensor` is the destination. `given` is a list with
+    one tensor per rank, or one tensor that holds one block per rank, all of the same size. Error
+    messages show `list_name` as the name of `given`. `root` is a rank of the world.
     """
     kind, site = KINDS[name], call_site()
     arguments: dict[str, Any] = {}
@@ -287,8 +287,9 @@ def all_reduce(
     tensor : Tensor
         The operand and the result, of the same shape and dtype on all ranks.
     op : int
-        ReduceOp.SUM, MAX, MIN, PROD, or AVG of floats. For booleans, SUM and MAX are a logical or,
-        and PROD and MIN are a logical and. Complex numbers only have SUM and AVG.
+        ReduceOp.SUM, MAX, MIN, PROD or AVG. Integers and booleans do not support AVG. Complex
+        numbers support only SUM and AVG. For booleans, SUM and MAX are a logical or, and PROD and
+        MIN are a logical and.
     group : Group, optional
         The ranks; by default the world.
     sync_op : bool
@@ -310,6 +311,8 @@ def reduce(
     sync_op: bool = True,
 ) -> Task | None:
     """Reduce a tensor as `all_reduce` does; only rank `dst` gets the result.
+
+    Return the task of the operation, or None if this rank is not in the group.
 
     Corresponds to `paddle.distributed.reduce`.
 
@@ -333,6 +336,8 @@ def broadcast(
     tensor: Tensor, src: int, group: Group | None = None, sync_op: bool = True
 ) -> Task | None:
     """Overwrite a tensor on all ranks by that of rank `src`.
+
+    Return the task of the operation, or None if this rank is not in the group.
 
     Corresponds to `paddle.distributed.broadcast`.
 
@@ -360,8 +365,8 @@ def all_gather(
     Parameters
     ----------
     tensor_list : list of Tensor, or Tensor
-        The destination: one tensor per rank, an empty list, which gets new tensors, or one tensor
-        that holds the tensors of all ranks one after the other.
+        The destination. A list has one tensor per rank; if it is empty, new tensors are appended
+        to it. A single tensor receives the tensors of all ranks one after the other.
     tensor : Tensor
         The tensor of this rank.
     group : Group, optional
@@ -391,6 +396,8 @@ def reduce_scatter(
 ) -> Task | None:
     """Reduce tensors over the ranks; rank r gets the r-th block of the result.
 
+    Return the task of the operation, or None if this rank is not in the group.
+
     Corresponds to `paddle.distributed.reduce_scatter`.
 
     Parameters
@@ -418,6 +425,8 @@ def scatter(
     sync_op: bool = True,
 ) -> Task | None:
     """Give every rank its block of the tensors of rank `src`.
+
+    Return the task of the operation, or None if this rank is not in the group.
 
     Corresponds to `paddle.distributed.scatter`.
 
@@ -447,6 +456,8 @@ def gather(
 ) -> Task | None:
     """Give rank `dst` the tensors of all ranks, which have the same shape and dtype.
 
+    Return the task of the operation, or None if this rank is not in the group.
+
     Corresponds to `paddle.distributed.gather`.
 
     Parameters
@@ -471,6 +482,8 @@ def alltoall(
     out_tensor_list: Any, in_tensor_list: Any, group: Group | None = None, sync_op: bool = True
 ) -> Task | None:
     """Send one tensor to each rank, and receive one tensor from each rank.
+
+    Return the task of the operation, or None if this rank is not in the group.
 
     Corresponds to `paddle.distributed.alltoall`.
 
@@ -519,6 +532,8 @@ def alltoall_single(
 ) -> Task | None:
     """Send rows of one tensor to each rank, and receive rows of each rank into another tensor.
 
+    Return the task of the operation, or None if this rank is not in the group.
+
     Corresponds to `paddle.distributed.alltoall_single`.
 
     Parameters
@@ -526,7 +541,8 @@ def alltoall_single(
     out_tensor, in_tensor : Tensor
         The destination and the operand, which must not overlap in memory.
     in_split_sizes, out_split_sizes : sequence of int, optional
-        The number of rows for each rank, and from each rank; by default equal numbers.
+        The numbers of rows to send to each rank, and to receive from each rank. By default, each
+        tensor is divided equally among the ranks.
     group : Group, optional
         The ranks; by default the world.
     sync_op : bool
@@ -551,11 +567,11 @@ def alltoall_single(
 def split(
     tensor: Tensor, flat: Array, sizes: Sequence[int] | None, count: int, name: str
 ) -> list[int]:
-    """Return a list with one number of elements per rank, for the `count` ranks.
+    """Return a list with the number of elements for each of the `count` ranks.
 
     `sizes` has the number of rows of `tensor` for each rank. If `sizes` is None or empty, all ranks
-    have equal numbers of rows. `flat` is the flat array of the tensor. Error messages show `name`,
-    the name of the argument `sizes` in the public call.
+    have equal numbers of rows. `flat` has the elements of `tensor` as real numbers: two per
+    complex number. Error messages show `name`, the name of the argument `sizes` in the public call.
     """
     shape, where = tuple(tensor.shape) or (1,), "alltoall_single"
     if not sizes:
@@ -570,6 +586,8 @@ def send(
     tensor: Tensor, dst: int = 0, group: Group | None = None, sync_op: bool = True
 ) -> Task | None:
     """Send a tensor to rank `dst`. Rank `dst` receives tensors in the order of their sends.
+
+    Return the task of the operation, or None if this rank is not in the group.
 
     Corresponds to `paddle.distributed.send`.
 
@@ -597,6 +615,8 @@ def recv(
 ) -> Task | None:
     """Receive a tensor from rank `src`; the tensor must have the shape and dtype of the sent one.
 
+    Return the task of the operation, or None if this rank is not in the group.
+
     Corresponds to `paddle.distributed.recv`.
 
     Parameters
@@ -604,7 +624,7 @@ def recv(
     tensor : Tensor
         The destination.
     src : int
-        The rank of the world that sends.
+        The rank of the world that sends. It must not be None.
     group : Group, optional
         The ranks; by default the world.
     sync_op : bool
@@ -624,6 +644,8 @@ def recv(
 def isend(tensor: Tensor, dst: int, group: Group | None = None) -> Task | None:
     """Start to send a tensor to rank `dst`, and return the task.
 
+    Return None if this rank is not in the group.
+
     Corresponds to `paddle.distributed.isend`.
 
     Parameters
@@ -641,6 +663,8 @@ def isend(tensor: Tensor, dst: int, group: Group | None = None) -> Task | None:
 def irecv(tensor: Tensor, src: int | None = None, group: Group | None = None) -> Task | None:
     """Start to receive a tensor from rank `src`, and return the task.
 
+    Return None if this rank is not in the group.
+
     Corresponds to `paddle.distributed.irecv`.
 
     Parameters
@@ -648,7 +672,7 @@ def irecv(tensor: Tensor, src: int | None = None, group: Group | None = None) ->
     tensor : Tensor
         The destination.
     src : int
-        The rank of the world that sends.
+        The rank of the world that sends. It must not be None.
     group : Group, optional
         The ranks; by default the world.
     """

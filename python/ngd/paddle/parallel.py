@@ -33,10 +33,10 @@ SystemError.
 class Gradients:
     """The gradients of parameters, which are averaged over the ranks in place.
 
-    The parameters are divided into buckets, in reversed order, so the order of the buckets is the
-    same on all ranks. Each bucket is reduced in one all-reduce, which starts when the gradients of
-    the bucket are complete and all buckets before it have been sent. The backward pass continues
-    during an all-reduce, and waits for all of them at its end.
+    The parameters, from the last to the first, are divided into buckets. All ranks send the buckets
+    in this fixed order. One all-reduce per bucket averages the gradients. It starts when all
+    gradients of the bucket are computed and all earlier buckets have been sent. The backward pass
+    continues during the all-reduces, and waits for all of them at its end.
     """
 
     def __init__(

@@ -149,9 +149,9 @@ def init_parallel_env(nccl_config: Any = None) -> Group:
 def check_launcher() -> None:
     """Raise InitError if `paddle.distributed.launch` has started this job.
 
-    Paddle's launcher gives the number of ranks in PADDLE_TRAINERS_NUM, but ngd does not find the
-    ranks of such a job. The error is raised if this number is not 1, is not the number of ranks
-    that ngd finds, and was not set by ngd itself. Start the job by `ngd run` instead.
+    Paddle's launcher sets PADDLE_TRAINERS_NUM to the number of ranks, but ngd cannot connect these
+    ranks. The error is raised if this number is neither 1 nor the number of ranks that ngd has
+    detected. A number that ngd itself has set is accepted. Start the job by `ngd run` instead.
     """
     paddle_size = os.environ.get(RANK_VARIABLES[1], "1")
     ngd_size = detect().size

@@ -82,9 +82,9 @@ def order_collectives(graph: Graph, target: Target, options: CompileOptions) -> 
 
     Collectives with the same op, attributes and operands are merged here, and in no later pass.
     All ranks must merge the same collectives. So operands are compared as nodes of the given graph,
-    which is built in the same way on all ranks. The new graph may differ between ranks. For
-    example, all_reduce(x, group=g) is replaced by x on a rank whose group g has only this rank.
-    Then x and all_reduce(x, group=g) are one node there, but two nodes on a rank with a larger g.
+    which is built in the same way on all ranks. Nodes of the new graph are not compared, because
+    the new graph may differ between ranks. For example, all_reduce(x, group=g) is replaced by x
+    only on a rank whose group g has size 1.
     """
     if not depends_on_group(graph):
         return graph
@@ -108,7 +108,7 @@ def order_collectives(graph: Graph, target: Target, options: CompileOptions) -> 
 
 
 class Merged:
-    """A record of collectives, which gives one new node to all collectives that are equal.
+    """A record of the collectives of a graph, which replaces equal collectives by one new node.
 
     Collectives are equal if they have the same op, operands and attributes.
     """
@@ -183,7 +183,7 @@ def order_of(node: Node) -> Order:
 
 
 class Start(Op):
-    """The start of a collective. Its result is a buffer that is complete only after the wait."""
+    """The start of a collective. Its result is a buffer that is complete after the `Wait` node."""
 
     name = "start"
 
@@ -196,7 +196,7 @@ class Start(Op):
 
 
 class Wait(Op):
-    """The wait for a collective. The input is the `Start` node, and the result has its buffer."""
+    """The wait for a collective. Its input and its result are the buffer of the `Start` node."""
 
     name = "wait"
     kernel = Kernel(is_view=True)
