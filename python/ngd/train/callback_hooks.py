@@ -70,8 +70,8 @@ def stateful(callbacks: Sequence[Any]) -> Iterator[tuple[str, Any]]:
 def callback_states(callbacks: Sequence[Any]) -> dict[str, Any]:
     """Return the results of `state()`, such as {"EarlyStopping.0": {"best": 0.5, ...}}.
 
-    The dict has only the callbacks with the methods `state` and `load_state`. `stateful` makes the
-    keys.
+    The dict has only the callbacks with the methods `state` and `load_state`. The function
+    `stateful` yields these callbacks and their keys.
     """
     return {name: callback.state() for name, callback in stateful(callbacks)}
 

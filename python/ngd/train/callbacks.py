@@ -187,7 +187,7 @@ class EarlyStopping(Callback):
     def _is_better(self, value: float) -> bool:
         """Return True if a result is better than the best one so far by more than `min_delta`.
 
-        Any result is better than none, except NaN.
+        If there is no best result yet, any result except NaN is better. NaN is never better.
         """
         if self.best is None:
             return not math.isnan(value)

@@ -263,7 +263,8 @@ class DiLoCo:
         `weight` is this rank's weight in the mean: 1 after `every` inner steps, and 0 in the
         constructor. In a new world, a rank that missed outer steps first receives the state
         of a rank that missed none, and `weight` becomes 0. If an elastic job loses a rank, and the
-        argument `group` was not given, this rank joins the next world and tries again.
+        argument `group` was not given, this rank leaves the world. It then joins a new world with
+        the remaining ranks and tries again.
         """
         for num_left in reversed(range(MAX_WORLDS)):
             try:
@@ -509,9 +510,9 @@ def sum_over_ranks(term: Node, wire: Any, ranks: Group) -> Node:
     """Return the sum of `term` over the ranks.
 
     `term` is the outer gradient of a rank (how much its weights have decreased since the last outer
-    step), times the fraction of the rank in the mean. So the sum is the mean. `wire` is the dtype
-    in which the terms are sent. With bfloat16 and int8 they are rounded first; see the Notes of
-    DiLoCo.
+    step), times a factor: the fraction of the mean that this rank contributes, such as 1/4 for four
+    equal ranks. So the sum is the mean. `wire` is the dtype in which the terms are sent. With
+    bfloat16 and int8 they are rounded first; see the Notes of DiLoCo.
     """
     if wire == float32:
         return ops.all_reduce(term, op="sum", group=ranks)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks that refuse model code whose gradients torch.export would lose.
 
-An exported graph only has the forward pass. A gradient that Python code defines is not part of it:
-a custom autograd.Function, or a hook that changes a gradient.
+An exported graph has only the forward pass. It does not contain gradients that Python code defines
+in a custom autograd.Function, or in a hook that changes a gradient.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ layout in memory. The translation leaves these arguments out."""
 def translate(
     where: str, module: fx.GraphModule, values: Mapping[str, Any], draws: Draws
 ) -> list[Any]:
-    """Return the outputs of an exported graph as ngd nodes.
+    """Translate an exported graph and return its outputs.
 
     Parameters
     ----------
@@ -46,12 +46,12 @@ def translate(
     values : mapping
         The value of each input by the name of its node: an ngd node, or a constant tensor.
     draws : Draws
-        The random numbers of the program.
+        The source of seeds for the random ops of the program.
 
     Returns
     -------
     list
-        For each output an ngd node, or a tensor that is constant.
+        One ngd node per output, or a constant tensor if the output is constant.
 
     Raises
     ------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors as ngd's collectives take them: address, name of the dtype, number of elements.
+"""Functions that prepare tensors and reductions of PyTorch for the collectives of ngd's core.
 
 The core reads and writes contiguous memory. So a tensor that is not contiguous is replaced by a
 contiguous copy. A list of tensors that do not directly follow each other in memory is replaced by
@@ -126,10 +126,10 @@ def pack(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def destination_for_all(tensors: Sequence[Tensor]) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-    """Return memory to receive all tensors into, and a list of copies.
+    """Return memory to receive all tensors into, and a list of pairs (tensor, part of the memory).
 
-    Each copy is a pair (tensor, part of the memory). After the receive, the caller copies each part
-    to its tensor. If the tensors are adjacent, the memory is their own, and the list is empty.
+    After the receive, the caller copies each part to the tensor of its pair. If the tensors are
+    adjacent in memory, their own memory is returned, and the list is empty.
     """
     adjacent = first_if_adjacent(tensors)
     if adjacent is not None:

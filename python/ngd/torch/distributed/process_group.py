@@ -125,7 +125,7 @@ class ProcessGroup(torch.distributed.ProcessGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        """The devices whose tensors the group takes."""
+        """The devices of the tensors that collectives of the group accept: the CPU."""
         return [CPU]
 
     def _get_backend(self, device: torch.device) -> ProcessGroup:
@@ -434,7 +434,7 @@ class Call:
         counts: list[int] | None = None,
         receive_counts: list[int] | None = None,
     ) -> None:
-        """Add a collective for `start` to submit. The class docstring describes the counts."""
+        """Add a collective to this call; `start` submits it. See the class for the counts."""
         tensors = [tensor for tensor in (source, destination) if tensor is not None]
         reduce, dtype, factor = "none", "uint8", 1
         for tensor in tensors:
@@ -507,7 +507,7 @@ class Call:
     def reduce_blocks(
         self, source: Tensor, output: Tensor, op: Any, counts: list[int] | None = None
     ) -> None:
-        """Add a reduce_scatter from the blocks in `source` to `output`; `start` will submit it."""
+        """Add a reduce_scatter to this call: from the blocks in `source` to one in `output`."""
         self.submit(
             scale_operand(op, source), self.receive(output), output.numel(), op, counts=counts
         )

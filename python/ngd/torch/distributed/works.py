@@ -108,10 +108,11 @@ os.register_at_fork(after_in_child=reset_after_fork)
 
 
 class Queue:
-    """A queue of the works of a group that have not been submitted yet.
+    """A queue of the works of a group that are not submitted to the C++ core yet.
 
-    A work stays here if another thread was in a call of the C++ core when the work was started. The
-    caller of a method must hold `turns`, the lock of the thread that drives the core.
+    A work is a handle of collectives. It stays in the queue if another thread was in a call of the
+    core when the work was started. The caller of a method must hold `turns`, the lock for calls of
+    the core.
     """
 
     def __init__(self) -> None:
@@ -187,7 +188,8 @@ class Work(torch.distributed.Work):
         Parameters
         ----------
         timeout : datetime.timedelta, optional
-            The longest time to wait; by default the timeout of the group.
+            The longest time to wait; by default `seconds`, or the timeout of the group if `seconds`
+            is None.
 
         Returns
         -------

@@ -91,9 +91,9 @@ def index_put(
 
 
 def _put_where(x: Node, mask: Node, value: Node) -> Node:
-    """Write one value where a mask is true.
+    """Return `x` with one value in place of the elements where a mask is true.
 
-    If the mask has fewer axes than the tensor, its axes are the first axes of the tensor.
+    If the mask has fewer axes than `x`, its axes are the first axes of `x`.
     """
     expect(value.size == 1, "an assignment of several values by a computed mask")
     mask = ops.reshape(mask, mask.shape + (1,) * (x.ndim - mask.ndim))

@@ -98,7 +98,7 @@ class Call:
     name : str
         The name of the op's overload, such as "aten.add.Tensor".
     draws : Draws
-        The random numbers of the program.
+        The source of seeds for the random ops of the program.
     """
 
     def __init__(self, node: fx.Node, draws: Draws) -> None:
@@ -235,7 +235,7 @@ def rule(
 ) -> Callable[[RuleFunction], RuleFunction]:
     """Return a decorator that makes a function the rule of some aten ops.
 
-    A rule translates a call of an op into ngd nodes. For each op, the decorator adds it to RULES.
+    A rule translates a call of an op into ngd nodes. The decorator adds a Rule per op to RULES.
 
     Parameters
     ----------
