@@ -91,7 +91,7 @@ def plan_within_limit(
 
 
 def bytes_of(plan: Plan) -> int:
-    """Return the bytes of memory that a plan needs for values: private and shared."""
+    """Return the bytes that a plan needs for values, in its private arena and its shared arena."""
     return plan.private_bytes + plan.shared_bytes
 
 

@@ -9,7 +9,7 @@ from ..graph.node import Node, offset_of
 
 
 def parts_written(graph: Graph) -> dict[Node, Node]:
-    """Return a dict from each variable that the ranks of a host share to the part of this rank.
+    """Return a dict {variable: part of this rank} of the variables that the ranks of a host share.
 
     The part is a view of the variable; this rank writes only these bytes.
     """

@@ -69,9 +69,10 @@ def detail(row: Row) -> str:
     """Return the text of the last column of the table: the details of an instruction.
 
     For a wait for a collective, the text has the types of the results, the variables that are
-    updated from them, the overlap, and how often each rank arrived last. For an instruction of
-    several ops, the text has the ops and their lines of code. Otherwise it has the types of the
-    operands and results, and the layout if it is not row-major.
+    updated from them, the overlap of the collective with other work (`Row.overlap`), and how often
+    each rank arrived last. For an instruction of several ops, the text has the ops and their lines
+    of code. Otherwise it has the types of the operands and results, and the layout if it is not
+    row-major.
     """
     if row.action == "wait":
         types = ", ".join(type.short for type in row.results if type.bytes)

@@ -147,9 +147,9 @@ class Row:
 
     @property
     def title(self) -> str:
-        """The action and the op, such as "wait all_reduce"; once if they are equal ("scan").
+        """The action and the op, such as "wait all_reduce".
 
-        The action "run" is left out.
+        The action is left out if it is "run", or if it is equal to the op, such as "scan".
         """
         return self.op if self.action in ("run", self.op) else f"{self.action} {self.op}"
 

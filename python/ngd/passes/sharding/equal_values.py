@@ -78,8 +78,9 @@ class Equal:
         """Return the nodes in `self.nodes` that depend on a collective or on one of `sources`.
 
         `self.nodes` has the nodes that are proved equal on all ranks. `sources` are variables that
-        ranks share. The caller shares another variable only if its next value is among the returned
-        nodes. So a variable that the step sets to a constant is not shared.
+        ranks share. The ranks may share another variable only if the returned nodes include the
+        value that the step writes to it. So a variable that the step sets to a constant is not
+        shared.
         """
         reached: set[Node] = set()
         for node in self.graph.nodes:

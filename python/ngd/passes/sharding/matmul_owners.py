@@ -36,7 +36,7 @@ take longer. The result has the size of the gradient from which the matmuls are 
 
 @dataclass
 class Chain:
-    """The matmuls that are computed from one sum over the ranks, and the owner of them."""
+    """The matmuls that depend on one sum over the ranks, and the rank that computes the matmuls."""
 
     total: Node
     """The sum over the ranks, such as a gradient, from which the matmuls are computed."""
@@ -57,11 +57,11 @@ class Chain:
 
 
 def assign_owners(candidates: Iterable[Chain], ends: Ends, ranks: int) -> dict[Node, Chain]:
-    """Return the chains of matmuls that get an owner, as a dict {end of the chain: chain}.
+    """Return the chains of matmuls that one rank per host computes, as a dict {end: chain}.
 
-    The end is the node through which the rest of the step reads the chain. The owners are stored in
-    the chains. They are chosen so that the ranks of a host have nearly equal work. All ranks make
-    the same choice, in the same order.
+    The end is the node through which the rest of the step reads the chain. `Chain.owner` is set to
+    the rank that computes the chain. The owners are chosen so that the ranks of a host have nearly
+    equal work. All ranks make the same choice, in the same order.
     """
     owned_by_end: dict[Node, Chain] = {}
     for chain in sorted(candidates, key=lambda c: order_of(c.total)) if ranks > 1 else ():
@@ -125,9 +125,9 @@ class Ends:
         self.readers: dict[Node, list[Node]] = {}
         """For each result, the nodes that read it."""
         self.wanted = set(values)
-        """`values` (the next values of the shared variables), and the nodes from which they are
-        computed. The walk from `values` includes each collective that it reaches, and stops there.
-        """
+        """`values` (the nodes that compute the new values of the shared variables), and the nodes
+        from which they are computed. The search for these nodes stops at collectives: it includes
+        them, but does not visit their operands."""
         self.roots = {*graph.outputs, *(value for _, value in graph.updates)}
         for node in reversed(graph.nodes):
             if not self.wanted.isdisjoint(node.results) and node.op.order is None:
@@ -173,15 +173,16 @@ class Ends:
     def is_reduced(self, chain: Chain, node: Node) -> bool:
         """Return whether the ranks communicate to compute a node.
 
-        They do for a collective. They may also do so for a reduction to one element: each rank
-        reduces its shard, and a collective reduces the results. But the answer is False for a
-        reduction that is computed only from `chain.total`, the sum at which the chain begins.
+        The answer is True for a collective. It is also True for a node in `self.totals` that is
+        computed from another sum than `chain.total`, the sum at which the chain begins. A node in
+        `self.totals` is a reduction to one element: each rank may reduce its shard, and a
+        collective then reduces the results.
         """
         totals = self.totals.get(node, ())
         return node.op.order is not None or any(each is not chain.total for each in totals)
 
     def leads_to_collective(self, chain: Chain, node: Node) -> bool:
-        """Return whether the ranks communicate to compute a node that depends on `node`."""
+        """Return whether the ranks communicate to compute any node that depends on `node`."""
         seen, to_visit = {node}, [node]
         while to_visit:
             for reader in self.readers.get(to_visit.pop(), ()):

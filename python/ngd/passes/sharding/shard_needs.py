@@ -82,8 +82,8 @@ class ShardNeeds:
         """Return whether a node is an all-reduce that could give each rank only its shard.
 
         The all-reduce is over the ranks of the step. On several hosts, the shards would be reduced
-        within each host, then between the hosts. Both reductions would round 16-bit floats, so the
-        result is False for 16-bit floats.
+        within each host, then between the hosts. Both reductions would round 16-bit floats, so on
+        several hosts the result is False for 16-bit floats.
         """
         partition, group = self.sharing.partition, self.sharing.group
         if not isinstance(node.op, Ordered) or not is_divided(node.type, partition.parts):
@@ -97,7 +97,10 @@ class ShardNeeds:
         )
 
     def may_be_total(self, node: Node) -> bool:
-        """Return whether a node reduces to one element a value that ranks can compute as shards."""
+        """Return whether a node may be a total: a reduction of its operand to one element.
+
+        The reduction is a sum, min, max or prod, and the ranks can compute the operand as shards.
+        """
         if (
             node.op.kernel.reduction not in COMBINED
             or node.type.count != 1
@@ -125,7 +128,8 @@ class ShardNeeds:
         """Set `whole` and `sharded`: the nodes whose whole value, or whose shard, this rank needs.
 
         One walk goes from the outputs, and from the new values of variables, to the leaves. To
-        compute a node in `totals`, this rank needs only the shard of its operand.
+        compute a reduction to one element that is in `self.totals`, this rank needs only the shard
+        of the operand.
         """
         shared = set(self.values)
         self.sharded = set(shared)
@@ -156,7 +160,8 @@ class ShardNeeds:
     def need_operands_of_whole(self, node: Node) -> None:
         """Record which operands are needed to compute the whole result of a node.
 
-        A total needs only the shard of its operand. Any other node needs its operands whole.
+        A node in `self.totals`, a reduction to one element, needs only the shard of its operand.
+        Any other node needs its operands whole.
         """
         if node in self.totals:
             self.sharded.add(node.inputs[0])

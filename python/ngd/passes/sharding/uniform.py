@@ -51,7 +51,7 @@ class NextValue(NamedTuple):
     """Groups of ranks. The ranks that are in all of these groups should write equal values to the
     variable."""
     varies: bool
-    """True if a value from which the next value is computed differs between ranks."""
+    """True if `value`, which the step writes to the variable, may differ between ranks."""
     computation: bytes
     """A digest of how the value is computed from collectives, variables, constants and arguments.
 

@@ -219,7 +219,11 @@ class ShardedGraph:
         self.gather_positions = count()
 
     def change(self, node: Node, inputs: tuple[Node, ...]) -> Node | tuple[Node, ...]:
-        """Return the new node of an old one, and store its shard if the shard is needed."""
+        """Return the node of the new graph that replaces `node`, a node of the old graph.
+
+        If this rank needs the shard of a result of `node`, store in `self.shards` the new node that
+        computes this shard.
+        """
         if self.levels.level[node] > self.level_reached:
             self.level_reached = self.levels.level[node]
             self.reduce_totals(self.level_reached)
@@ -251,7 +255,7 @@ class ShardedGraph:
         return old.op.node([self.operand_shard(i, new, old) for i, new in pairs], old.attrs)
 
     def shard_of_sum(self, old: Node, operand: Node) -> Node:
-        """Return this rank's shard of a sum over the ranks, if no rank needs the whole sum.
+        """Return this rank's shard of `old`, a sum over the ranks that no rank needs whole.
 
         If the operand is a matmul A^T B, and A and B are small, the ranks exchange A and B. Each
         rank then computes its shard from them (gradient_factors.py). Otherwise the ranks reduce
@@ -376,7 +380,7 @@ class ShardedGraph:
                     self.totals[total] = shape.reshape(slicing.slice(row, i), total.shape)
 
     def reduce_own_shard(self, total: Node) -> Node:
-        """Return this rank's part of a total: the operand's shard, reduced to one element."""
+        """Return the node that reduces this rank's shard of `total`'s operand to one element."""
         with at_site(total.site), keep_float32(total.keeps_float32):
             attrs = {**total.attrs, "axes": (0,), "keepdims": False}
             return total.op.node((self.shards[total.inputs[0]],), attrs)
