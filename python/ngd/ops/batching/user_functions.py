@@ -44,9 +44,9 @@ def batch_with_gradient(batching: Batching, node: Node, operands: Sequence[Batch
 class BatchedRule:
     """A gradient rule for all examples, made from the user's rule for one example.
 
-    It calls the user's rule of `custom_gradient` with the nodes of the traced function, which
-    computes one example: the user's rule may also use other nodes of this function. Then `Batching`
-    replaces the adjoints that this rule returns by nodes that compute them for all examples.
+    The traced function computes one example. The user's rule of `custom_gradient` may use any nodes
+    of this function. So BatchedRule calls the user's rule with the traced nodes. Then `Batching`
+    replaces the returned adjoints by nodes that compute them for all examples.
     """
 
     def __init__(self, batching: Batching, node: Node, rule: Rule) -> None:
@@ -80,9 +80,9 @@ class BatchedRule:
     def adjoint(self, part: Batched | None, operand: Node) -> Node | None:
         """Return the adjoint of an operand of the user's function, for all examples.
 
-        The user's rule returned an adjoint for one example. `part` is its replacement, a node that
-        computes the adjoint for all examples. If `part` is None, the operand has no gradient:
-        return None. If all examples share the operand, return the sum of `part` over the examples.
+        The user's rule returned an adjoint for one example. `part` replaces this adjoint, and
+        computes it for all examples. If `part` is None, the operand has no gradient: return None.
+        If all examples share the operand, return the sum of `part` over the examples.
         """
         if part is None or self.batching.find(operand).is_mapped:
             return None if part is None else self.batching.with_batch_axis(part)

@@ -75,11 +75,12 @@ def of_equal_blocks(kind: Kind, x: Type, size: int) -> Type:
 
 
 def expect_counts(where: str, counts: Sequence[int], size: int, rows: int, what: str) -> None:
-    """Raise ShapeError unless `counts` has a number of rows per rank, and `rows` fits them.
+    """Raise ShapeError unless `counts` has one entry per rank, and `rows` fits the entries.
 
-    `rows` is the number of rows of an array. If `what` is "all", the array has the rows of all
-    ranks, and `rows` must be the sum of the counts. Otherwise `what` is the number of a rank, as a
-    string, and `rows` must be the count of this rank.
+    counts[r] is the number of rows of rank r, `size` the number of ranks, and `rows` the number of
+    rows of an array. If `what` is "all", the array has the rows of all ranks, and `rows` must be
+    the sum of the counts. Otherwise `what` is the number of a rank, as a string, and `rows` must be
+    the count of this rank.
     """
     row_counts = tuple(counts)
     if len(row_counts) != size or any(n < 0 for n in row_counts) or rows < 0:

@@ -94,7 +94,7 @@ def settle_world(graph: Graph) -> None:
 
 
 def is_launched(group: Any) -> bool:
-    """Return True for a LaunchedWorld, which exists before ngd.init has joined the world."""
+    """Return True for a LaunchedWorld, the substitute for the world before ngd.init joins it."""
     return isinstance(group, LaunchedWorld)
 
 

@@ -137,9 +137,9 @@ class Recv(Collective):
     differentiate by `after` too, and make the adjoint of `after` an output of the compiled
     step. Otherwise the adjoint of the array is not sent, and the rank `source` waits for it.
 
-    In this program, rank 0 has no loss, so it differentiates the token of its send, whose value is
-    0. gw is then the gradient of the loss of rank 1 with respect to w. Rank 1 returns `back`, the
-    adjoint of `after`, so that it sends the adjoint of h.
+    In this program, rank 0 has no loss. So it differentiates the token of its send: this token is
+    always 0. gw is then the gradient of the loss of rank 1 with respect to w. Rank 1 returns
+    `back`, the adjoint of `after`, so that it sends the adjoint of h.
 
     ::
 

@@ -151,9 +151,10 @@ class AllReduce(Collective):
         takes no bools.
     weight : node or array, optional
         A scalar for op="mean": the weight of this rank. The result is the weighted mean of the
-        arrays of all ranks. With the number of samples as weight, shards of different sizes give
-        the result of a single process. A rank of weight 0 contributes nothing, even if its x is
-        NaN. If all weights are 0, the result is 0. The signs of the weights are not checked.
+        arrays of all ranks. For example, if x is the mean over the samples of this rank, and the
+        weight is their number, the result is the mean over the samples of all ranks. A rank of
+        weight 0 contributes nothing, even if its x is NaN. If all weights are 0, the result is 0.
+        The signs of the weights are not checked.
     algorithm : str, default "auto"
         "flat": each rank reduces one part of the arrays of all ranks and sends the result to all
         ranks. "ring": partial results pass from rank to rank in a ring. "auto": the value of the
@@ -299,10 +300,10 @@ class AllReduce(Collective):
 
 
 def power_of_two(x: Node) -> Node:
-    """Return 2 ** floor(log2(x)) for a float64 x >= 0, and 1 for x = 0.
+    """Return 2 ** floor(log2(x)) for a float64 x > 0, and 1 for x = 0.
 
-    The computed logarithm is rounded. So if x is close to a power of two, the result may be half or
-    twice the exact value.
+    The logarithm is computed with rounding. So if x is close to a power of two, the result may be
+    half or twice the value of this formula.
     """
     exponent = floor(log(where(equal(x, 0), 1, x)) / math.log(2))
     return power(scalar(2.0, float64, "power_of_two"), minimum(exponent, 1023.0))

@@ -31,7 +31,7 @@ from .._creation import zeros
 from ..collectives.reductions import Collective
 
 SMALL: Final = 64
-"""The maximum size, in elements, of a constant that `simplify` moves into bodies."""
+"""The maximum number of elements of a constant that `simplify` moves into a loop or a branch."""
 
 
 Evaluate: TypeAlias = Callable[[Graph, Sequence[Array]], list[Array]]
@@ -76,9 +76,10 @@ class Control(Op):
     def simplify(self, node: Node) -> Node | None:
         """Move small constants from the operands into the bodies, so that kernels use their values.
 
-        A loop or a branch is built with all constants as operands, because a gradient may be taken
-        with respect to them. The compiler calls this method later, when the graph already contains
-        all gradients. Return the new node, or None if no operand is a small constant.
+        A loop or a branch is built with the constants from outside its bodies as operands, because
+        a gradient may be taken with respect to them. The compiler calls this method later, when the
+        graph already contains all gradients. Return the new node, or None if no operand is a small
+        constant.
         """
         outside, inside = self.first_shared_positions(node)
         constants = {
@@ -177,10 +178,10 @@ def close_over(
     input).
 
     The body computes all nodes that depend on `inputs`. If `since` is None, it computes no other
-    nodes. Otherwise `since` is the result of `newest()` from before the call of the function that
-    the user gave as the body. The body then also computes the nodes that this function created:
-    their `id` is greater than `since`. The body does not compute nodes whose value is known before
-    the compiled step runs, such as placeholders.
+    nodes. Otherwise the caller got `since` from `newest()`, and then called the user's function
+    for the body. The body then also computes the nodes that this function created: their `id` is
+    greater than `since`. The body does not compute nodes whose value is known before the compiled
+    step runs, such as placeholders.
     """
     order = topological(outputs)
     computed = nodes_computed_inside(order, inputs, since)
@@ -207,10 +208,10 @@ def nodes_computed_inside(
 
 
 def is_known_before_run(node: Node) -> bool:
-    """Return True for a placeholder, a variable, and a value that depends only on the group.
+    """Return True for a placeholder, a variable or `own_rank`, and False for all other nodes.
 
-    The last one is, for example, the number of ranks of the group. The body of a loop gets these
-    values as inputs. The result is False for constants, because a body contains its own constants.
+    A body reads the value of such a node as an input. The result is False for a constant, because
+    a constant that the function of a branch creates is part of the branch.
     """
     is_operand = isinstance(node.op, Leaf) and node.op is not CONSTANT
     return is_operand or node.op.comm.has_group_value

@@ -144,10 +144,11 @@ def choose(
     """Return the results of a new `cond` between two branches.
 
     Each of `pairs` is (operand, body input for this operand). `branches` has the outputs of the
-    branch for True, then those for False. `since` is None, or the result of `newest()` from before
-    the calls of the branch functions. These functions have created the nodes whose `id` is greater
-    than `since`, and the branches compute these nodes. Other nodes that the branches read become
-    further operands. `close_over` has the exact rules.
+    branch for True, then those for False. The branches compute the nodes that depend on body
+    inputs. Unless `since` is None, they also compute the nodes whose `id` is greater than `since`:
+    the caller got `since` from `newest()`, and then called the branch functions, which created
+    these nodes. Other nodes that the branches read become further operands. `close_over` has the
+    exact rules.
     """
     outputs, captured = close_over([*branches[0], *branches[1]], [p for _, p in pairs], since)
     pairs = [*pairs, *captured]

@@ -274,9 +274,9 @@ class ScanGradient:
         self.output_adjoints = self.read_output_adjoints(
             body.outputs, adjoints[count : len(body.outputs)]
         )
-        """A dict from each output of the scan's body to its adjoint in the gradient's body.
+        """The adjoints of the outputs of the scan's body: a dict from output to adjoint.
 
-        An output without an adjoint is left out.
+        The adjoints are nodes of the gradient's body. An output without an adjoint is left out.
         """
         self.start_adjoints = [
             None if adjoint is None else self.loop.slice(adjoint)
@@ -313,13 +313,13 @@ class ScanGradient:
     def read_output_adjoints(
         self, outputs: Sequence[Node], adjoints: Sequence[Node | None]
     ) -> dict[Node, Node]:
-        """Return a dict from each output of the scan's body to its adjoint in the gradient's body.
+        """Return the adjoints of the outputs of the scan's body: a dict from output to adjoint.
 
         The first outputs of the scan's body are the new carried values: `carry_adjoints` has their
         adjoints. The scan stacks the other outputs, and `adjoints` has the adjoints of the stacks.
         The adjoint of such an output is a slice of the adjoint of its stack. If a node occurs
         several times in `outputs`, its adjoints are added. An output without an adjoint is left
-        out.
+        out. All adjoints are nodes of the gradient's body.
         """
         slices = [None if adjoint is None else self.loop.slice(adjoint) for adjoint in adjoints]
         sums: dict[Node, Node] = {}
@@ -427,8 +427,8 @@ class ScanGradient:
     def over_iterations(self, product: Node, stacks: Mapping[Node, Node]) -> Node:
         """Return the sum over all iterations of a matrix product AᵀB of the gradient's body.
 
-        `stacks` has the stacks of A and of B over all iterations. The sum is one matrix product of
-        these stacks, with the rows of all iterations joined.
+        `stacks` has the stacks of A and of B over all n iterations. The stack of an [r, c] matrix
+        is reshaped to [n * r, c]. The sum is one matrix product of the two reshaped stacks.
         """
         with at_site(product.site), keep_float32(product.keeps_float32):
             rows = [
