@@ -116,8 +116,8 @@ class Rank:
     def train(self, number: int, weights: list[Any]) -> tuple[Any, Any]:
         """Run round `number` on this rank: set these weights and make the worker's inner steps.
 
-        The first rank returns the worker's report and the change of its weights, encoded by
-        `encoder`. The other ranks return (None, None).
+        The first rank returns the result of the worker's method `train`, and the change of its
+        weights, encoded by `encoder`. The other ranks return (None, None).
         """
         for leaf, value in zip(self.leaves, weights, strict=True):
             set_value(leaf, value)
@@ -195,16 +195,16 @@ class DiLoCo:
     A worker is lost if its process or host dies, or if it does not answer within `deadline`. It is
     dropped from the round. If `max_restarts` allows it, another worker is started immediately, on
     any host where Ray finds free resources. It takes part from the first round that starts after it
-    is ready, and it gets the `carried` values of another worker. The logger "ngd" reports each
-    event.
+    is ready, and it gets a copy of the attribute `carried` (see `make`) of another worker. The
+    logger "ngd" reports each event.
 
     Parameters
     ----------
     make : callable
         A function or class that each rank of a worker calls with the number of the worker, from 0.
         It returns an object with the attribute `parameters` (as `ngd.train.DiLoCo` takes them), the
-        method `train(round)`, and optionally the attribute `carried`. An exception in `make` or
-        `train` ends the training.
+        method `train(round)`, and optionally the attribute `carried`: state besides the weights,
+        such as that of the inner optimizer. An exception in `make` or `train` ends the training.
     workers : int
         The number of workers.
     min_workers : int
@@ -282,7 +282,11 @@ class DiLoCo:
         return [v.numpy() for v in self._weights]
 
     def step(self) -> dict[int, Any]:
-        """Make a round with all workers that are ready; return their reports by worker number."""
+        """Let all ready workers train for one round, then make an outer step.
+
+        Return a dict from the number of each worker to the result of its method `train`. Workers
+        that are lost in the round are left out.
+        """
         while True:
             self._admit(self._min_workers)
             reports, deltas = self._train(ray.put(self.weights))
@@ -317,7 +321,10 @@ class DiLoCo:
         return [worker for worker in self._workers if worker.is_ready]
 
     def _compile(self, initial_weights: list[Any]) -> None:
-        """Create the driver's weights; compile the step that applies the workers' mean change."""
+        """Create the driver's weights, and compile the outer step.
+
+        The outer step applies the mean of the workers' weight changes to the driver's weights.
+        """
         self.state = LiveState(f"{self._outer.name}.diloco", self._outer.state)
         """The state to save by `ngd.checkpoint`. It has variables for the weights that the driver
         keeps, for the state of the outer optimizer, and for the number of rounds made."""
@@ -392,9 +399,9 @@ class DiLoCo:
     def _add_worker(self, worker: Worker, initial_weights: list[Any]) -> None:
         """Mark a new worker as ready for the next round.
 
-        After the first round, the new worker first gets a copy of the values of the attribute
-        `carried` of a ready worker. If the new worker is lost before it has stored these values, it
-        does not become ready.
+        After the first round, the new worker first gets a copy of the attribute `carried` of a
+        ready worker: state besides the weights, such as that of the inner optimizer. If the new
+        worker is lost before it has stored this state, it does not become ready.
         """
         if self._update is None:
             self._compile(initial_weights)
@@ -417,10 +424,10 @@ class DiLoCo:
         logger.info("ngd.ray.DiLoCo: worker %d is ready", worker.number)
 
     def _train(self, weights: Any) -> tuple[dict[int, Any], list[Any]]:
-        """Make a round on all workers that are ready; leave out workers that are lost in the round.
+        """Let all ready workers train for one round; leave out workers that are lost in the round.
 
-        Return a dict from the number of each worker to its report, and a list with the encoded
-        weight change of each worker.
+        Return a dict from the number of each worker to the result of its method `train`, and a list
+        with the encoded weight change of each worker.
         """
         refs_by_worker = {
             worker: [

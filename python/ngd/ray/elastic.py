@@ -161,7 +161,7 @@ class Host:
         Raises
         ------
         WorkerError
-            The ranks with the number `world`, which mpirun started together, have been ended.
+            World number `world` (the ranks of one call of mpirun) has already been ended.
         """
         with self.lock:
             if world <= self.last_ended_world:

@@ -411,12 +411,12 @@ class GraphProgram:
         return step, [gradient is not None for gradient in gradients]
 
     def _in_order(self, number: int, adjoint: Any) -> torch.Tensor:
-        """Return the gradient of a result, with its dimensions in the order that ngd's node has.
+        """Permute the gradient of a result to the dimension order of the node of this result.
 
         `adjoint` is PyTorch's gradient, with the dimensions in the order of the tensor's shape.
-        If result `number` is a tensor that the program returns, the node has them in memory order
-        (`Value.order`, see `_translated`), and the gradient is permuted. If the result is the new
-        contents of an input, both orders are equal, and the gradient is returned unchanged.
+        If result `number` is a tensor that the program returns, the dimensions of its node are in
+        memory order (`Value.order`, see `_translated`). If the result is the new contents of an
+        input, both orders are equal, and the gradient is returned unchanged.
         """
         values = self.values
         return adjoint.permute(values[number].order) if number < len(values) else adjoint
@@ -451,11 +451,11 @@ def _output(output: Output, inputs: Sequence[torch.Tensor], values: Sequence[tor
 
 
 def next_draws() -> Array:
-    """Return the seed and the offset of the random numbers of one call.
+    """Return the seed and the offset of the random numbers in one call of a program.
 
-    The offset comes from PyTorch's generator. So `torch.manual_seed` and the saved state of the
-    generator fix the numbers. The seed contains the rank, so that ranks draw different numbers
-    even if their generators are equal.
+    The offset comes from PyTorch's generator. So `torch.manual_seed`, or loading a saved state of
+    the generator, makes the numbers reproducible. The seed contains the rank, so that ranks draw
+    different numbers even if their generators are equal.
     """
     rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
     return np.array([rank << 32, torch.randint(2**62, ()).item()], np.int64)

@@ -232,7 +232,7 @@ that were assigned during the export. The pattern matches if these are only elem
 def _export(
     where: str, module: nn.Module, examples: tuple[Any, ...], changed: Changes | None = None
 ) -> ExportedProgram:
-    """Export a module, and decompose ops without a translation rule, or that write in place.
+    """Export a module, and replace ops that write in place or have no translation rule.
 
     `changed` is an empty dict to which `module` adds, during the export, the new values of the
     Python attributes that the forward pass changes (see `capture`). None means that `module` does

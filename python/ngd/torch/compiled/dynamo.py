@@ -483,11 +483,12 @@ class _StaticCopy:
         self.lines.append(f"{self._words[copied_node]} = {node.op} {target} {arguments}")
 
     def _text(self, arguments: Any) -> str:
-        """Return a text for the arguments of a node, for the text that identifies the graph.
+        """Return the part of `StaticGraph.text` that describes the arguments of a node.
 
-        Equal numbers, strings or dtypes have equal texts. Nodes of two graphs have equal texts if
-        they have the same position in their graphs. The text of any other object contains a new
-        number in each call, so that no other graph gets the same text.
+        `StaticGraph.text` identifies the graph. Equal numbers, strings or dtypes have equal
+        descriptions. Nodes of two graphs have equal descriptions if they have the same position in
+        their graphs. The description of any other object contains a new number in each call, so
+        that no other graph gets the same text.
         """
         leaves, structure = pytree.tree_flatten(arguments)
         words = [self._words[each] if isinstance(each, fx.Node) else _word(each) for each in leaves]
@@ -500,10 +501,11 @@ WORDS: Final = (type(None), str, complex, *NUMBERS, torch.layout, torch.memory_f
 
 
 def _word(value: Any) -> str:
-    """Return a text for an argument that is not a node, for the text that identifies the graph.
+    """Return the part of `StaticGraph.text` that describes an argument that is not a node.
 
-    The text of a number, a string or a dtype, for example, is its `repr`. Most other objects get a
-    new text in each call, such as "Generator 7", so no other graph has the same text.
+    `StaticGraph.text` identifies the graph. The description of a number, a string or a dtype, for
+    example, is its `repr`. Most other objects get a new description in each call, such as
+    "Generator 7", so no other graph has the same text.
     """
     if isinstance(value, WORDS):
         return repr(value)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Make exported graphs functional without PyTorch's decompositions, if that is simple.
 
-`run_decompositions` traces a graph again, which takes as long as the export. Most models need only
-a small part of it: ngd can translate each op by a rule, and in-place ops write only to buffers, or
-to results of other ops that have no views. This module replaces these in-place ops by functional
-ones. Other graphs are decomposed by PyTorch.
+`run_decompositions` traces a graph again, which takes as long as the export. Most models do not
+need it, because ngd can translate each of their ops by a rule. Their in-place ops write only to
+buffers or to results of other ops, and no op makes a view of these tensors. In such a graph, this
+module replaces the in-place ops by functional ones. Other graphs are decomposed by PyTorch.
 """
 
 from __future__ import annotations

@@ -156,9 +156,9 @@ class ModelMemory:
     def show(self, computed: Collection[Node]) -> None:
         """Make the model's tensors views of their variables, before a program runs.
 
-        `computed` has the variables of the program. Only the tensors of these variables become
-        views. If a variable has moved to other memory since the last call, update all views,
-        including those that earlier calls have made.
+        `computed` is `Program.variables`: the variables that the program uses. Only the tensors of
+        these variables become views. If a variable has moved to other memory since the last call,
+        update all views, including those that earlier calls have made.
         """
         for tensor, of in self.variables.items():
             if of in computed and tensor not in self._shared:

@@ -69,8 +69,8 @@ TRANSLATIONS: Final[dict[type, Translation]] = {
         {"sum": "square"},
     ),
 }
-"""The translations, by class of torch.optim. Subclasses are refused, because they may compute other
-updates."""
+"""The supported classes of torch.optim, each with its translation to a class of ngd.optim.
+Subclasses are refused, because they may compute other updates."""
 
 REFUSED: Final = ("maximize", "capturable", "differentiable")
 """Options of PyTorch's optimizers that change the update and have no translation."""

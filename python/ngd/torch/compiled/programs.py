@@ -210,14 +210,16 @@ class ProgramBuilder:
         """Return the gradients of trained parameters, averaged over the ranks and clipped.
 
         `updates` has the new value of each variable that the program changes. Each rank has
-        variables for the sums of its gradients over micro-batches. Two forms change them:
+        variables for the sums of its gradients over micro-batches. Two kinds of programs change
+        these sums:
 
         - If `form.accumulates`, add the gradients of this micro-batch to the sums. Return these
           gradients without the average over the ranks.
         - If `form.has_sums`, add the sums to the gradients before the average over the ranks, and
           set the sums to 0.
 
-        If the loss has a weight, this method adds placeholders to `inputs`.
+        Add to `inputs` the placeholders that the program needs: "weight", the factor of this
+        rank's loss, and "total", the sum of these factors since the last update.
         """
         weight = total = None
         if form.has_weight or form.accumulates:
@@ -275,7 +277,7 @@ def _reduced(gradients: Mapping[Variable, Node], total: Node | None) -> dict[Var
 
 
 def _differentiated(loss: Node) -> set[Node]:
-    """Return the nodes from which a gradient of the loss is computed.
+    """Return the nodes with respect to which the loss has a gradient.
 
     These are the nodes that the loss depends on, without those that it depends on only through
     detached values. The training step updates only the parameters among these nodes. Any other
