@@ -318,7 +318,10 @@ class Rewriting:
         return tuple(results) if node.has_several_results else results[0]
 
     def reduction(self, node: Node, x: Node) -> Node:
-        """Return a fused kernel that widens the 16-bit operand of a reduction and reduces it."""
+        """Return a fused kernel that widens the 16-bit operand of a reduction and reduces it.
+
+        If the device is not known to have this kernel, return the reduction of the float32 `x`.
+        """
         reductions = Reductions(x.shape, node.attrs["axes"], (0,), (node.op.kernel.reduction,))
         cast = cast_statement(Input(0), self.dtype, float32)
         body = KernelBody((cast,), (), dense_strides(x.shape), reductions)
