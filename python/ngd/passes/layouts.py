@@ -91,10 +91,10 @@ def assign_layouts(graph: Graph, target: Target, options: CompileOptions) -> Gra
 
 
 def move_transposition(node: Node, computed: Set[Transposition]) -> Node | tuple[Node, ...] | None:
-    """Return the replacement of a node with transposed operands: one node, or one per result.
+    """Return a replacement of a node with transposed operands: one node, or one per result.
 
-    It computes the op on the operands before their transposition, and transposes the result. Return
-    None if the operands are not transposed, or if the op cannot compute this.
+    The replacement applies the op to the operands before their transposition, and transposes the
+    result. Return None if no operand is transposed, or if the op has no such replacement.
     """
     axes = next((i.attrs["axes"] for i in node.inputs if i.op.layout.is_transpose), None)
     if axes is None or node.op.layout.is_transpose:

@@ -69,7 +69,7 @@ def operations(node: Node, operands: Sequence[Type], results: Sequence[Type]) ->
 def operations_of_expansion(
     op: Op, operands: tuple[Type, ...], attrs: tuple[tuple[str, Any], ...]
 ) -> int:
-    """Return the number of operations of an op that is composed of other ops: their sum."""
+    """Return the number of operations of a composed op: the sum over the ops that replace it."""
     inputs = [Node(PLACEHOLDER, (), {"name": "x", "uniform": True}, t) for t in operands]
     expanded_nodes = topological(expansion(op.node(inputs, dict(attrs))), stop=inputs)
     return sum(cost_of(node).flops for node in expanded_nodes)

@@ -81,7 +81,8 @@ HIDING: Final = (fuse_post_operations, fuse_products)
 that it cannot be checked for NaN and infinity. NGD_CHECK_FINITE=1 omits these passes."""
 
 BODY_OPTIONS: Final = CompileOptions()
-"""The options of the bodies of loops and branches: they compute in float32 (mixed_precision.md)."""
+"""The options to compile the bodies of loops and branches. Bodies compute in float32, even if the
+rest of the step computes in 16-bit floats (docs/mixed_precision.md)."""
 
 
 def run(graph: Graph, target: Target, options: CompileOptions) -> Plan:
@@ -149,7 +150,7 @@ def run_pass(each: Pass, graph: Graph, target: Target, options: CompileOptions) 
 def expect_equal_types(before: Graph, after: Graph) -> None:
     """Raise a CompileError if a pass has changed the type of an output.
 
-    `Graph.verify` checks the types of the next values of variables.
+    `Graph.verify` checks the types of the values that the step stores in variables.
     """
     for old, new in zip(before.outputs, after.outputs, strict=True):
         if old.type != new.type:

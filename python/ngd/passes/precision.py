@@ -87,7 +87,7 @@ class Uses:
         self.of_variables = made_of_variables(graph)
         self.float32_values: set[Node] = {*graph.roots}
         self.products: dict[Node, DType] = {}
-        """For each matmul or convolution with 16-bit operands, the dtype in which it is stored."""
+        """For each matmul or convolution of 16-bit operands: the dtype of the stored result."""
         self.others: set[Node] = set()
         """The nodes that read 16-bit floats and are not matmuls, convolutions or elementwise ops.
         They are moves (copies, views, pooling), or the mean and variance of a normalization."""
@@ -202,7 +202,10 @@ class Uses:
         return self.has_16_bit_kernel(node, [self.as_16_bits(r.type) for r in node.results])
 
     def has_16_bit_kernel(self, node: Node, made: Sequence[Type] | None = None) -> bool:
-        """Return whether the device has a kernel that reads all operands as 16-bit floats."""
+        """Return whether the device has a kernel that reads float32 operands as 16-bit floats.
+
+        `made` has the types of the kernel's results. If it is None, they are those of the node.
+        """
         return self.has_kernel(node, [self.as_16_bits(x.type) for x in node.inputs], made)
 
     def as_16_bits(self, type_: Type) -> Type:
@@ -315,7 +318,10 @@ class Rewriting:
         return tuple(results) if node.has_several_results else results[0]
 
     def reduction(self, node: Node, x: Node) -> Node:
-        """Return a fused kernel that widens the 16-bit operand of a reduction and reduces it."""
+        """Return a fused kernel that widens the 16-bit operand of a reduction and reduces it.
+
+        If the device is not known to have this kernel, return the reduction of the float32 `x`.
+        """
         reductions = Reductions(x.shape, node.attrs["axes"], (0,), (node.op.kernel.reduction,))
         cast = cast_statement(Input(0), self.dtype, float32)
         body = KernelBody((cast,), (), dense_strides(x.shape), reductions)
@@ -350,10 +356,7 @@ def made_of_variables(graph: Graph) -> set[Node]:
 
 
 def unreduced(node: Node) -> tuple[Node, ...]:
-    """Return the results of a node; for a fused kernel with reductions, only the elementwise ones.
-
-    The other results of such a kernel are reductions.
-    """
+    """Return the results of a node, without the reductions that a fused kernel computes."""
     return stored_results(node) if is_reducing_kernel(node) else node.results
 
 
@@ -429,7 +432,7 @@ def drop_unread(graph: Graph, target: Target, options: CompileOptions) -> Graph:
 
 
 def accepted(node: Node, target: Target) -> bool:
-    """Return whether the device has a kernel for a node."""
+    """Return whether the device has a kernel for the op of a node, with the types of this node."""
     types = [r.type for r in node.results]
     name, attrs = node.op.lower(**node.attrs)
     return target.query(name, [x.type for x in node.inputs], types, attrs).accepted

@@ -163,7 +163,7 @@ class Bundle(Protocol):
 
     @property
     def members(self) -> Sequence[Node]:
-        """The nodes that `order_bundles` returns next to each other, in this order."""
+        """The nodes of the bundle, in the order in which `order_bundles` returns them."""
         ...
 
     @property
@@ -292,8 +292,8 @@ class Grouping:
 def depths(graph: Graph) -> dict[Node, int]:
     """Return the depth of each value.
 
-    The depth is the largest number of ops that are not elementwise on a path from a leaf to the
-    value. The op that computes the value counts, too. A leaf has depth 0.
+    The depth is the largest number of ops that are not elementwise on a path to the value. The op
+    that computes the value counts, too. A node without inputs, such as a variable, has depth 0.
     """
     found: dict[Node, int] = {}
     for node in graph.nodes:
@@ -473,9 +473,9 @@ def dense_strides(shape: Shape) -> tuple[int, ...]:
 
 
 def dense_operands(kernel: Node) -> dict[Node, int]:
-    """Return the operands that a kernel reads without broadcasting and in row-major order.
+    """Return a dict from operands of a kernel to their numbers among the inputs of the kernel.
 
-    The result maps each of these operands to its number among the inputs of the kernel.
+    It has the operands that the kernel reads without broadcasting and in row-major order.
     """
     shape, strides = kernel.shape, body_of(kernel).input_strides
     dense = dense_strides(shape)

@@ -91,7 +91,7 @@ class Statement(NamedTuple):
 
 
 def text_of(statements: Iterable[Statement]) -> str:
-    """Return the text that the C++ kernel parses."""
+    """Return the statements as the text that the C++ kernel parses."""
     lines = [
         f"{opcode}:{domain} {' '.join([x.text for x in operands])}"
         for opcode, domain, operands in statements
@@ -176,11 +176,11 @@ class KernelBody:
         return self.with_statements((*statements, *own), range(shift, shift + len(own)))
 
     def cast_result(self, number: int, dtype: DType, *, keeps_wide: bool) -> KernelBody:
-        """Return a body that stores the float32 result `number` in `dtype`.
+        """Return a body that casts a float32 result to `dtype`, and stores the cast result.
 
-        If `keeps_wide` is True, the body stores both: result `number` stays in float32, and the
-        cast result is appended as the last result. If False, the cast result replaces the float32
-        result.
+        `number` is the index of the float32 result in `stored`. If `keeps_wide` is True, this
+        result is still stored, and the cast result is appended as the last result. If False, the
+        cast result replaces the float32 result.
         """
         cast = cast_statement(value_at(self.stored[number]), float32, dtype)
         narrow, stored = len(self.statements), [*self.stored]
@@ -240,7 +240,7 @@ class KernelBody:
         return made
 
     def kernel_attrs(self) -> dict[str, Any]:
-        """Return the attributes of the C++ kernel."""
+        """Return the attributes of the C++ kernel as a dict from names to values."""
         attrs: dict[str, Any] = {} if self.products is None else dict(self.products.attrs)
         attrs["program"], attrs["results"] = self.text, self.stored
         attrs["input_strides"] = self.input_strides
@@ -316,7 +316,11 @@ def fused_node(
     keeps_float32: tuple[bool, ...] = (),
     products: tuple[Node, ...] = (),
 ) -> Node:
-    """Apply a fused kernel to these inputs, and return the node of its first result."""
+    """Make a fused kernel that computes `body`, and return the node of its first result.
+
+    `types` has the types of the results. `members` has the name and call site of each op that the
+    kernel computes, and `products` has the matmuls among these ops.
+    """
     op = FusedKernel(body, tuple(types), members, keeps_float32, products)
     return op.node(inputs, {"body": body})
 

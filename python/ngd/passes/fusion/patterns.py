@@ -54,7 +54,10 @@ class Pattern:
         )
 
     def matches(self, node: Node, counts: Mapping[Node, int]) -> Iterator[Match]:
-        """Yield all matches of the pattern with a node."""
+        """Yield all matches of the pattern with a node: with `any_order` there may be several.
+
+        `counts` has the number of reads of each node.
+        """
         if not self.trait(node.op) or (self.read_once and counts.get(node, 0) != 1):
             return
         if len(node.inputs) < len(self.operands):
@@ -66,9 +69,9 @@ class Pattern:
             yield from ({self.name: node, **m} for m in self.of_operands(inputs, counts))
 
     def of_operands(self, inputs: Sequence[Node], counts: Mapping[Node, int]) -> Iterator[Match]:
-        """Yield all matches of the patterns in `operands` with `inputs`: pattern n with input n.
+        """Yield all matches in which the pattern `operands[n]` matches `inputs[n]`, for every n.
 
-        `counts` has the number of readers of each node.
+        `counts` has the number of reads of each node.
         """
         found: list[Match] = [{}]
         for pattern, node in zip(self.operands, inputs, strict=True):
@@ -95,10 +98,10 @@ class Rule:
 
 
 def apply_rules(graph: Graph, rules: Sequence[Rule], target: Target) -> Graph:
-    """Return the graph with each node replaced by the first rule that applies to it.
+    """Return the graph after the rules: the first rule that applies to a node replaces the node.
 
-    The walk visits each node after its inputs, so a pattern matches operands that were replaced
-    before.
+    Each node is visited after its inputs. So a pattern is compared with operands that the rules
+    have already replaced.
     """
     counts = uses(graph)
     readers: dict[Node, int] = {}  # the counts for nodes of the new graph

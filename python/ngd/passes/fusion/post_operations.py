@@ -66,9 +66,10 @@ def with_bias(match: Match) -> Node | None:
 
 
 def post_operation_name(behind: Node) -> str:
-    """Return the name of the C++ kernel of a node's op, such as "relu".
+    """Return the name of the C++ kernel that computes the node `behind`, such as "relu".
 
-    Heavy ops list the post-operations that their kernels can apply by such names.
+    A heavy op, such as a matmul, lists by such names the ops that its kernel can apply to its
+    result.
     """
     return behind.op.lower(**behind.attrs)[0]
 

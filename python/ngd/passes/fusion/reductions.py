@@ -47,8 +47,8 @@ from .kernel_body import (
 )
 
 EXACT: Final = (float32, float64)
-"""The dtypes of the sums from which `share_sums` moves factors out. If a small factor is moved out
-of a 16-bit sum, the sum may overflow."""
+"""The dtypes of the sums from which `share_sums` moves factors out. A 16-bit sum may overflow if a
+factor that is less than 1 is moved out of it."""
 MAX_FACTORS: Final = 8
 MAX_REDUCTIONS: Final = 8
 
@@ -60,10 +60,10 @@ vary along them."""
 
 
 class SumBundle(NamedTuple):
-    """A sum that is computed from another sum, for `order_bundles`, which orders all nodes.
+    """A sum that is computed from another sum, and the nodes that must come before it.
 
-    `members` has one element, the sum. `outside` has the nodes that come before the sum in the
-    order: the operand of the sum, and the operand of the other sum.
+    `order_bundles` puts the nodes in this order. `members` has one element, the sum. `outside` has
+    the nodes before it: the operand of the sum, and the operand of the other sum.
     """
 
     members: Sequence[Node]
@@ -143,7 +143,10 @@ def with_leading_axes(shape: Shape, ndim: int) -> Shape:
 
 
 def is_constant_along(term: Node, shape: Shape, axes: Shape) -> bool:
-    """Return whether a factor of a product of this shape is constant along the axes."""
+    """Return whether `term`, a factor of a product, is broadcast and is constant along `axes`.
+
+    `shape` is the shape of the product.
+    """
     extents = with_leading_axes(see_through(term).shape, len(shape))
     return all(extents[axis] == 1 for axis in axes) and extents != shape
 

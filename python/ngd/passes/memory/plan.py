@@ -133,8 +133,7 @@ class Plan:
     """The updated variables that the ranks of a host share. Each has the pair (begin, end) of the
     bytes of the variable that this rank writes."""
     whole: list[Node] = field(default_factory=list)
-    """The updated variables of which each rank has its own copy. This rank writes all their bytes.
-    """
+    """The updated variables of which each rank has a copy. Each rank writes its whole copy."""
     private_bytes: int = 0
     shared_bytes: int = 0
     unshared_bytes: int = 0
@@ -231,13 +230,16 @@ class Spans:
             insort(self.spaces.setdefault(space, []), (begin, end, number))
 
     def remove(self, space: str, begin: int, end: int, number: int) -> None:
-        """Remove a span that was added by `add` with the same arguments."""
+        """Remove a span, which is a range in `space`, that `add` added with these arguments."""
         if begin < end:
             runs = self.spaces[space]
             del runs[bisect_left(runs, (begin, end, number))]
 
     def overlapping(self, space: str, begin: int, end: int) -> int | None:
-        """Return the `number` of a span in the set that overlaps the given one, or None."""
+        """Return the number of a span of the set that overlaps a range in `space`, or None.
+
+        The range is from `begin` to `end`. The number is the argument `number` of `add`.
+        """
         runs = self.spaces.get(space, ())
         last = bisect_left(runs, (end,)) - 1
         return runs[last][2] if begin < end and last >= 0 and runs[last][1] > begin else None
@@ -255,9 +257,9 @@ def extent(value: tuple[Type, Storage]) -> tuple[str, int, int]:
 
 
 def extent_of_whole(value: tuple[Type, Storage]) -> tuple[str, int, int]:
-    """Return (space, begin, end) of a value, or of the whole storage that it is a part of.
+    """Return (space, begin, end) of a value, in the form of `extent`.
 
-    Only a storage in an arena counts (`Storage.whole` of the part). See `extent` for the form.
+    If the value is in a part of a larger storage in an arena, return those of the larger storage.
     """
     whole = value[1].whole
     return whole.span if whole is not None and whole.is_planned else extent(value)

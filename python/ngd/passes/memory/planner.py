@@ -67,7 +67,7 @@ class Uses:
         self.output_number = {n: i for i, n in reversed(list(enumerate(outputs)))}
 
     def end_at(self, source: Node, node: Node) -> bool:
-        """Return whether a node is the last reader of a value."""
+        """Return whether `node` is the last reader of `source`: nothing needs `source` later."""
         return self.last_reader.get(source) is node
 
     def sole_gathers(self, schedule: Schedule) -> dict[Node, Node]:
@@ -181,8 +181,8 @@ class Planner:
     def emit_all(self) -> None:
         """Emit all instructions.
 
-        Before the first write to a variable, the old value of a variable is copied if it is an
-        output of the step, or if the step assigns it to another variable.
+        Before the step writes to any variable, it copies some old values of variables: those that
+        it returns, and those that it assigns to other variables.
         """
         order, direct = self.schedule.order, self.schedule.direct
         writes = (i for i, n in enumerate(order) if any(r in direct for r in n.results))
@@ -340,7 +340,7 @@ class Planner:
         self.append(Instruction("run", "copy", [types[0]], [types[1]], {}, node.site))
 
     def append(self, step: Instruction) -> None:
-        """Append an instruction. The storages of its results live at least until then."""
+        """Append `step` to the plan. The storages of its results live at least until `step`."""
         for _, storage in step.outputs:
             storage.keep(len(self.plan.steps))
         self.plan.steps.append(step)
