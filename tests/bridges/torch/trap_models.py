@@ -43,6 +43,12 @@ def masked_assignment(m: Any, x: Any) -> Any:
     return (y * m.v).sum()
 
 
+def masked_addition(m: Any, x: Any) -> Any:
+    y = x @ m.w
+    y = y.index_put((y > 0,), torch.tensor(2.0, dtype=y.dtype), accumulate=True)
+    return (y * m.v).sum()
+
+
 def without_gradient(m: Any, x: Any) -> Any:
     with torch.no_grad():
         y = x @ m.w
@@ -160,6 +166,7 @@ HIDDEN_WRITES: dict[str, Callable[[Any, Any], Any]] = {
 EQUAL: dict[str, Callable[[Any, Any], Any]] = {
     "in-place": in_place,
     "masked-assignment": masked_assignment,
+    "masked-addition": masked_addition,
     "no_grad": without_gradient,
     "no_grad-with-two-results": two_regions,
     "detach": lambda m, x: ((x @ m.w).detach() * m.v).sum(),

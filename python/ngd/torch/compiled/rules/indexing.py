@@ -85,19 +85,20 @@ def index_put(
     if len(indices) == 1 and (_is_computed_mask(indices[0]) or values.size == 1):
         mask = as_node(indices[0])
         if mask.dtype.kind == "b":
-            return _put_where(x, mask, values)
+            return _put_where(x, mask, values, accumulate)
     target = x.at[_index(indices)]
     return target.add(values) if accumulate else target.set(values)
 
 
-def _put_where(x: Node, mask: Node, value: Node) -> Node:
-    """Return `x` with one value in place of the elements where a mask is true.
+def _put_where(x: Node, mask: Node, value: Node, accumulate: bool) -> Node:
+    """Return `x` with one value in place of, or added to, the elements where a mask is true.
 
     If the mask has fewer axes than `x`, its axes are the first axes of `x`.
     """
     expect(value.size == 1, "an assignment of several values by a computed mask")
     mask = ops.reshape(mask, mask.shape + (1,) * (x.ndim - mask.ndim))
-    return ops.where(mask, ops.reshape(value, ()), x)
+    value = ops.reshape(value, ())
+    return ops.where(mask, x + value if accumulate else value, x)
 
 
 @rule(
