@@ -186,10 +186,11 @@ def he_normal(gain: float = GAINS["relu"], fan: str = "in") -> Initializer:
 def orthogonal(gain: float = 1.0) -> Initializer:
     """Return an initializer of orthonormal rows or columns, whichever are fewer, times gain.
 
-    The axes after the first one are joined to one. Saxe, McClelland and Ganguli, 2013
-    (arXiv:1312.6120). The matrix is Q of the QR decomposition of a matrix of normally distributed
-    numbers, with the signs for which R has a positive diagonal. Its distribution is uniform over
-    all orthogonal matrices (Mezzadri, 2007, arXiv:math-ph/0609050, section 5).
+    For a shape such as (8, 3, 5), a matrix of 8 rows and 15 columns is reshaped. See Saxe,
+    McClelland and Ganguli, 2013 (arXiv:1312.6120). The matrix is Q of the QR decomposition of a
+    matrix of normally distributed numbers, or the transpose of Q. The signs of Q are chosen so that
+    the diagonal of R is positive. So Q is uniformly distributed over all orthogonal matrices
+    (Mezzadri, 2007, arXiv:math-ph/0609050, section 5).
 
     Parameters
     ----------

@@ -21,8 +21,8 @@ from .parameter import Parameter
 def affine(x: Node, weight: Node, bias: Node | None) -> Node:
     """Return x @ weight.T + bias, for x [..., inputs], weight [outputs, inputs] and bias [outputs].
 
-    The leading axes are joined to one, so that one matmul computes all rows and its kernel adds the
-    bias.
+    The function reshapes x to a matrix [n, inputs]. So one matmul computes all n rows of the
+    result, and the kernel of this matmul adds the bias.
     """
     rows = ops.reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))
     y = ops.matmul(rows, ops.transpose(weight))

@@ -24,10 +24,10 @@ from ..graph.node import Node
 from ..graph.variable import Variable
 
 SEEDS: Final = 2**32
-"""The number of seeds that a user can choose for a Random.
+"""The number of seeds that a user can choose for a source of random numbers, nn.Random.
 
-With per_rank, the rank times this number is added to the user's seed, so no two ranks have the same
-seed.
+With nn.Random(seed, per_rank=True), a rank draws with the seed `seed + rank * SEEDS`. So no two
+ranks of the group have the same seed.
 """
 DRAWS: Final = 2**40
 """The difference between the offsets of two successive random draws in a step.

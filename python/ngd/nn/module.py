@@ -220,7 +220,7 @@ class Module:
         return key in self._parameters or self._parametrization(key) is not None
 
     def _refuse_plain(self, key: str, container: Any) -> None:
-        """Raise TypeError if a plain container has modules or variables that are not registered.
+        """Raise TypeError if a container, such as a list, has unregistered modules or variables.
 
         A value is registered if it is an attribute of a module. `__setattr__` calls this check when
         the container is assigned. The container may be filled later, so `_refuse_hidden` checks it
@@ -239,7 +239,7 @@ class Module:
                 raise self._refusal(item)
 
     def _refuse_hidden(self) -> None:
-        """Raise TypeError if a plain container in an attribute hides modules or variables.
+        """Raise TypeError if a list, dict or set in an attribute hides modules or variables.
 
         They are hidden if they are not registered in any module of the model, so that `declared`
         does not yield them.
@@ -352,7 +352,7 @@ class Module:
         yield from self._walk(prefix)
 
     def _walk(self, prefix: str) -> Iterator[tuple[str, Parameter]]:
-        """Yield (dotted name, declaration) like `declared`, but do not check plain containers."""
+        """Yield the pairs (dotted name, declaration) of `declared`, without its check of lists."""
         for trained in (True, False):
             for key, parameter in self._parameters.items():
                 if parameter.trained is trained:

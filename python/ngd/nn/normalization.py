@@ -240,7 +240,8 @@ class BatchNorm(Module):
     synchronized : bool, default False
         Compute the statistics over the shards of all ranks, as torch.nn.SyncBatchNorm does.
     group : Group, optional
-        The ranks of `synchronized`. The default is the group of the compiled step.
+        The ranks whose shards are used if `synchronized` is True. The default is the group of the
+        compiled step.
 
     Notes
     -----
