@@ -106,8 +106,9 @@ def spectral_norm(
     eps : float, default 1e-12
         The lower bound of the norms by which vectors are divided.
     dim : int, optional
-        The axis of the outputs, which gives the rows of the matrix. The other axes are joined to
-        give the columns. The default is 1 for ConvTranspose1d, 2d and 3d, and 0 for other modules.
+        The axis of the outputs. The singular value is that of the weight reshaped to a matrix: this
+        axis gives its rows, and the other axes, flattened, its columns. The default is 1 for
+        ConvTranspose1d, 2d and 3d, and 0 for other modules.
 
     Returns
     -------
@@ -254,7 +255,7 @@ class WeightNorm(Module):
 
 
 class Magnitude(Parameter):
-    """The declaration of the magnitude, one of the two variables of WeightNorm.
+    """The nn.Parameter of the magnitude, one of the two variables of WeightNorm.
 
     The other variable is the direction. The initial magnitude is the norm of the initial direction.
     """
@@ -384,7 +385,7 @@ class SingularVectors(Module):
 
 
 class SingularVector(Buffer):
-    """The declaration of a buffer that estimates the first singular vector of a weight.
+    """The nn.Buffer of an estimate of the first singular vector of a weight.
 
     The first singular vector belongs to the largest singular value. `side` is 0 for the left
     vector u, and 1 for the right vector v.

@@ -25,7 +25,7 @@ from ._shape import transpose, transpose_cheaply
 from ._windows import channels_first_order, channels_last_order, permute_shape
 
 NAME: Final = "channels last"
-"""The name in profiles of the layout [N, spatial..., C], which the ops of this module have."""
+"""The name that profiles show for [N, spatial..., C], the layout of the ops of this module."""
 
 
 def channels_first(x: Node) -> Node:
