@@ -106,8 +106,9 @@ def spectral_norm(
     eps : float, default 1e-12
         The lower bound of the norms by which vectors are divided.
     dim : int, optional
-        The axis of the outputs, which gives the rows of the matrix. The other axes are joined to
-        give the columns. The default is 1 for ConvTranspose1d, 2d and 3d, and 0 for other modules.
+        The axis of the outputs. The singular value is that of the weight reshaped to a matrix: this
+        axis gives its rows, and the other axes, flattened, its columns. The default is 1 for
+        ConvTranspose1d, 2d and 3d, and 0 for other modules.
 
     Returns
     -------
@@ -240,10 +241,11 @@ class WeightNorm(Module):
         return weight
 
     def weight(self) -> Parameter:
-        """Return `original1`, the declaration of the direction.
+        """Return `original1`, the nn.Parameter of the direction.
 
-        Before nn.weight_norm it declared the weight. nn.remove_parametrizations copies its shape,
-        dtype and initializer to the nn.Parameter that replaces the computed weight.
+        Before nn.weight_norm, this object was the nn.Parameter of the weight.
+        nn.remove_parametrizations creates a new nn.Parameter of the weight, with the shape, dtype
+        and initializer of the returned one.
         """
         return self._parameters["original1"]
 
@@ -253,7 +255,7 @@ class WeightNorm(Module):
 
 
 class Magnitude(Parameter):
-    """The declaration of the magnitude, one of the two variables of WeightNorm.
+    """The nn.Parameter of the magnitude, one of the two variables of WeightNorm.
 
     The other variable is the direction. The initial magnitude is the norm of the initial direction.
     """
@@ -271,7 +273,7 @@ class Magnitude(Parameter):
         return np.asarray(np.sqrt(squares.sum(self.axes, keepdims=self.keepdims)))
 
     def draw(self, seed: int) -> Any:
-        """Return the initial magnitude for a seed: the norms of `direction.draw(seed)`."""
+        """Return the initial magnitude for a seed: the norms of the initial direction."""
         return self.norms(self.direction.draw(seed)).astype(self.dtype)
 
 
@@ -281,7 +283,7 @@ class SpectralNorm(Module):
     Parameters
     ----------
     weight : Parameter
-        The declaration of the weight before the division.
+        The nn.Parameter of the weight before the division.
     n_power_iterations : int
         The number of power iterations. In training, each read of the weight does these iterations.
     eps : float
@@ -316,10 +318,10 @@ class SpectralNorm(Module):
         return divided
 
     def weight(self) -> Parameter:
-        """Return the declaration of the weight before the division, `original`.
+        """Return `original`, the nn.Parameter of the weight before the division.
 
-        nn.remove_parametrizations copies its shape, dtype and initializer to the nn.Parameter that
-        replaces the computed weight.
+        nn.remove_parametrizations creates a new nn.Parameter of the weight, with the shape, dtype
+        and initializer of the returned one.
         """
         return self._parameters["original"]
 
@@ -329,12 +331,14 @@ class SpectralNorm(Module):
 
 
 class SingularVectors(Module):
-    """Estimates u and v of the first singular vectors of a matrix.
+    """A module with two buffers, estimates u and v of the first singular vectors of a matrix.
+
+    The matrix is a weight, reshaped to two axes: rows and columns.
 
     Parameters
     ----------
     weight : Parameter
-        The declaration of the weight.
+        The nn.Parameter of the weight.
     eps : float
         The lower bound of the norms by which vectors are divided.
     dim : int
@@ -381,7 +385,7 @@ class SingularVectors(Module):
 
 
 class SingularVector(Buffer):
-    """The declaration of a buffer that estimates the first singular vector of a weight.
+    """The nn.Buffer of an estimate of the first singular vector of a weight.
 
     The first singular vector belongs to the largest singular value. `side` is 0 for the left
     vector u, and 1 for the right vector v.
@@ -431,9 +435,9 @@ def expect_module(where: str, module: Any) -> None:
 
 
 def declared_weight(where: str, module: Any, name: Any) -> Parameter:
-    """Return the declaration of the parameter `name` of a module.
+    """Return the nn.Parameter that a module has as its attribute `name`.
 
-    Raise ValueError if the module has no such parameter, or a parametrization computes it already.
+    Raise ValueError if no nn.Parameter has this name, for example after nn.weight_norm.
     """
     expect_module(where, module)
     weight: Parameter | None = module._parameters.get(name)
@@ -467,8 +471,8 @@ def expect_axis(where: str, dim: int, weight: Parameter, least: int) -> None:
 def parametrize(module: AnyModule, name: str, parametrization: Module) -> AnyModule:
     """Let `parametrization` compute the attribute `name` of a module. Return the module.
 
-    Remove the declaration of the attribute from the module. The parametrization must already have
-    this declaration as an attribute of its own.
+    Before the call, the attribute is an nn.Parameter that both modules have. This function removes
+    it from `module` only.
     """
     weight = module._parameters.pop(name)
     if weight._owner == (module, name):  # else it is shared, and keeps its name

@@ -29,10 +29,10 @@ class ContainedValue(NamedTuple):
 
 
 def find_in(key: str, container: Any, kinds: tuple[type, ...]) -> Iterator[ContainedValue]:
-    """Yield a ContainedValue for each value of a type in `kinds` inside a container.
+    """Search a container, and the containers in it, for instances of the types `kinds`.
 
-    Containers inside the container are searched too. `key` is the name of the attribute that has
-    the container.
+    Yield a ContainedValue for each instance: its path, the instance and the type of `container`.
+    `key` is the name of the attribute that has the container.
     """
     stack, visited = [(key, container)], set[int]()
     while stack:

@@ -336,13 +336,13 @@ def split_added(operands: Sequence[Any], posts: Sequence[str]) -> tuple[Sequence
 
 
 def adjoint_before_post(node: Node, dy: Node) -> tuple[Node, list[Node]]:
-    """Return the adjoint of a node's result before post-operations, and that of the added array.
+    """Return (adjoint of a node's result before post-operations, adjoints of addends).
 
     The node is a matmul or a convolution. Its kernel applies post-operations, such as relu, to the
     result. `dy` is the adjoint of the result after all post-operations. The gradients of the
     post-operations read the values before and after each post-operation. So this function adds
-    nodes to the graph that compute these values again. The post-operation "add" adds an array. The
-    adjoint of this array is returned in a list, which is empty without "add".
+    nodes to the graph that compute these values again. The second result is a list. With the
+    post-operation "add", it has the adjoint of the array that is added. Otherwise it is empty.
     """
     posts: tuple[str, ...] = node.attrs.get("post", ())
     if not posts:

@@ -25,7 +25,7 @@ from ._shape import transpose, transpose_cheaply
 from ._windows import channels_first_order, channels_last_order, permute_shape
 
 NAME: Final = "channels last"
-"""The name in profiles of the layout [N, spatial..., C], which the ops of this module have."""
+"""The name that profiles show for [N, spatial..., C], the layout of the ops of this module."""
 
 
 def channels_first(x: Node) -> Node:
@@ -123,7 +123,10 @@ class ChannelsLast(Op):
             yield Sample(tuple(operands), sample.attrs)
 
     def map_data(self, values: Sequence[Any], change: Callable[[Any], Any]) -> list[Any]:
-        """Return `values`, one per operand. Apply `change` to the value of each data operand."""
+        """Return a list with change(value) for each data operand, and value for other operands.
+
+        `values` has one value per operand of the op. The other operands are weights.
+        """
         return [change(x) if position in self.data else x for position, x in enumerate(values)]
 
 

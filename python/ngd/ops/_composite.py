@@ -83,10 +83,10 @@ def polynomial(x: Node, coefficients: Sequence[float]) -> Node:
 
 
 def as_compute_dtype(where: str, x: Value) -> tuple[Node, DType]:
-    """Return x cast to the dtype that the function computes in, and the dtype of its result.
+    """Return (x cast to the dtype in which an op computes, dtype of the op's result).
 
-    For 16-bit floats, the first dtype is float32 and the second one is that of x. Otherwise the two
-    dtypes are equal: that of x for floats, and a floating dtype for integers.
+    The result has the dtype of x for floats, and that of numpy.exp(x) for integers. If this
+    dtype is a 16-bit float, the op computes in float32. Otherwise it computes in this dtype.
     """
     node = as_node(x, where=where)
     dtype = float_of(node.dtype)

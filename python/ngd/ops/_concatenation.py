@@ -27,7 +27,7 @@ __all__ = ["concat", "split", "stack"]
 
 
 def expect_list(where: str, values: Any) -> Sequence[Value]:
-    """Return the arrays to join as a list. A node instead of a list raises a TypeError."""
+    """Return `values`, the arrays to join, as a list. Raise TypeError if `values` is a node."""
     if isinstance(values, Node):
         raise TypeError(
             f"{where}: expected a list of tensors; got {values!r}. Write {where}([a, b])."
