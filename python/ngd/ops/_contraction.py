@@ -208,7 +208,7 @@ def _contraction_path(operands: Sequence[LabeledNode], result: str) -> Iterable[
 
 
 def _sum_labels(labels: str, x: Node, keep: str) -> LabeledNode:
-    """Sum x over the axes whose labels are not in `keep`. Return the labels left and the sum."""
+    """Sum x over the axes whose labels are not in `keep`. Return (remaining labels, sum)."""
     summed_axes = [axis for axis, label in enumerate(labels) if label not in keep]
     if not summed_axes:
         return labels, x

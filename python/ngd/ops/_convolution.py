@@ -177,8 +177,8 @@ class Conv(ConvolutionOp):
         The distance between windows: an int for all spatial axes, or one per axis.
     padding
         The number of zeros before and after each spatial axis: an int, one per axis, or a pair
-        (before, after) per axis. "valid" adds none. "same" adds the zeros that ceil(n / stride)
-        windows need along an axis of n elements. If their number is odd, there is one more zero
+        (before, after) per axis. "valid" adds none. With "same", ceil(n / stride) windows
+        fit along an axis of n elements. If this needs an odd number of zeros, there is one more
         after the axis than before it.
     dilation
         The distance between the elements of a window: an int, or one per axis.

@@ -24,7 +24,7 @@ __all__ = ["cbrt", "exp2", "hypot", "log2", "log10", "logaddexp", "logaddexp2"]
 
 
 class LogTo(CompositeUnary):
-    """The logarithm to the base `base`, which is exact for integer powers of the base."""
+    """The logarithm to the base `base`. The result is exact for integer powers of the base."""
 
     base: ClassVar[float]
     domain = ((0.2, 3),)

@@ -54,7 +54,7 @@ def reflect(position: Node, size: int, align_corners: bool) -> Node:
 
 
 def move_inside(position: Node, size: int, padding_mode: str, align_corners: bool) -> Node:
-    """Move positions outside of the image to its border, or reflect them into the image.
+    """Move positions that are outside of the image to its border, or reflect them into the image.
 
     `padding_mode` decides. In mode "zeros" the position is returned unchanged, because `pixels_at`
     returns 0 outside of the image.

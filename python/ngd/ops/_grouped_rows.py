@@ -159,10 +159,10 @@ class GroupedMatMul(GroupedOp):
 
 
 class GroupedWeightGrad(GroupedOp):
-    """The adjoint of the weights of grouped_matmul: aᵀ b of the rows of each group.
+    """The adjoint of the weights of grouped_matmul: aᵀ b for the rows of each group.
 
-    a is x, and b is the adjoint of the result. If grouped_matmul has transpose_b=True, a and b are
-    exchanged. A group without rows gets zeros.
+    a is the x of grouped_matmul, and b is the adjoint of its result. If grouped_matmul has
+    transpose_b=True, a and b are exchanged. A group without rows gets zeros.
     """
 
     name = "grouped_weight_grad"

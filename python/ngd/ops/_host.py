@@ -122,7 +122,8 @@ def invoke(number: int, inputs: list[memoryview], outputs: list[memoryview | Non
 class CallHost(Op):
     """The results of a Python function.
 
-    The attribute `function` of a node is a HostFunction: the Python function and its types.
+    The attribute `function` of a node is a HostFunction: the Python function, and the types of its
+    arguments and results.
     """
 
     name = "call_host"

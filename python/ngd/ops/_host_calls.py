@@ -145,7 +145,7 @@ PRINT_RESULT: Final = (Type(int64, ()),)
 
 
 class Printer:
-    """The function that a step calls for ngd.print: it prints an array."""
+    """The function that a compiled step calls for ngd.print: it prints an array."""
 
     def __init__(self, name: str, rank: int | None, first_only: bool) -> None:
         self.name, self.rank, self.first_only = name, rank, first_only
