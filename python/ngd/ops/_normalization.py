@@ -145,8 +145,8 @@ class Standardize(Op):
     Notes
     -----
     The variance is divided by the number of elements (ddof=0 in NumPy). The computed mean has a
-    rounding error, so the mean of x - mean is a small correction instead of 0. The op subtracts the
-    correction from x - mean, and adds it to the mean that it returns.
+    rounding error, so the mean of x - mean is a small number instead of 0. The op subtracts this
+    number from x - mean, and adds it to the mean that it returns.
 
     Examples
     --------

@@ -79,7 +79,7 @@ def norm(x: Any, ord: float | None = None, axis: Axis = None, keepdims: bool = F
 
 
 def full_like(a: Any, fill_value: Any, dtype: Any = None) -> Node:
-    """Return an array of one value with the shape and dtype of another one, as numpy.full_like."""
+    """Return `fill_value` in an array of the shape and dtype of `a`, as numpy.full_like."""
     x = as_node(a, where="numpy.full_like")
     return creation.full(x.shape, fill_value, x.dtype if dtype is None else dtype)
 

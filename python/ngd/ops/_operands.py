@@ -65,7 +65,10 @@ def describe_types(*types: Type) -> str:
 
 
 def expect_dtype(where: str, types: tuple[Type, ...], allowed: tuple[DType, ...]) -> DType:
-    """Return the dtype that all operands share; DTypeError if they differ or it is not allowed."""
+    """Return the common dtype of the operands.
+
+    Raise DTypeError if the dtypes of the operands differ, or if one is not in `allowed`.
+    """
     dtype = types[0].dtype
     for t in types:
         if t.dtype is not dtype or dtype not in allowed:

@@ -198,7 +198,8 @@ class MaxPool(Pool):
     -------
     Node, or tuple of Node
         The maxima [N, C, windows...]. With return_indices, also the index of each maximum in the
-        flattened spatial axes, int64. It is the first of equal elements, or the first NaN.
+        flattened spatial axes, int64. If several elements of a window are the maximum, the index
+        is that of the first one. NaN counts as the maximum.
 
     Raises
     ------
@@ -511,9 +512,9 @@ def _adaptive(where: str, x: Value, size: PerAxis | Sequence[int | None]) -> tup
 
 
 def _bounds(n: int, count: int) -> list[tuple[int, int]]:
-    """Return the first and the end index of each of `count` windows over n elements.
+    """Return (first index, last index + 1) of each of `count` windows over n elements.
 
-    They are those of adaptive_avg_pool. The sizes of the windows differ by at most one. The windows
+    The windows are those of adaptive_avg_pool. Their sizes differ by at most one. The windows
     overlap if count does not divide n.
     """
     return [(i * n // count, -(-(i + 1) * n // count)) for i in range(count)]

@@ -75,7 +75,8 @@ def restore(reduced: Node, x: Node, axes: Shape) -> Node:
 def broadcast_back(dy: Node, x: Node, axes: Shape) -> Node:
     """Repeat dy along the reduced axes, so that the returned node has the shape of x.
 
-    dy is the adjoint of the result of a reduction of x over these axes, and has its shape.
+    dy is the adjoint of the result of a reduction of x over these axes. It has the shape of this
+    result.
     """
     return broadcast_to(restore(dy, x, axes), x.shape)
 
@@ -299,7 +300,10 @@ prod: Final[Prod] = register(Prod())
 
 
 class Extremum(Reduction):
-    """The base of max and min: NaN propagates, and equal elements share the gradient equally."""
+    """The base of max and min. NaN propagates.
+
+    If several elements are the extremum, each of them gets an equal part of the gradient.
+    """
 
     dtypes = NUMBERS
     has_identity = False
@@ -317,7 +321,7 @@ class Extremum(Reduction):
 class Max(Extremum):
     """Return the largest element along the axes. NaN propagates.
 
-    Equal elements share the gradient equally.
+    If several elements are the largest, each of them gets an equal part of the gradient.
 
     Parameters
     ----------
@@ -352,7 +356,7 @@ max: Final[Max] = register(Max())
 class Min(Extremum):
     """Return the smallest element along the axes. NaN propagates.
 
-    Equal elements share the gradient equally.
+    If several elements are the smallest, each of them gets an equal part of the gradient.
 
     Parameters
     ----------
@@ -496,7 +500,8 @@ class ArgExtremum(Op):
 class ArgMax(ArgExtremum):
     """Return the index of the largest element, an int64.
 
-    It is the first of equal elements, or the first NaN.
+    If several elements are the largest, the result is the index of the first one. NaN counts as the
+    largest element.
 
     Parameters
     ----------
@@ -530,7 +535,8 @@ argmax: Final[ArgMax] = register(ArgMax())
 class ArgMin(ArgExtremum):
     """Return the index of the smallest element, an int64.
 
-    It is the first of equal elements, or the first NaN.
+    If several elements are the smallest, the result is the index of the first one. NaN counts as
+    the smallest element.
 
     Parameters
     ----------
