@@ -168,7 +168,8 @@ def active_nodes(order: Iterable[Node], targets: Iterable[Node]) -> set[Node]:
 def adjoint_of_results(node: Node, adjoints: Mapping[Node, Node]) -> Any:
     """Return the adjoint of a node's result; a tuple of adjoints if it has several results.
 
-    A result without an adjoint has None. If no result has an adjoint, return None.
+    The tuple has None for a result without an adjoint. If no result has an adjoint, return None
+    instead of a tuple.
     """
     if not node.has_several_results:
         return adjoints.get(node)

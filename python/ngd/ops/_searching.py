@@ -251,7 +251,7 @@ def _density(counts: Node, edges: Node) -> Node:
 
 
 def _summands(x: Node, weights: Value | None) -> Node:
-    """Return the number that each element of x adds to its count in a histogram, in one axis."""
+    """Return a vector of the numbers that the elements of x add to the counts of a histogram."""
     if weights is None:
         return full((math.prod(x.shape),), 1, int64)
     node = as_node(weights, where="histogram")

@@ -227,7 +227,7 @@ def checked_indices(where_: str, item: Any, x: Type, axis: int) -> Node | Array:
 
 
 class Rows:
-    """The array of rows from which the arrays of an index select.
+    """An indexed array, reshaped so that the arrays of the index select rows of it.
 
     `x` is the indexed array, to which the slices and each None of the index are already applied.
     In `rows`, the axes of `x` that the arrays index are joined into axis 0. A row is the subarray

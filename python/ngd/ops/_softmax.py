@@ -599,19 +599,20 @@ def kl_div(
 ) -> Node:  # long because each argument is described
     """Return the Kullback-Leibler divergence, as torch.nn.functional.kl_div.
 
-    It is target * (log(target) - log_prediction). A target of 0 gives 0.
+    For a true probability p, it is p * (log(p) - log_prediction) before the reduction, and 0 if p
+    is 0.
 
     Parameters
     ----------
     log_prediction : node or array
         The logarithms of the predicted probabilities.
     target : node or array
-        Probabilities, of the same shape.
+        The true probabilities p, of the same shape.
     log_target : bool, default False
-        If True, the target has logarithms of probabilities.
+        If True, `target` contains log(p) instead of p.
     reduction : str, default "mean"
         "mean", "sum", "none" or "batchmean". "mean" divides by the number of elements. "batchmean"
-        divides the sum by the size of axis 0: it is the mean of the divergence over a batch.
+        divides the sum by the size of axis 0, the number of examples in the batch.
 
     Raises
     ------

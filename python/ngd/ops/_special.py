@@ -73,7 +73,7 @@ Each step uses the recurrence gamma(w) = (w - 1) gamma(w - 1).
 LARGE: Final = SHIFTS + 2.5
 """The smallest x for which Stirling's series is used.
 
-For this x, the eighth and last term of the series is 3e-17 of the result.
+For this x, the eighth and last term of the series is 1e-18 times lgamma(x).
 """
 
 
@@ -96,9 +96,10 @@ class Lgamma(CompositeUnary):
 
     Notes
     -----
-    Between 1.5 and 2.5 it is a polynomial. The recurrence gamma(x + 1) = x gamma(x) extends it up
-    to 10.5, Stirling's series applies from there on, and the reflection formula below 0 (DLMF,
-    section 5). The relative error is a few units in the last place, except near roots at x < 0.
+    Between 1.5 and 2.5 it is a polynomial. The recurrence gamma(x + 1) = x gamma(x) extends it to
+    all x from 0 to 10.5. Stirling's series is used above 10.5, and the reflection formula below 0
+    (DLMF, section 5). The relative error is a few units in the last place, except near roots at
+    x < 0.
 
     Examples
     --------

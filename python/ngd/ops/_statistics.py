@@ -293,7 +293,7 @@ def count_nonzero(x: Value, axis: Axis = None, keepdims: bool = False) -> Node:
 
 
 def _weights_along(x: Node, weights: Node, axis: Axis) -> Node:
-    """Broadcast weights of one axis, one per index along `axis`, to the shape of x."""
+    """Broadcast a vector of weights, one per index along `axis`, to the shape of x."""
     if axis is None or not isinstance(axis, (int, np.integer)) or weights.ndim != 1:
         raise ShapeError(
             f"average: expected weights of the shape of x, or of the length of one axis; got "
@@ -322,8 +322,8 @@ def average(
     axis : int or sequence of int, optional
         The axis or axes to reduce. The default is all axes.
     weights : node or array, optional
-        The weight of each element: an array of the shape of x or, for one axis, of the size of
-        this axis. By default all weights are 1.
+        The weights, an array of the shape of x. If `axis` is an int, they may also be a vector
+        with one weight per index along this axis. By default all weights are 1.
     keepdims : bool, default False
         If True, the result keeps the reduced axes, with size 1.
 

@@ -30,7 +30,7 @@ an axis of n elements has ceil(n / stride) windows.
 """
 
 SPATIAL: Final = (1, 2, 3)
-"""The allowed numbers of spatial axes, for which kernels exist."""
+"""The numbers of spatial axes that convolutions and pooling support."""
 
 
 def channels_first_order(ndim: int) -> Shape:

@@ -42,7 +42,7 @@ def batch_take(batching: Batching, node: Node, operands: Sequence[Batched]) -> R
     An operand is mapped if it has the batch axis, as axis 0. If only the array is mapped, the
     elements are taken along axis + 1. If only the indices are mapped, one `take` with the indices
     of all examples is enough. If both are mapped, the arrays of all examples are concatenated along
-    `axis`, and the number of rows before its own array is added to the indices of each example.
+    `axis`. If each array has size n along `axis`, i * n is added to the indices of example i.
     """
     (x, indices), axis = operands, node.attrs["axis"]
     if not indices.is_mapped:
@@ -67,8 +67,9 @@ def batch_scatter_add(batching: Batching, node: Node, operands: Sequence[Batched
     """Add the updates of each example along the attribute `axis` of a node of `scatter_add`.
 
     An operand is mapped if it has the batch axis, as axis 0. If the indices are not mapped, the
-    updates are added along axis + 1. If they are mapped, the rows of all examples are joined, and
-    each example adds to its own rows.
+    updates are added along axis + 1. If they are mapped, one `scatter_add` computes the results
+    of all examples, concatenated along `axis`. If each result has size n along `axis`, i * n is
+    added to the indices of example i.
     """
     (updates, indices), axis, size = operands, node.attrs["axis"], node.attrs["size"]
     if not indices.is_mapped:

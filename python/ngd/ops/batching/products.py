@@ -73,8 +73,8 @@ def batch_convolution(batching: Batching, node: Node, operands: Sequence[Batched
     """Convolve all examples at once.
 
     If the weights do not have the batch axis, the batch axis of the data is joined with the axis N
-    of the data. If the weights have the batch axis, it is joined with the channels. Each example
-    is then one or more groups of channels with their own weights.
+    of the data. Otherwise the channels of all examples are concatenated. Each example keeps its
+    own groups of channels, which have their own weights.
     """
     data, weight = operands
     if not weight.is_mapped:
@@ -91,7 +91,7 @@ def batch_convolution(batching: Batching, node: Node, operands: Sequence[Batched
 def batch_weight_grad(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
     """Compute the gradients of the weights of all examples by one grouped convolution.
 
-    The channels of all examples are joined. So each example is one or more groups of channels.
+    The channels of all examples are concatenated. Each example keeps its own groups of channels.
     """
     new_operands = [fold_into_channels(batching.with_batch_axis(x)) for x in operands]
     result = node.op.node(new_operands, in_groups(batching, node))
@@ -101,6 +101,7 @@ def batch_weight_grad(batching: Batching, node: Node, operands: Sequence[Batched
 def in_groups(batching: Batching, node: Node) -> dict[str, Any]:
     """Return the attributes of a convolution, with `groups` multiplied by the batch size.
 
-    The channels of the examples are joined, and each example keeps its own groups.
+    The channels of all examples are concatenated. For example, 4 examples with 2 groups of
+    channels each give 8 groups.
     """
     return {**node.attrs, "groups": node.attrs["groups"] * batching.size}

@@ -15,9 +15,9 @@ from .rewrite import Batched, Batching, Results, batches, expand
 def batch_draw(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
     """Draw numbers for all examples.
 
-    If the seed depends on a mapped input, it has the batch axis: each example draws with its own
-    seed. Otherwise the mapped function, which the user passed to ngd.vmap, creates the seed. One
-    larger draw then gives different numbers to each example.
+    If the seed has the batch axis, each example draws with its own seed. Otherwise the function
+    that the user passed to ngd.vmap creates the seed. One larger draw then gives different numbers
+    to each example.
     """
     (seed,) = operands
     if seed.is_mapped:

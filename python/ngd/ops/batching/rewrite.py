@@ -85,7 +85,7 @@ class Batching:
         self.size, self.since, self.outer = size, since, outer
         self.new: dict[Node, Batched] = {}
         self.fresh: dict[Node, bool] | None = None
-        """A dict with a bool per input of the body of a loop or branch; None for another graph.
+        """A dict with a bool per input, for the body of a loop or branch. Otherwise it is None.
 
         The bool is True if the mapped function creates the value that the loop or branch passes to
         this input. `is_fresh` needs it if the value is a random seed: the input node itself does
@@ -166,10 +166,10 @@ class Batching:
         return any(self.is_fresh(x) for x in seed.inputs)
 
     def body(self, graph: Graph, node: Node) -> Batching:
-        """Return a Batching for `graph`, a body of `node`: `node` is a loop or a cond.
+        """Return a Batching for `graph`, a body of the loop or cond `node`.
 
-        Its dict `new`, from traced nodes to their replacements, is empty. Before a rewrite, the
-        caller adds the replacement of each input of the body to this dict.
+        Its attribute `new`, a dict from traced nodes to their replacements, is empty. A caller
+        that wants to rewrite the body must first add the replacement of each input of the body.
         """
         batching = Batching(self.size, -1, self)
         operands = node.inputs[len(node.inputs) - len(graph.inputs) :]
