@@ -97,7 +97,7 @@ class Structure:
         return [path for key, part in steps for path in part.paths(root + self.step(key))]
 
     def step(self, key: Any) -> str:
-        """Return the part of a path for one key, such as "[0]" or ".weight"."""
+        """Return the Python code that reads the value at one key, such as "[0]" or ".weight"."""
         return f"[{key!r}]" if self.kind in (dict, list, tuple) else f".{key}"
 
     def match(self, tree: Any, where: str) -> list[Any]:

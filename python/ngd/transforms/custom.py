@@ -43,7 +43,7 @@ def custom_gradient(f: Callable[..., Any]) -> Function:
     ------
     GradientError
         `f` reads a floating node or variable that is not an argument, which would get no gradient.
-        Make it an argument, or wrap it in ops.stop_gradient. Or an adjoint does not have the type
+        Make it an argument, or wrap it in ops.stop_gradient. Or an adjoint does not have the shape
         of its argument.
 
     Examples
@@ -175,9 +175,9 @@ class UserGradient:
         return [*(None for _ in results), *of_operands]
 
     def adjoint(self, value: Any, of: Node) -> Node | None:
-        """Return `value`, the user's adjoint of the operand `of`, as a node of the type of `of`.
+        """Return the user's adjoint `value` as a node, cast to the dtype of its operand `of`.
 
-        If `value` is None, return None: the operand gets no gradient.
+        Return None, for no gradient, if `value` is None or the operand is not floating.
         """
         if value is None:
             return None

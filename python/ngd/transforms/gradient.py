@@ -41,10 +41,10 @@ Key = TypeVar("Key")
 
 
 def cached_transformation(make: Maker) -> Maker:
-    """Cache a transformation such as `grad`.
+    """Cache the results of a transformation such as `grad`.
 
     If the transformation is called again, with a function and options that compare equal (==), it
-    returns the same function as before, so that the compiled steps of this function are reused.
+    returns the same Function as before. The code compiled for this Function is then reused.
     """
     cached_make = functools.lru_cache(MAX_CACHED)(make)
 
@@ -348,8 +348,8 @@ def grad(
     ------
     GradientError
         The loss is not a floating scalar. A node of `wrt`, or an argument in `argnums`, is not
-        floating. Or an op from that node or argument to the loss has no gradient. The message has
-        the op's file and line.
+        floating. Or an op between that node or argument and the loss has no gradient. The message
+        has the op's file and line.
 
     Notes
     -----

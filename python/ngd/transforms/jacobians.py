@@ -42,9 +42,9 @@ def jacobian(f: Callable[..., Any], argnums: int | tuple[int, ...] = 0) -> Funct
     A row has the derivatives of one element of the result. A loop (`ops.scan`) computes the rows,
     with one backward pass per row. The size of the program does not depend on the number of rows.
 
-    On several ranks the function that is differentiated is the sum over the ranks, as in
-    `ngd.grad`. A collective in the backward pass runs in each iteration, so all ranks need the same
-    number of rows.
+    On several ranks, the sum of all ranks' results is differentiated with respect to this rank's
+    arguments, as in `ngd.grad`. A collective in the backward pass runs in each iteration, so all
+    ranks need the same number of rows.
 
     Examples
     --------
@@ -96,7 +96,7 @@ def rows(primals: Primals, y: Node) -> Any:
 def hessian(f: Callable[..., Any], argnums: int | tuple[int, ...] = 0) -> Function:
     """Make a function that returns the second derivatives of a scalar function.
 
-    It is the `jacobian` of the gradient. One loop computes the rows, one backward pass per row.
+    They are the `jacobian` of the gradient. A loop runs one backward pass per row of the Hessian.
 
     Parameters
     ----------

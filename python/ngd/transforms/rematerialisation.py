@@ -123,9 +123,9 @@ class Recomputation:
     follows_graph = True
     """True because `__call__` reads only its arguments and the nodes that compute them.
 
-    If `vmap` maps a function over an axis, gradient rules with this attribute are called with nodes
-    that have the mapped axis. A gradient rule without it may read other nodes of that function, so
-    it is called with nodes that lack the axis. See ops/batching/user_functions.py.
+    `vmap` traces a function on nodes without the mapped axis, and then adds the axis. A gradient
+    rule with follows_graph = True is called with nodes that have the axis. Any other rule may read
+    any traced node, so it is called with traced nodes. See ops/batching/user_functions.py.
     """
 
     def __init__(self, name: str) -> None:
@@ -134,7 +134,7 @@ class Recomputation:
     def __call__(
         self, results: Sequence[Node], operands: Sequence[Node], dy: Sequence[Node | None]
     ) -> Sequence[Node | None]:
-        """Return the adjoint of each of `results`, followed by the adjoint of each of `operands`.
+        """Return an adjoint or None for each of `results`, then for each of `operands`.
 
         `dy` has the adjoints of the results. If the rule recomputes the results, it returns None
         for each result, so that the backward pass does not differentiate the first computation. If

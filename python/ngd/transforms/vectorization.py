@@ -55,9 +55,9 @@ def vmap(f: Callable[..., Any], in_axes: Axes = 0, out_axes: Axes = 0) -> Functi
         the mapped axis. A negative axis counts from the end. Keyword-only arguments are always
         mapped over axis 0.
     out_axes : int, None or tree, default 0
-        The position of the mapped axis in each result. A tree fits the result as an entry of
-        `in_axes` fits its argument. None means that the result is equal for all indices of the
-        mapped axis, and gets no such axis.
+        The position of the mapped axis in each array of the result. A tree has the containers of
+        the result. An int or None in place of a container applies to all leaves in it. None means
+        that an array is equal for all indices of the mapped axis, and gets no such axis.
 
     Returns
     -------
@@ -156,7 +156,7 @@ class Argument:
 class Vectorization:
     """One call of a mapped function: its arguments, their mapped axes, and the size of these axes.
 
-    All mapped axes have the same size, the number of examples.
+    All mapped axes have the same size, the number of examples (one example per index).
     """
 
     def __init__(self, f: Callable[..., Any], bound: inspect.BoundArguments, in_axes: Axes) -> None:
@@ -174,7 +174,7 @@ class Vectorization:
         self.size = common_size([x for x in self.arguments if x.axis is not None])
 
     def call(self, out_axes: Axes) -> Any:
-        """Trace the function once, and return its results for all examples.
+        """Trace the function once, and return its results for all indices of the mapped axes.
 
         `out_axes` gives the position of the mapped axis in each result, as in ngd.vmap.
         """
@@ -320,7 +320,7 @@ def read_result(leaf: Any) -> Any:
 
 
 def put_axis(batching: Batching, result: Batched, axis: int | None, path: str) -> Node:
-    """Move the mapped axis of a result from axis 0 to `axis`, its entry in out_axes.
+    """Move the mapped axis of a result from axis 0 to `axis`, given by out_axes.
 
     If `axis` is None, return the result unchanged. In this case, raise a ShapeError if the result
     depends on mapped arguments.
