@@ -11,12 +11,12 @@ from ..dtypes import DType, Shape
 
 
 class Operand(NamedTuple):
-    """The random values of one input of a sample, uniform in [low, high].
+    """The random values of one input of a test case of an op, uniform in [low, high].
 
     They have the dtype `dtype` or, if it is None, the dtype that the test checks. If `distinct` is
-    True, floats are far enough apart for finite differences of a maximum. If `away_from_zero` is
-    True, floats have |x| >= 0.1, for functions with a kink at 0, and integers are not 0. If
-    `ascending` is True, integers are sorted.
+    True, floats are so far apart that a test with finite differences does not change which of them
+    is the maximum. If `away_from_zero` is True, floats have |x| >= 0.1, for functions with a kink
+    at 0, and integers are not 0. If `ascending` is True, integers are sorted.
     """
 
     shape: Shape

@@ -62,7 +62,7 @@ _latecomers: Latecomers | None = None
 _leaves_out_first_runs = False
 """True while `ngd profile` runs a script: the times then leave out the first run of each step."""
 _first_records: WeakKeyDictionary[Any, Record] = WeakKeyDictionary()
-"""The times of the first run of each step, if the newest recording leaves first runs out."""
+"""The times of the first run of each step, if the newest recording does not count first runs."""
 _steps: Final[WeakSet[Any]] = WeakSet()
 """All existing compiled steps of the process that have a plan (a list of instructions)."""
 _recorded_steps: WeakSet[Any] = WeakSet()

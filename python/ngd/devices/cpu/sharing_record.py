@@ -16,7 +16,10 @@ from ...passes.partition import Partition, shard_bounds, shard_lengths
 
 @dataclass(frozen=True)
 class SharingRecord:
-    """The ranks that share a variable, and the call site of the step that began the sharing."""
+    """The ranks that share a variable (keep one copy of it together), and where this began.
+
+    `site` is the call site of the step that began the sharing.
+    """
 
     group: Group
     partition: Partition

@@ -3,8 +3,8 @@
 // rank, and each rank owns one part. Each rank sends its contribution for a part to the owner of
 // the part. The owner reduces all contributions and sends the result.
 //
-// The callers give contributions and results as spans, because their elements may differ in size:
-// contributions of 16-bit floats may be float32.
+// The callers give contributions and results as ranges of bytes (std::span), because their elements
+// may differ in size. If the results are 16-bit floats, the contributions may be float32.
 #pragma once
 
 #include <cstddef>

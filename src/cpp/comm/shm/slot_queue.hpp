@@ -64,9 +64,9 @@ class SlotQueue {
   Statistics::Entry backlogged_stats(std::uint64_t sequence) const noexcept {
     return backlog_[sequence - submitted_ - 1].stats;
   }
-  // Return the need (the condition to wait for) of the oldest collective in the backlog: all ranks
-  // must have reported that they have finished the collective that used its slot (the record that
-  // the peers read) before.
+  // Return the need (the condition to wait for) of the oldest collective in the backlog. A slot is a
+  // record that the peers read. An earlier collective has used the slot that this one will use. All
+  // ranks must have reported that they have finished the earlier collective.
   const Need& need_of_slot() const noexcept { return next_slots_; }
   std::uint64_t in_flight() const noexcept { return submitted_ - finished_ + backlog_.size(); }
 
