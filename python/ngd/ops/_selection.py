@@ -6,9 +6,9 @@ and each None, and has a full slice instead of each array. For example, x[1:3, r
 the basic index [1:3, :] and the array `rows`. If an index contains an array, its ints become arrays
 too.
 
-The basic index is applied to x first. Then the axes that the arrays index are joined into one axis,
-axis 0. A row is the subarray at one index of axis 0, and this index is the row number. The arrays
-are combined into one array of row numbers, which selects rows.
+The basic index is applied to x first. Then the axes that are indexed by arrays are joined into one
+axis, axis 0. A row is the subarray at one index of axis 0, and this index is the row number. The
+arrays are combined into one array of row numbers, which selects rows.
 """
 
 from __future__ import annotations
@@ -230,8 +230,8 @@ class Rows:
     """An indexed array, reshaped so that the arrays of the index select rows of it.
 
     `x` is the indexed array, to which the slices and each None of the index are already applied.
-    In `rows`, the axes of `x` that the arrays index are joined into axis 0. A row is the subarray
-    at one index of axis 0.
+    In `rows`, all axes of `x` that are indexed by arrays are joined into axis 0. A row is the
+    subarray at one index of axis 0.
     """
 
     def __init__(self, where_: str, x: Node, selection: Selection) -> None:

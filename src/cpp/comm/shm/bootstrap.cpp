@@ -377,7 +377,8 @@ class Server final : public Rendezvous {
     const bool is_of_this_job = received.message.magic == kMagic && received.message.size == size_;
     if (is_of_this_job && received.message.topic == Topic::Failure) fail_relayed(received.message);
     if (is_of_this_job && received.cut) {
-      // Keep the connection, so that notify() sends the failure to the other end too.
+      // Keep the connection, so that notify() sends the failure of this rank to the process at its
+      // other end, too.
       strangers_.push_back(std::move(stranger));
       fail_no_descriptors();
     }

@@ -43,7 +43,7 @@ const AttentionLoops<T>& loops_of(SimdLevel level) {
 }
 
 // Return the shape of an operand as [..., heads, positions, elements]. If the attribute heads_last
-// is set, the axes of heads and positions are exchanged in memory.
+// is set, the operand itself is [..., positions, heads, elements].
 Shape heads_first(const KernelQuery& query, std::size_t input) {
   Shape shape = query.inputs[input].shape;
   if (query.attrs.integer("heads_last") != 0)
