@@ -94,9 +94,10 @@ void narrow_block(const float* source, void* destination, std::size_t count) {
 
 using Widen = void (*)(const void*, float*, std::size_t);
 
-// Reduce `count` elements at `offset` of `n` sources by the canonical tree (the balanced binary
-// tree of base/reduce.hpp), and store them in `out`. If n > 4, `out` must not be one of the
-// sources, because it gets the result of the left subtree before the right subtree is reduced.
+// Reduce `count` elements (at most kBlock) at `offset` of `n` sources by the canonical tree (the
+// balanced binary tree of base/reduce.hpp), and store them in `out`. If n > 4, `out` must not be
+// one of the sources, because it gets the result of the left subtree before the right subtree is
+// reduced.
 template <class Op, class T>
 void tree(const void* const* s, int n, std::size_t offset, T* out, std::size_t count) {
   if (n == 1) {

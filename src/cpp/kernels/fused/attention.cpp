@@ -134,8 +134,7 @@ class Mask {
         [](std::int64_t length, std::int64_t full) { return length == 1 || length == full; });
   }
 
-  // Return the index of the mask's first element for a head of queries. Heads are numbered over all
-  // batch elements.
+  // Return the index of the mask's first element for a head, numbered over all batch elements.
   std::int64_t begin(std::int64_t head) const {
     std::int64_t offset = 0;
     for (std::size_t axis = batch_.size(); axis-- > 0; head /= batch_[axis])
@@ -174,6 +173,7 @@ class Mask {
   }
 
  private:
+  // Return element `index` of the mask as the number that is added to a score: 0 or -inf for a bool.
   template <class T>
   T addend(const void* mask, std::int64_t index) const {
     if (!is_bool_) return static_cast<const T*>(mask)[index];
