@@ -192,6 +192,23 @@ def compiled_before(per_host: int) -> None:
     np.testing.assert_array_equal(m.numpy(), 1)
 
 
+def read_before(per_host: int) -> None:
+    """Divide a moment over the hosts after a sharded step that only reads it was compiled."""
+    on_hosts(per_host)
+    w, m = (ngd.variable(name, np.ones(5000, np.float32)) for name in "wm")
+    x = ngd.placeholder("x", (5000,))
+    mean = ops.all_reduce(x, op="mean")
+    look = ngd.compile([x], [ops.sum(m)], {w: w + mean}, shard="world")
+    assert look(np.ones(5000, np.float32))[0] == 5000
+    step = ngd.compile([x], [], {m: m * 2 + mean}, shard="world")
+    step(np.ones(5000, np.float32))
+    assert step.memory()["apart"] == 4 * 5000
+    np.testing.assert_array_equal(m.numpy(), 3)
+    np.testing.assert_array_equal(w.numpy(), 2)
+    with pytest.raises(ngd.errors.CompileError, match="variable 'm' is kept once over all hosts"):
+        look(np.ones(5000, np.float32))
+
+
 def after_shutdown(per_host: int) -> None:
     """The shards of other hosts are lost with the group. A rank then assigns a value privately."""
     on_hosts(per_host)
@@ -211,7 +228,9 @@ def after_shutdown(per_host: int) -> None:
     np.testing.assert_array_equal(ngd.compile([], [m + 1.0])()[0], 6)
 
 
-@pytest.mark.parametrize("program", [reads_and_assignments, compiled_before, after_shutdown])
+@pytest.mark.parametrize(
+    "program", [reads_and_assignments, compiled_before, read_before, after_shutdown]
+)
 @pytest.mark.parametrize("per_host", [1, 2])
 def test_moments_kept_once_over_all_hosts_can_be_read_and_assigned(
     program: Any, per_host: int

@@ -160,6 +160,8 @@ class CpuStorage:
 
         The bytes are kept in `memory`. The caller holds (locks) the variable, so no step uses it.
         """
+        if self.is_frozen:  # `keep` copies from private memory
+            self.buffer.lie_in(None, 0)
         self.buffer.keep(memory, part[0])
         self.part, self._sharing = part, sharing
 

@@ -30,7 +30,9 @@ struct PendingCollective {
   bool complete = false;
   Statistics::Entry stats = 0;
   std::chrono::steady_clock::time_point start;
-  int last_missing = -1;  // a rank whose header was missing at the last check; -1: none
+  // The rank whose header was found missing last, which is the rank that arrived last. -1: no check
+  // has found a missing header.
+  int last_missing = -1;
 };
 
 // Store a collective in `work`, with the header that this rank sends. Of the caller's memory, only
