@@ -20,6 +20,7 @@ namespace ngd::comm::shm {
 
 namespace {
 
+// Return the address of an abstract socket. `name` does not have the null byte at the beginning.
 Address address_of(const std::string& name) {
   Address result;
   result.address.sun_family = AF_UNIX;

@@ -29,6 +29,8 @@ struct Address {
   std::string name() const;  // without the null byte with which each abstract name begins
 };
 
+// Return the kNames addresses of a job for the user of this process, in the order in which the
+// ranks try them.
 std::vector<Address> addresses_of(const std::string& job_key);
 
 // Return a new socket of this host (AF_UNIX) that is not bound and does not block. Throws Init.
@@ -40,6 +42,8 @@ std::optional<uid_t> peer_user(int socket) noexcept;
 // For each name, the user that holds it; nullopt if no user does, or if the user is not known.
 using Holders = std::vector<std::optional<uid_t>>;
 Holders holders_of(const std::vector<Address>& addresses);
+// Return true if other users are known to hold all names, so that no rank 0 of this user can have
+// one.
 bool all_held_by_others(const Holders& holders);
 // Return "uid 1234 holds 3 and uid 1235 holds 1 of the 16 names ...", or "" if no user but this one
 // holds a name.

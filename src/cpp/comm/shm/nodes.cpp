@@ -62,6 +62,7 @@ class Chunk {
         range_(is_staged_ ? StagedChunks(group_, task_)[number] : Slice{0, task_.count}),
         slice_(lines_of({0, range_.count}, index_, nodes_.ranks, element_)) {}
 
+  // Carry out one act of this rank on this chunk.
   void carry_out(Act act) const {
     switch (act) {
       case Act::CopyIn:
@@ -78,6 +79,7 @@ class Chunk {
   }
 
  private:
+  // The next five functions are the acts that the head of this file describes.
   void copy_in() const {
     copy_around(buffer(group_.rank()), task_.source + range_.begin * element_, bytes(range_),
                 slice_.begin * element_, slice_.end() * element_);
@@ -112,10 +114,14 @@ class Chunk {
                 slice_.begin * element_, slice_.end() * element_);
   }
 
+  // Return the rank with index `index` on NUMA node `node`.
   int rank_at(int node, int index) const { return node * nodes_.ranks + index; }
   std::size_t bytes(const Slice& range) const { return range.count * element_; }
+  // Return the piece of this rank's slice that the counterpart on NUMA node `node` combines.
   Slice piece(int node) const { return lines_of(slice_, node, nodes_.count, element_); }
 
+  // Return the address at which this rank reads this chunk of the source of `rank`. The source of
+  // another rank is in the shared arena or in that rank's staging buffer.
   const std::byte* source(int rank) const {
     if (!is_staged_) return group_.segment(rank).at(slot(rank).source_offset);
     return rank == group_.rank() ? task_.source + range_.begin * element_ : buffer(rank);
@@ -124,9 +130,11 @@ class Chunk {
   std::byte* partials(int rank) const {
     return is_staged_ ? buffer(rank) : group_.segment(rank).at(slot(rank).destination_offset);
   }
+  // Return the staging buffer of `rank` that has this chunk.
   std::byte* buffer(int rank) const {
     return buffer_of(group_.segment(rank), slot(rank).first_ticket + number_);
   }
+  // Return the slot (the published record) of `rank` for this collective.
   const Slot& slot(int rank) const { return group_.segment(rank).slot(task_.sequence); }
 
   // Reduce `range.count` elements from each of the first `sources` pointers in group_.sources().
@@ -159,10 +167,12 @@ class Chunk {
   Slice slice_;       // the elements that this rank reduces in Sum
 };
 
+// Return the schedule for operands that pass through the staging buffers.
 Schedule schedule_of(Context& context) {
   return {kNodesStaged, StagedChunks(context.group, context.task).number()};
 }
 
+// Do the work of one step, without waiting. The peers must have done the steps that it needs.
 void carry_out(Context& context, Step step) { Chunk(context, step.chunk).carry_out(step.act); }
 
 }  // namespace

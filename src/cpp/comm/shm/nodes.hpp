@@ -11,6 +11,7 @@ namespace ngd::comm::shm {
 // ranks of the host map).
 class NodesDirect {
  public:
+  // Advance the collective as far as possible. Return true if it is complete (context.hpp).
   bool advance(Context& context);
 
  private:
@@ -21,7 +22,9 @@ class NodesDirect {
 // copies its data chunk by chunk to its staging buffers, which the other ranks can read.
 class NodesStaged {
  public:
+  // Before all ranks have arrived, copy chunk 0 to its staging buffer if the buffer is free.
   void start_early(Context& context);
+  // Advance the collective as far as possible. Return true if it is complete (context.hpp).
   bool advance(Context& context);
 
  private:

@@ -51,6 +51,8 @@ class Ring::Pass {
         chunk_elements_(is_staged_ ? kChunkBytes / sum_element_ : task_.count),
         chunks_(task_.count == 0 ? 0 : divide_up(task_.count, chunk_elements_)) {}
 
+  // Carry out steps until one must wait for a neighbour. Return true if the collective is complete
+  // on this rank.
   bool advance() {
     while (group_.met(task_.need)) {
       if (state_.chunk_ == chunks_) return true;
@@ -71,17 +73,22 @@ class Ring::Pass {
   // n - 1 rounds of the phase Gather.
   std::uint64_t steps_per_chunk() const { return 2 * static_cast<std::uint64_t>(ranks_ - 1) + 1; }
 
+  // Return part `number` (modulo n, at least -2n) of the current chunk, as elements of the whole
+  // operand.
   Slice part(int number) const {
     const std::size_t first = state_.chunk_ * chunk_elements_;
     const std::size_t count = std::min<std::size_t>(chunk_elements_, task_.count - first);
     return lines_of({first, count}, (number + 2 * ranks_) % ranks_, ranks_, sum_element_);
   }
+  // Return the address at which `rank` stores its partial sums of the elements in `range`, and
+  // later the whole sums: its staging area or its destination.
   std::byte* sums(int rank, const Slice& range) const {
     const Segment& segment = group_.segment(rank);
     if (is_staged_)
       return segment.staging() + (range.begin - state_.chunk_ * chunk_elements_) * sum_element_;
     return segment.at(segment.slot(task_.sequence).destination_offset) + range.begin * element_;
   }
+  // source() and destination() return the addresses of `range` in the operands of this rank.
   const std::byte* source(const Slice& range) const {
     return task_.source + range.begin * element_;
   }
@@ -89,6 +96,8 @@ class Ring::Pass {
     return task_.destination + range.begin * element_;
   }
 
+  // Raise this rank's flag to the number of the step that it has done. The next step waits until
+  // the left neighbour has done the same step.
   void finish_step() {
     const std::uint64_t step =
         state_.chunk_ * steps_per_chunk() + 1 +
@@ -98,6 +107,7 @@ class Ring::Pass {
     task_.need = group_.one_step(task_.sequence, left_, step);
   }
 
+  // Do the first step of a chunk: make this rank's own part readable for the right neighbour.
   void begin_chunk() {
     if (is_staged_) load(part(group_.rank()));
     state_.phase_ = Phase::Reduce;
@@ -115,6 +125,7 @@ class Ring::Pass {
       std::memcpy(mine, source(range), range.count * element_);
   }
 
+  // Do the current round of the phase Reduce. The last round also stores the whole sum.
   void reduce_step() {
     const Slice range = part(group_.rank() - state_.round_ - 1);
     const bool is_last = state_.round_ == ranks_ - 2;
@@ -140,6 +151,7 @@ class Ring::Pass {
     }
   }
 
+  // Do the current round of the phase Gather. The last round ends the chunk.
   void gather_step() {
     const Slice range = part(group_.rank() - state_.round_);
     std::memcpy(sums(group_.rank(), range), sums(left_, range), range.count * sum_element_);

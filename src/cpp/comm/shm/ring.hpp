@@ -9,6 +9,7 @@ namespace ngd::comm::shm {
 
 class Ring {
  public:
+  // Advance the collective as far as possible. Return true if it is complete (context.hpp).
   bool advance(Context& context);
 
  private:

@@ -51,12 +51,15 @@ class Schedule {
   // and chunk, and one empty step if chunks are copied in one chunk ahead.
   constexpr std::uint64_t last() const noexcept { return num_ahead_ + chunks_ * num_acts_; }
 
+  // Return step `number`, from 1 to last(). The empty step is {CopyIn, chunks()}.
   constexpr Step at(std::uint64_t number) const noexcept {
     if (number <= num_ahead_) return {Act::CopyIn, 0};
     const std::uint64_t index = number - num_ahead_ - 1, act = index % num_acts_;
     return {acts_[act], index / num_acts_ + (act == 0 ? num_ahead_ : 0)};
   }
 
+  // Return the number of the step that does `act` on `chunk`. `act` must be one of the acts of this
+  // schedule.
   constexpr std::uint64_t number_of(Act act, std::uint64_t chunk) const noexcept {
     std::uint64_t index = 0;
     while (acts_[index] != act) ++index;

@@ -18,11 +18,16 @@ class Scheduler {
   void advance_all();
 
  private:
+  // Advance one collective. Before all ranks have arrived, only do the work that needs no peer.
+  // Afterwards, complete the choice of its algorithm and run it.
   void advance(Task& task);
   void start_early(Task& task);
+  // Advance the algorithm of a task. Return true if the collective is complete on this rank.
   bool run(Task& task);
   bool take_staging(Task& task);
+  // Note the time at which a task was completed, and add the task to the statistics.
   void count(Task& task) noexcept;
+  // Return the rank of the group that published a collective last, by Slot::arrived_ns.
   int last_to_come(std::uint64_t sequence) const noexcept;
 
   Group& group_;

@@ -31,6 +31,7 @@ constexpr std::size_t kReserve = std::size_t{16} << 20;
 #define MADV_POPULATE_WRITE 23  // from linux/mman.h, since Linux 5.14
 #endif
 
+// Return true if this process can map `bytes` bytes of contiguous address space now.
 bool address_space_holds(std::size_t bytes) {
   void* base =
       ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -39,6 +40,7 @@ bool address_space_holds(std::size_t bytes) {
   return true;
 }
 
+// Throw OutOfMemory: `bytes` bytes cannot be mapped. `error`: the errno.
 [[noreturn]] void fail_to_map(std::size_t bytes, int error) {
   const std::string limit = address_space_limit(bytes);
   fail(ErrorKind::OutOfMemory, "ngd.init: expected address space for ", bytes >> 20,
@@ -46,6 +48,7 @@ bool address_space_holds(std::size_t bytes) {
        limit.empty() ? "Start fewer ranks on this host" : limit);
 }
 
+// Return the size in bytes of each of `size` segments, as create_segment() describes it.
 std::size_t fitting_bytes(int size) {
   const auto pages = static_cast<std::size_t>(std::max(0l, ::sysconf(_SC_PHYS_PAGES)));
   const std::size_t physical = pages * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));

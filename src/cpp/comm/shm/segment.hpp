@@ -71,7 +71,9 @@ enum class State : std::uint32_t { Unborn, Running, Failed };
 
 // A set of ranks of this host, one bit per rank, for the messages of the rendezvous (channel.hpp).
 using RankSet = std::bitset<kMaxRanks>;
+// Return the set of `ranks`. Numbers outside of [0, kMaxRanks) are ignored.
 RankSet set_of(std::span<const int> ranks) noexcept;
+// Return the ranks of a set, in ascending order.
 std::vector<int> ranks_of(const RankSet& set);
 
 struct RankRecord {
@@ -198,9 +200,12 @@ class Segment {
   std::size_t bytes() const noexcept { return bytes_; }
   RankRecord& record() const noexcept { return *reinterpret_cast<RankRecord*>(base_); }
   Control& control() const noexcept { return *reinterpret_cast<Control*>(control_); }
+  // Return the offset of the control block in the segment.
   std::uint64_t control_offset() const noexcept {
     return static_cast<std::uint64_t>(control_ - base_);
   }
+  // slot(), payload() and layout_numbers() return the memory of collective number `sequence` in the
+  // control block: its slot, its inline memory and the numbers of its layout.
   Slot& slot(std::uint64_t sequence) const noexcept { return control().slots[sequence % kSlots]; }
   std::byte* payload(std::uint64_t sequence) const noexcept {
     return control_ + kInlineOffset + sequence % kSlots * kInlineBytes;
@@ -209,7 +214,9 @@ class Segment {
     return reinterpret_cast<std::uint64_t*>(control_ + kLayoutsOffset +
                                             sequence % kSlots * kLayoutBytes);
   }
+  // Return the beginning of the kStagingBytes of staging memory in the control block.
   std::byte* staging() const noexcept { return control_ + kStagingOffset; }
+  // Return the address at an offset in the segment, not in the control block.
   std::byte* at(std::uint64_t offset) const noexcept { return base_ + offset; }
 
   // Return the offset of [pointer, pointer + bytes) in this segment if it is in the segment's heap,

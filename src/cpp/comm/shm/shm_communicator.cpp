@@ -17,6 +17,8 @@ namespace {
 // awaited_by() ignores a rank that note_awaited() has written longer ago than this.
 constexpr std::uint64_t kOldNs = 1'000'000'000;
 
+// Return the membership of this rank. All ranks of a group are on this host, so the local rank and
+// size are the rank and size.
 Membership membership_of(const std::vector<Group::Rank>& ranks, int rank) {
   const auto size = static_cast<int>(ranks.size());
   return {"shm", rank, size, rank, size};

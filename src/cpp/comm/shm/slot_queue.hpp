@@ -35,6 +35,7 @@ class SlotQueue {
   // the peers have finished.
   bool may_lack_slot() const noexcept { return submitted_ >= slots_free_to_; }
 
+  // Return the number of the last collective that was published, without the backlog.
   std::uint64_t submitted() const noexcept { return submitted_; }
   // Return the largest n for which the collectives 1 to n are complete on this rank.
   std::uint64_t finished() const noexcept { return finished_; }
@@ -46,28 +47,35 @@ class SlotQueue {
     if (finished_ != before) report_finished(before);
   }
 
+  // Return the Task object of a published collective. Collective sequence + kSlots uses it again.
   Task& task(std::uint64_t sequence) noexcept { return tasks_[sequence % kSlots]; }
   const Task& task(std::uint64_t sequence) const noexcept { return tasks_[sequence % kSlots]; }
+  // Return true if a collective is complete on this rank; false for one in the backlog.
   bool is_complete(std::uint64_t sequence) const noexcept {
     return sequence <= finished_ || (sequence <= submitted_ && task(sequence).is_complete);
   }
 
+  // Return true if a collective was submitted, including the backlog and complete collectives.
   bool is_known(std::uint64_t sequence) const noexcept {
     return sequence >= 1 && sequence <= submitted_ + backlog_.size();
   }
   bool has_backlog() const noexcept { return !backlog_.empty(); }
+  // Return true if a submitted collective is not published yet.
   bool is_in_backlog(std::uint64_t sequence) const noexcept { return sequence > submitted_; }
   // Return a collective in the backlog. Its pointers are valid until the backlog changes.
   Collective backlogged(std::uint64_t sequence) const noexcept {
     return backlog_[sequence - submitted_ - 1].view();
   }
+  // Return the entry in the statistics of a collective in the backlog.
   Statistics::Entry backlogged_stats(std::uint64_t sequence) const noexcept {
     return backlog_[sequence - submitted_ - 1].stats;
   }
-  // Return the need (the condition to wait for) of the oldest collective in the backlog. A slot is a
-  // record that the peers read. An earlier collective has used the slot that this one will use. All
-  // ranks must have reported that they have finished the earlier collective.
+  // Return the need (the condition to wait for) of the oldest collective in the backlog. A slot is
+  // a record that the peers read. An earlier collective has used the slot that this one will use.
+  // All ranks must have reported that they have finished the earlier collective.
   const Need& need_of_slot() const noexcept { return next_slots_; }
+  // Return the number of collectives after finished(), including the backlog. Some of them can be
+  // complete, if an earlier one is not.
   std::uint64_t in_flight() const noexcept { return submitted_ - finished_ + backlog_.size(); }
 
  private:
@@ -82,17 +90,25 @@ class SlotQueue {
     ProgramText program;
     std::uint64_t since_ns;
 
+    // Return the collective, with pointers to the copies in this entry. Its `program` is null.
     Collective view() const noexcept;
   };
 
+  // Report finished_ to the peers if a multiple of kReportInterval is in (before, finished_].
   void report_finished(std::uint64_t before);
   bool has_free_slot();
+  // Append a collective to the backlog. Nothing is published yet.
   void add_to_backlog(const Collective& collective, Statistics::Entry stats,
                       const ProgramText& program);
+  // Set up the task of the next collective, whose slot must be free, and publish it. `waited_ns`:
+  // the time that the collective was in the backlog.
   void start(const Collective& collective, Statistics::Entry stats, const ProgramText& program,
              std::uint64_t waited_ns);
+  // Copy the call to its task. The task then needs that all ranks publish the collective.
   void fill_in(Task& task, const Collective& collective);
+  // Write the call and its operands to this rank's slot. Then raise the slot's flag `published`.
   void publish(Task& task, const Collective& collective, const ProgramText& program);
+  // Write the kind of a layout and at most kLayoutNumbers of its numbers to shared memory.
   void publish_layout(Slot& slot, std::uint64_t sequence, const Layout& layout);
   void publish_operands(Task& task, Slot& slot, const Collective& collective);
 

@@ -90,6 +90,7 @@ class StagedChunks {
       : count_(task.count),
         elements_((group.size() <= 2 ? kSmallBytes : kLargeBytes) / size_of(task.dtype)) {}
 
+  // Return the number of chunks.
   std::uint64_t number() const noexcept { return divide_up(count_, elements_); }
   // Return the elements of a chunk. Chunk 0 is the end of the array, and the last chunk is its
   // beginning: the data that were written last are likely to be in a cache still. An all_reduce of

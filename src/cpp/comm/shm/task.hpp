@@ -30,10 +30,12 @@ struct Task : TaskHead {
   // blocks that the peers copy from this rank.
   Pieces pieces;
 
+  // Return true if this task runs the algorithm `State`. Undecided: no algorithm is chosen yet.
   template <class State>
   bool runs() const noexcept {
     return std::holds_alternative<State>(state);
   }
+  // Reset this object for a new collective. `pieces` keeps its memory and contents.
   void begin(std::uint64_t next_sequence) {
     static_cast<TaskHead&>(*this) = TaskHead{};
     state.emplace<Undecided>();

@@ -15,6 +15,7 @@
 
 namespace ngd::comm::shm {
 
+// Pause a spin loop for some cycles, without a system call.
 inline void pause_cpu() noexcept {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -28,6 +29,7 @@ inline void pause_cpu() noexcept {
 inline constexpr std::uint32_t kAwake = 0, kUntilAny = ~0u;
 inline constexpr std::uint32_t until_rank(int rank) { return static_cast<std::uint32_t>(rank) + 1; }
 
+// Wake a rank, whatever flag it waits for. Do nothing if it does not sleep.
 void wake(RankRecord& sleeper) noexcept;
 
 // Called when `rank` has raised a flag: wake `peer` if it sleeps until this rank, or any rank,
@@ -54,6 +56,7 @@ inline void ring_bell(RankRecord& peer, int rank) noexcept {
 class Ladder {
  public:
   explicit Ladder(bool crowded) noexcept : is_crowded_(crowded) {}
+  // Begin a new wait with spins or yields. The measured limits of both are kept.
   void restart() noexcept { count_ = 0; }
   // Spin or yield once. Return false if it is time to sleep instead.
   bool spin_or_yield() noexcept;
@@ -63,6 +66,7 @@ class Ladder {
 
  private:
   bool spin() noexcept;
+  // Decide at the end of a period if this rank is disturbed (is_disturbed_). Do nothing before it.
   void update_disturbed() noexcept;
 
   bool is_crowded_;
@@ -84,6 +88,8 @@ class Ladder {
   static constexpr int kLeastYields = 10, kMostYields = 5'000;
 };
 
+// Sleep until a peer wakes this rank or limit_ns has passed. Return at once if the doorbell is not
+// `bell` any more. May return early, for example after a signal.
 void sleep_on(RankRecord& mine, std::uint32_t bell, std::uint64_t limit_ns) noexcept;
 
 // Sleep until a peer rings the doorbell or `limit_ns` nanoseconds have passed. has_changed() checks

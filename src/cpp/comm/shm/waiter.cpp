@@ -15,6 +15,7 @@ constexpr std::uint64_t kSleepNs = 50'000'000;  // the longest time between two 
 // After a wait of this time, this rank writes its call where the peers can read it (note_wait).
 constexpr std::uint64_t kLongNs = 100'000'000;
 
+// Return a time in nanoseconds; negative times count as 0, and times above 1e9 s as 1e9 s.
 std::uint64_t ns_of(double seconds) {
   return static_cast<std::uint64_t>(std::clamp(seconds, 0.0, 1e9) * 1e9);
 }

@@ -53,17 +53,29 @@ class Waiter {
     std::uint64_t slow_since_ns = 0;  // the time of the first inspect(); 0: no sleep yet
     bool is_published = false;        // peers can read the call of this wait (note_wait)
   };
+  // Return the deadline of a wait that begins now: its patience or its timeout.
   static Deadline deadline_of(const WaitLimits& limits);
 
+  // Wait until a work is complete and return true. Return false if the patience has passed.
   bool block(Work work, Deadline& deadline);
+  // Sleep until a peer rings, but at most kSleepNs or until the deadline. Return without a sleep if
+  // a work has moved on, or if another thread wants the lock.
   void sleep(Work work, const Deadline& deadline);
   std::uint32_t bell_of(Work work) const noexcept;
+  // Called before each sleep: throw an error if this wait must end (head of this file). Let the
+  // peers read the call of a long wait.
   void inspect(Work work, Deadline& deadline);
   void publish_wait(Work work, Deadline& deadline, std::uint64_t now);
+  // Run the interrupt callback without the lock. Throw Interrupted if it returns true, and
+  // GroupClosed if the group is closed afterwards.
   void ask_caller(Work work);
+  // Throw the failure that a rank has reported. Throw RankLost if a rank that this work needs has
+  // left the group or died.
   void look_at_peers(Work work);
   void look_at_other_groups() const;
   void check_still_open(Work work) const;
+  // Throw CollectiveTimeout if ranks have not met the need; do nothing if all have met it.
+  // `seconds`: the timeout, for the message.
   void throw_if_late(const Need& need, double seconds) const;
   std::string last_call_of(int rank) const;
 

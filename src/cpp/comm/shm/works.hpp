@@ -22,9 +22,11 @@ class Works {
     return is_letter(work) ? letters_.is_complete(work.sequence)
                            : queue_.is_complete(work.sequence);
   }
+  // Return the number of pending works, including the backlog (SlotQueue::in_flight).
   std::uint64_t in_flight() const noexcept { return queue_.in_flight() + letters_.in_flight(); }
   // Throw Internal if no collective, send or receive with this number was ever submitted.
   void check_known(Work work) const;
+  // Return the entry in the statistics of a pending work.
   Statistics::Entry stats_of(Work work) const noexcept;
   // Return the time at which a complete work ended, for the statistics. The present time could be
   // too late, because the waiting thread may have lost its core after the work ended. For a
@@ -54,6 +56,7 @@ class Works {
  private:
   // Return true for a send or receive, and false for a collective.
   static bool is_letter(Work work) noexcept { return (work.sequence & kLetterBit) != 0; }
+  // Return true for a collective that is not published yet. Sends and receives have no backlog.
   bool is_in_backlog(Work work) const noexcept {
     return !is_letter(work) && queue_.is_in_backlog(work.sequence);
   }
