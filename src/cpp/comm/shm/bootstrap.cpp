@@ -45,6 +45,7 @@ constexpr timeval kConnectWait{0, 20'000};
 constexpr std::uint64_t kLookAroundNs = 1'000'000'000;
 constexpr int kAcceptedAtOnce = 256;  // the most connections that one poll_once() accepts
 
+// Return the number of open descriptors of this process; 0 if /proc cannot be read.
 int open_descriptors() {
   DIR* folder = ::opendir("/proc/self/fd");
   if (folder == nullptr) return 0;
@@ -93,6 +94,8 @@ class Rendezvous {
   }
   virtual ~Rendezvous() = default;
 
+  // Run the rendezvous, and return the group of all ranks of this host. If this rank fails, notify
+  // the other ranks before the exception leaves this function.
   std::unique_ptr<Communicator> run(bool checked) {
     std::unique_ptr<ShmCommunicator> world;
     const auto meet_all = [&]() -> std::unique_ptr<Communicator> {
@@ -114,19 +117,24 @@ class Rendezvous {
   // Fill parcels_ with the Hello (the first message) of each rank and its descriptors.
   virtual void exchange() = 0;
   virtual void synchronise() = 0;  // returns when all ranks have called it
+  // Send a failure to rank 0; rank 0 sends it to all ranks that have connected.
   virtual void notify(const Message& failure) noexcept = 0;
 
   Parcel& parcel(int rank) { return parcels_[static_cast<std::size_t>(rank)]; }
+  // Return true if this rank has the segment of `rank`, which comes with its Hello.
   bool has_come(int rank) { return parcel(rank).segment.valid(); }
   // Create the segment of this rank, the memory that it shares with its peers. This may fail, so
   // call it only when this rank is connected and can notify the other ranks of a failure.
   void make_segment() { parcel(rank_).segment = create_segment(size_); }
+  // Return the other ranks of this host whose Hello has not arrived here yet.
   std::vector<int> missing() {
     std::vector<int> ranks;
     for (int r = 0; r < size_; ++r)
       if (r != rank_ && !has_come(r)) ranks.push_back(r);
     return ranks;
   }
+  // Throw CollectiveTimeout: `late_ranks` (ranks of this host) did not arrive before the deadline.
+  // `why`: a further line of the message, or "".
   [[noreturn]] void fail_late(const std::vector<int>& late_ranks,
                               const std::string& why = {}) const {
     const std::vector<int> ranks = job_ranks_.of(late_ranks);
@@ -134,6 +142,7 @@ class Rendezvous {
             " did not arrive within ", clock_.seconds(), " s.\n", why, why.empty() ? "" : "\n",
             kLateStart);
   }
+  // Throw Init: this rank cannot receive a connection or descriptors, because too many are open.
   [[noreturn]] void fail_no_descriptors() const {
     fail(ErrorKind::Init, "ngd.init: rank ", job_ranks_[rank_], ": ", error_text(EMFILE));
   }
@@ -151,14 +160,17 @@ class Rendezvous {
          "). Raise the limit before the ranks start (ulimit -n ",
          std::max(2 * messages, 2 * limit.rlim_cur), "), or start fewer jobs at the same time");
   }
+  // Return the error text for a message that is not from this version of ngd.
   std::string other_version() const {
     return concat("ngd.init: expected one version of ngd on all ranks; rank ", job_ranks_[0],
                   " runs another one. Install the same version in the environment of each rank");
   }
+  // Throw RankLost: `rank` has closed its connection, or does not read its messages.
   [[noreturn]] void fail_lost(int rank) const {
     fail_of({job_ranks_[rank]}, ErrorKind::RankLost, "ngd.init: rank ", job_ranks_[rank],
             " has died or ended. Read its last output, and the line of the launcher about it");
   }
+  // Throw the failure that another rank has sent to this rank.
   [[noreturn]] void fail_relayed(const Message& failure) const {
     fail_of(job_ranks_.of(ranks_of(failure.ranks)), failure.error_kind, failure.text);
   }
@@ -168,7 +180,7 @@ class Rendezvous {
   int size_;
   const Clock& clock_;
   const JobRanks& job_ranks_;
-  std::vector<Parcel> parcels_;
+  std::vector<Parcel> parcels_;  // the first message of each rank, and its descriptors
 
  private:
   struct Assembly {
@@ -196,6 +208,8 @@ class Rendezvous {
     notify(failure);
   }
 
+  // Map the segments of all ranks, and initialise the segment of this rank. The descriptors move
+  // from parcels_ to the result.
   Assembly assemble_parts() {
     std::vector<Mapping> mappings;
     std::vector<KeptDescriptor> segments;
@@ -299,6 +313,7 @@ class Server final : public Rendezvous {
 
   Channel& channel(int rank) { return channels_[static_cast<std::size_t>(rank)]; }
 
+  // Send to each rank the Hello, the segment and the pidfd of each other rank, as Topic::Peer.
   void distribute() {
     for (int to = 1; to < size_; ++to)
       for (int r = 0; r < size_; ++r) {
@@ -328,6 +343,7 @@ class Server final : public Rendezvous {
       for (int i = 0; i < kAcceptedAtOnce && accept_stranger(); ++i) continue;
   }
 
+  // Handle a message of a connected rank, if one waits. Count a Ready; throw a failure or RankLost.
   void receive_from(int rank) {
     Parcel received;
     switch (channel(rank).receive(received)) {
@@ -353,6 +369,7 @@ class Server final : public Rendezvous {
     if (stranger.open()) protocol_step();
     return stranger;  // if no connection was accepted, errno has the reason
   }
+  // Return true if a process of this user has made the connection.
   static bool is_mine(const Channel& stranger) noexcept {
     return peer_user(stranger.fd()) == ::geteuid();
   }
@@ -367,6 +384,8 @@ class Server final : public Rendezvous {
     return true;
   }
 
+  // Handle the first message on strangers_[index], if it has arrived. Move the connection to
+  // channels_ if refuse() accepts the message, and close it otherwise.
   void admit(std::size_t index) {
     Parcel received;
     const Channel::Got result = strangers_[index].receive(received);
@@ -461,6 +480,8 @@ class Client final : public Rendezvous {
     if (server_.open()) server_.send(failure);
   }
 
+  // Connect to rank 0. Retry until the deadline (CollectiveTimeout), or until other users hold all
+  // socket names of the job (Init).
   void connect() {
     std::uint64_t last_look_ns = now_ns();
     for (;;) {
@@ -514,6 +535,7 @@ class Client final : public Rendezvous {
     }
   }
 
+  // Wait for the next message of rank 0. At the deadline, throw an error that blames `waited_for`.
   Parcel next(const std::vector<int>& waited_for) {
     for (;;) {
       Parcel received;

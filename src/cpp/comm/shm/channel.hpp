@@ -32,6 +32,7 @@ struct Message {
   RankSet ranks;
   char text[2048];  // the error text of a failure
 
+  // Store the text, which is cut to the size of `text`.
   void set_text(std::string_view value) noexcept;
 };
 
@@ -45,14 +46,16 @@ struct Parcel {
   bool cut = false;
 };
 
+// Return a message of this version of ngd. `rank`: the sender. `size`: the number of ranks of this
+// host. The caller fills in the other fields.
 Message make_message(Topic topic, int rank, int size);
 
 // The deadline and the interrupt callback of a rendezvous, for all its blocking calls.
 class Clock {
  public:
   Clock(double timeout_seconds, const std::function<bool()>& interrupt);
-  bool expired() const noexcept;
-  double seconds() const noexcept { return seconds_; }
+  bool expired() const noexcept;                        // always false if there is no limit
+  double seconds() const noexcept { return seconds_; }  // the timeout; 0 = no limit
   // Return the time to pass to the next poll(): at most 100 milliseconds. Throws Interrupted.
   int next_poll_ms() const;
 
@@ -68,7 +71,8 @@ class Channel {
  public:
   Channel() = default;
   explicit Channel(Descriptor socket) noexcept : socket_(std::move(socket)) {}
-  int fd() const noexcept { return socket_.get(); }
+  int fd() const noexcept { return socket_.get(); }  // -1 if the channel is not open
+  // Return true if the channel has a socket, even if the other end is closed.
   bool open() const noexcept { return socket_.valid(); }
   void close() { socket_ = Descriptor(); }
 
@@ -84,11 +88,15 @@ class Channel {
   // descriptors, try again for at most five seconds, but not after the deadline of `clock`. Throws
   // Interrupted.
   Sent send(const Message& message, int segment_fd, int pidfd, const Clock& clock);
+  // Receive one message and its descriptors, without waiting. Nothing: no message waits. End: the
+  // other end is closed. A message of a wrong length gets the magic number 0.
   enum class Got { Parcel, Nothing, End };
   Got receive(Parcel& parcel) noexcept;
 
  private:
   enum class Try { Sent, Full, TooManyDescriptors, Gone };
+  // Send once, without waiting. A descriptor of -1 is not sent; `pidfd` needs `segment_fd`. Full:
+  // the other end must read first.
   Try try_to_send(const Message& message, int segment_fd, int pidfd) noexcept;
 
   Descriptor socket_;

@@ -5,6 +5,7 @@ namespace ngd::comm::shm {
 
 namespace {
 
+// Return true if the algorithms of nodes.cpp apply instead of those of flat.cpp.
 bool runs_by_nodes(const Group& group, const TaskHead& task) noexcept {
   return task.kind == Kind::AllReduce && group.nodes().count > 1 && !is_half(task.dtype);
 }
@@ -16,6 +17,7 @@ bool has_shared_operands(const Group& group, const TaskHead& task, int rank) noe
          (!gets_result(task, rank) || slot.destination_offset != kPrivate);
 }
 
+// Set NodesStaged or FlatStaged. Note that the task needs the staging buffers.
 void choose_staged(const Group& group, Task& task) {
   task.staging.is_needed = true;
   if (runs_by_nodes(group, task))
@@ -24,6 +26,7 @@ void choose_staged(const Group& group, Task& task) {
     task.state.emplace<FlatStaged>();
 }
 
+// Set the algorithm of an all_reduce or reduce that has none yet, from the operands of all ranks.
 void choose_reduction(const Group& group, Task& task) {
   bool is_shared = true;
   for (int r = 0; is_shared && r < group.size(); ++r)

@@ -35,11 +35,13 @@ namespace {
 constexpr std::size_t kSmallestBroadcast = kPastCaches;
 constexpr std::size_t kTile = 256 << 10;
 
+// Return the address of the destination of `rank`, which is in the shared arena.
 std::byte* destination_of(const Group& group, const TaskHead& task, int rank) {
   const Segment& segment = group.segment(rank);
   return segment.at(segment.slot(task.sequence).destination_offset);
 }
 
+// Copy this rank's part of the root's source to the destinations of all ranks (broadcast).
 void copy_my_part(const Group& group, const TaskHead& task) {
   const Segment& root = group.segment(task.root);
   const std::byte* source = root.at(root.slot(task.sequence).source_offset);
@@ -65,6 +67,7 @@ void swap(std::byte* a, std::byte* b, std::size_t bytes) {
   std::swap_ranges(a + at, a + bytes, b + at);
 }
 
+// Swap with each peer one half of the two blocks that the pair exchanges (all_to_all in place).
 void swap_my_halves(const Group& group, const TaskHead& task) {
   const int me = group.rank(), ranks = group.size();
   const std::size_t block = task.bytes();

@@ -16,6 +16,8 @@ class Cooperative {
   // Return true if the calls of all ranks allow the cooperative algorithm, as suits() defines.
   static bool suits_all(const Group& group, const TaskHead& task) noexcept;
 
+  // Continue as far as possible. Return true if the collective is complete on this rank. Call it
+  // when all ranks have arrived.
   bool advance(Context& context);
 
  private:

@@ -95,6 +95,8 @@ class Exchange::Pass {
         ranks_(group_.size()),
         share_(share_of(task_.kind, ranks_)) {}
 
+  // Fill and take chunks until neither is possible. Return true if the exchange is complete on this
+  // rank.
   bool advance() {
     for (bool has_progressed = true; has_progressed;) {
       has_progressed = fill();
@@ -106,6 +108,8 @@ class Exchange::Pass {
   }
 
  private:
+  // Copy the next chunk for all consumers to a staging buffer, and raise Slot::step. Return false
+  // if no chunk is left, or if this rank must wait for a buffer.
   bool fill() {
     if (state_.filled_ == state_.out_chunks_ || !task_.staging.is_granted) return false;
     const std::uint64_t ticket = task_.staging.first + state_.filled_;
@@ -146,6 +150,7 @@ class Exchange::Pass {
     place_own(0, piece_of(group_.rank()).bytes);
   }
 
+  // Copy a part of this rank's own block to its destination. `begin`: its offset in the block.
   void place_own(std::uint64_t begin, std::uint64_t bytes) {
     const Piece& own_piece = piece_of(group_.rank());
     if (own_piece.bytes == 0) return;
@@ -154,6 +159,8 @@ class Exchange::Pass {
     if (from != to) copy_piece(to, from, bytes, own_piece.bytes);
   }
 
+  // Take the next chunk of each producer, and report it in Slot::taken. Return false if no chunk is
+  // left, or if this rank must wait; a later call then continues with the same chunk.
   bool take() {
     if (state_.taken_ == state_.in_chunks_) return false;
     if (state_.is_in_place_ && state_.taken_ == state_.filled_ &&
@@ -179,6 +186,8 @@ class Exchange::Pass {
     return true;
   }
 
+  // Copy the next chunk from a producer to the destination. A block that needs no staging buffer is
+  // copied whole, except in an exchange in place.
   void copy(int producer) {
     const Piece& piece = piece_of(producer);
     const bool from_staging = is_staged(producer),
@@ -189,6 +198,7 @@ class Exchange::Pass {
     copy_piece(task_.destination + piece.destination + begin, from, bytes, piece.bytes);
   }
 
+  // Reduce the next chunk of this rank's block from all ranks, into the destination.
   void combine() {
     const Piece& own_piece = piece_of(group_.rank());
     const auto [begin, bytes] =
@@ -199,6 +209,7 @@ class Exchange::Pass {
            bytes / size_of(task_.dtype), divisor_of(task_.op, ranks_));
   }
 
+  // Return true if all peers have reported that they do not read this rank's source any more.
   bool all_have_taken() {
     if (!state_.awaits_reports_) {
       state_.awaits_reports_ = true;
@@ -215,9 +226,11 @@ class Exchange::Pass {
     const std::uint64_t begin = std::min(chunk * share, piece.bytes);
     return {begin, std::min(share, piece.bytes - begin)};
   }
+  // Return the block that this rank takes from `producer`, which may be this rank itself.
   const Piece& piece_of(int producer) const {
     return state_.pieces_->incoming[static_cast<std::size_t>(producer)];
   }
+  // Return true if this rank takes data of `producer` from its staging buffers.
   bool is_staged(int producer) const {
     return piece_of(producer).direct == nullptr && piece_of(producer).bytes > 0;
   }

@@ -38,10 +38,12 @@ class Exchange {
   // source in other collectives. If all blocks have one size, the sources of all ranks that give
   // blocks have this size.
   std::uint64_t source_bytes() const noexcept { return source_bytes_; }
+  // Return true if this rank's published call allows the cooperative algorithm.
   bool may_be_cooperative() const noexcept { return may_be_cooperative_; }
 
   // Call one of the two after this rank has written its record for the peers: publish_inline() if
   // the record has the data of the source, publish_operands() if it has the operands' offsets.
+  // Both determine how many chunks this rank copies to its staging buffers for its peers.
   void publish_inline() noexcept { out_chunks_ = 0; }
   void publish_operands(const Group& group, TaskHead& task) noexcept;
 
@@ -49,8 +51,11 @@ class Exchange {
   // many chunks this rank takes.
   void add_peers(const Group& group, const TaskHead& task);
 
+  // Call this before all ranks have arrived: fill staging buffers, and copy this rank's own block.
   void start_early(Context& context) { advance(context); }
+  // Continue as far as possible. Return true if the collective is complete on this rank.
   bool advance(Context& context);
+  // Return the number of chunks that this rank copies to its staging buffers; 0 if it needs none.
   std::uint64_t num_staged_chunks() const noexcept { return out_chunks_; }
 
  private:

@@ -60,21 +60,27 @@ class Family {
   Family(std::unique_ptr<Memory> memory, std::unique_ptr<Liveness> liveness, Place place);
 
   int rank() const noexcept { return place_.rank; }  // the rank in the world
-  int size() const noexcept { return place_.size; }
+  int size() const noexcept { return place_.size; }  // the number of ranks of this host
   // Return the number that a rank has in the job, for messages and errors. `rank` is its number in
   // the world, the group of all ranks of this host.
   int job_rank(int rank) const noexcept { return place_.job_ranks[rank]; }
+  // Return true if the ranks compare their calls and check their peers (Place::checked).
   bool checked() const noexcept { return place_.checked; }
   Memory& memory() noexcept { return *memory_; }
   Liveness& liveness() noexcept { return *liveness_; }
   Heap& heap() noexcept { return heap_; }
   Ladder& ladder() noexcept { return ladder_; }
+  // Return the shared memory of a rank of the world, with its control block for the world.
   Segment segment(int rank) const noexcept { return memory_->segment(rank); }
-  RankRecord& record() const noexcept { return segment(rank()).record(); }
-  Monitor& monitor() noexcept { return monitor_; }
+  RankRecord& record() const noexcept { return segment(rank()).record(); }  // of this rank
+  Monitor& monitor() noexcept { return monitor_; }  // the lock of the family
+  // Return the counter of progress in all groups of this rank. If it has not changed, a waiting
+  // rank has made no progress.
   std::uint64_t& moves() noexcept { return moves_; }
+  // Return true in a forked child of this rank, which must not use the family.
   bool in_child() const noexcept { return fork_guard_.in_child(); }
 
+  // join() adds a group of this rank to members(), and leave() removes it.
   void join(Member& member) { members_.push_back(&member); }
   void leave(Member& member) noexcept { std::erase(members_, &member); }
   const std::vector<Member*>& members() const noexcept { return members_; }
@@ -89,10 +95,13 @@ class Family {
   // the message blames; none means this rank. The first failure is kept. Allocates no memory.
   void fail_with(ErrorKind kind, std::string_view message,
                  std::span<const int> ranks = {}) noexcept;
+  // Return true if this rank has failed: fail_with() was called.
   bool failed() const noexcept { return failed_; }
   // Called when the world is closed: all groups are closed with it.
   void close() noexcept { closed_ = true; }
   bool closed() const noexcept { return closed_; }
+  // why() returns the text of this rank's failure. blamed() returns the ranks of the job that the
+  // failure blames.
   std::string_view why() const noexcept { return error_text_of(record()); }
   std::vector<int> blamed() const { return error_ranks_of(record()); }
   // Throw GroupClosed for the call `call`, which is not possible any more. The message gives the
@@ -130,6 +139,7 @@ class Family {
   void retire(std::list<Retired> blocks) noexcept;
 
  private:
+  // Release the retired memory that no rank uses any more.
   void sweep() noexcept;
 
   ForkGuard fork_guard_;

@@ -51,6 +51,7 @@ class Chunk {
         range_(StagedChunks(group_, task_)[number]),
         part_(lines_of({0, range_.count}, group_.rank(), group_.size(), element_)) {}
 
+  // copy_in(), reduce() and copy_out() carry out the acts CopyIn, Reduce and CopyOut (see above).
   void copy_in() const {
     copy_around(buffer(group_.rank()), task_.source + range_.begin * element_,
                 range_.count * element_, part_.begin * element_, part_.end() * element_);
@@ -79,6 +80,7 @@ class Chunk {
   }
 
  private:
+  // Return the staging buffer of `rank` for this chunk.
   std::byte* buffer(int rank) const {
     const Segment& segment = group_.segment(rank);
     return buffer_of(segment, segment.slot(task_.sequence).first_ticket + number_);
@@ -92,6 +94,7 @@ class Chunk {
   Slice part_;   // the elements of the chunk that this rank reduces
 };
 
+// Reduce this rank's part of all sources into the destinations, all in the shared arena.
 void reduce_my_part(Context& context) {
   Group& group = context.group;
   const TaskHead& task = context.task;

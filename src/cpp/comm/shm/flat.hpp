@@ -11,6 +11,8 @@ namespace ngd::comm::shm {
 // The variant of the flat algorithm for operands that are all in the shared arena.
 class FlatDirect {
  public:
+  // Continue as far as possible. Return true if the collective is complete on this rank. Call it
+  // when all ranks have arrived.
   bool advance(Context& context);
 
  private:
@@ -21,7 +23,9 @@ class FlatDirect {
 // pass through the staging buffers.
 class FlatStaged {
  public:
+  // Call this before all ranks have arrived: copy chunk 0 to its staging buffer, if it is free.
   void start_early(Context& context);
+  // The same as FlatDirect::advance().
   bool advance(Context& context);
 
  private:

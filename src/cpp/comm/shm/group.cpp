@@ -11,6 +11,7 @@ namespace ngd::comm::shm {
 
 namespace {
 
+// Return the published text of the compiled step that made the call of a slot, or "".
 std::string_view program_text(const Segment& segment, const Slot& slot) {
   const std::uint64_t offset = slot.program_offset, bytes = slot.program_length;
   // If the rank has not published the text of its compiled step, the offset is kPrivate, which is
@@ -19,6 +20,8 @@ std::string_view program_text(const Segment& segment, const Slot& slot) {
   return {reinterpret_cast<const char*>(segment.at(offset)), bytes};
 }
 
+// Return the published layout of the operands of collective number `sequence`; the default layout
+// for a plain sequence of elements.
 Layout layout_of(const Segment& segment, std::uint64_t sequence) {
   const Slot& slot = segment.slot(sequence);
   if (slot.layout == Layout::Of::Row) return {};

@@ -54,13 +54,15 @@ class Group {
   int size() const noexcept { return size_; }
   std::uint64_t id() const noexcept { return id_; }  // 0 = the world
   Nodes nodes() const noexcept { return nodes_; }
+  // Return the shared memory of a rank, with its control block for this group.
   const Segment& segment(int rank) const noexcept {
     return ranks_[static_cast<std::size_t>(rank)].segment;
   }
+  // Return the number of a rank of this group in the world, the group of all ranks of this host.
   int world(int rank) const noexcept { return ranks_[static_cast<std::size_t>(rank)].world; }
   // Return the number of a rank in the job, for messages and errors.
   int job_rank(int rank) const noexcept { return ranks_[static_cast<std::size_t>(rank)].job_rank; }
-  const Segment& mine() const noexcept { return segment(rank_); }
+  const Segment& mine() const noexcept { return segment(rank_); }  // of this rank
   RankRecord& record(int rank) const noexcept { return segment(rank).record(); }
   Control& control(int rank) const noexcept { return segment(rank).control(); }
   // Return text for messages, such as " in the group of rank 1, rank 3"; "" for the world.
@@ -74,22 +76,28 @@ class Group {
     ring_bells();
     protocol_step();
   }
+  // Raise this rank's flag Slot::step or Slot::taken of collective number `sequence`, and wake the
+  // ranks that sleep until it is raised.
   void raise_step(std::uint64_t sequence, std::uint64_t step) const noexcept {
     raise(mine().slot(sequence).step, step);
   }
   void raise_taken(std::uint64_t sequence, std::uint64_t chunks) const noexcept {
     raise(mine().slot(sequence).taken, chunks);
   }
+  // Wake the peers that sleep until this rank, or any rank, raises a flag.
   void ring_bells() const noexcept {
     for (int r = 0; r < size_; ++r)
       if (r != rank_) ring_bell(record(r), world(rank_));
   }
 
+  // Wake all peers that sleep, even those that wait for another rank.
   void wake_all() const noexcept {
     for (int r = 0; r < size_; ++r)
       if (r != rank_) wake(record(r));
   }
 
+  // These three functions return a need: all ranks, or one rank, must raise a flag to at least
+  // `value` or `step`.
   Need all(Need::Flag flag, std::uint64_t sequence, std::uint64_t value) const noexcept {
     return {flag, 0, size_, sequence, value};
   }
@@ -99,6 +107,8 @@ class Group {
   Need one_step(std::uint64_t sequence, int rank, std::uint64_t step) const noexcept {
     return {Need::Flag::Step, rank, rank + 1, sequence, step};
   }
+  // Return true if `rank` has raised the flag of a need to its value. Always true for this rank;
+  // always false if another rank must send or receive (Letter).
   bool has(const Need& need, int rank) const noexcept;
   // Increment need.first past each rank that has raised the flag need.flag, and count these ranks
   // in `moves`. Stop at the first rank that has not. Return true if all ranks before need.last have
@@ -127,6 +137,7 @@ class Group {
   void** destinations() noexcept { return destinations_.data(); }
 
  private:
+  // Return the published call of a rank, for the text of a mismatch.
   CallDetails details_of(std::uint64_t sequence, int rank) const;
 
   std::vector<Rank> ranks_;

@@ -55,6 +55,8 @@ const FileNames kVersion1Names{"memory.limit_in_bytes",
                                "",
                                ""};
 
+// Set `least` to the memory that is left in a cgroup, if that is less. `free_swap`: the free swap
+// of the machine in bytes. It counts as memory, up to the swap limit of the cgroup.
 void apply_limit(const Cgroup& cgroup, std::uint64_t free_swap, Headroom& least) {
   const FileNames& names = cgroup.is_unified ? kUnifiedNames : kVersion1Names;
   const std::string folder = cgroup.folder + "/";

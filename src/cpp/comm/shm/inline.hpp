@@ -22,6 +22,7 @@ inline std::byte* inline_payload(const Segment& segment, std::uint64_t sequence,
 // canonical order (base/reduce.hpp).
 class Inline {
  public:
+  // Complete the collective on this rank, and return true. Call it when all ranks have arrived.
   bool advance(Context& context);
 };
 

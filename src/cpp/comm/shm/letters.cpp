@@ -11,6 +11,7 @@ namespace ngd::comm::shm {
 
 namespace {
 
+// Return the call of a send or a receive, for messages. `world_peer`: the peer's rank in the job.
 Collective call_of(const PendingLetter& pending, int world_peer) {
   Collective call;
   call.kind = pending.kind;

@@ -91,18 +91,25 @@ class Letters {
  public:
   Letters(Family& family, Group& group, Statistics& statistics);
 
+  // Start a send or a receive, without waiting; collective.root is the peer. The operand must stay
+  // valid until the work is complete. Throws OutOfMemory, CollectiveMismatch.
   Work submit(const Collective& collective);
   // Advance all sends and receives. Throws CollectiveMismatch if a send and its receive differ in
   // their dtype, number of elements or tag.
   void progress();
+  // Return true if a send or a receive with this number was submitted.
   bool is_known(std::uint64_t work) const noexcept { return (work & ~kLetterBit) <= submitted_; }
+  // Return true if no send or receive with this number is pending.
   bool is_complete(std::uint64_t work) const noexcept { return find(work) == nullptr; }
+  // Return the number of sends and receives that are not complete.
   std::uint64_t in_flight() const noexcept { return in_flight_; }
   // Return the time, in ns, when a send or a receive was last completed.
   std::uint64_t finished_ns() const noexcept { return finished_ns_; }
+  // Return the statistics entry of a pending send or receive; 0 if it is not pending.
   Statistics::Entry stats_of(std::uint64_t work) const noexcept;
   // Return the need (the condition to wait for) of a pending send or receive.
   Need need_of(std::uint64_t work) const noexcept;
+  // Return the call of a send or receive, for messages; "send or recv" if it is not pending.
   std::string describe(std::uint64_t work) const;
   // Return the heap offsets of this rank's letter boxes: the shared memory for its sends, one box
   // per receiving rank. The caller must release the boxes.
@@ -120,16 +127,26 @@ class Letters {
     std::uint64_t received = 0;  // the number of sends of the peer that this rank has received
     std::deque<PendingLetter> receives;
   };
+  // Return the pending send or receive with this number, otherwise null.
   const PendingLetter* find(std::uint64_t work) const noexcept;
+  // Allocate the letter box for sends to `peer`, and publish its offset.
   void open(int peer);
   void progress_sends(int peer);
+  // Complete the receives from `peer`, in their order, as far as possible.
   void progress_receives(int peer);
+  // Write the letter of a send to the box. Return false if the box has no free letter.
   bool post(int peer, PendingLetter& send);
+  // Copy the source of a send to the box, chunk by chunk, while a chunk of the box is free.
   void fill(int peer, PendingLetter& send);
+  // Copy the available data of the peer's next send. Return true if all its data are copied.
   bool receive(int peer, PendingLetter& receive);
+  // Copy the filled chunks of the box to the destination. Return true if all data are copied.
   bool drain(int peer, PendingLetter& receive);
+  // Count a send or a receive as complete, in in_flight() and in the statistics.
   void finish(PendingLetter& pending) noexcept;
+  // Throw CollectiveMismatch if the letter has another dtype, number of elements or tag.
   void check_letter(const PendingLetter& receive, const Letter& letter) const;
+  // Raise a flag in a letter box, and wake `peer` if it sleeps and may wait for this rank.
   void raise(std::atomic<std::uint64_t>& flag, std::uint64_t value, int peer) noexcept;
 
   Family& family_;

@@ -16,6 +16,8 @@ namespace ngd::comm::shm {
 class Liveness {
  public:
   virtual ~Liveness() = default;
+  // Return false if the process of `rank`, a rank of the world, has ended. Return true if this
+  // cannot be found out. Does not wait.
   virtual bool alive(int rank) noexcept = 0;
 };
 
@@ -34,6 +36,7 @@ Descriptor open_own_pidfd();
 // is no such process, kUnknownStart if /proc cannot be read.
 std::uint64_t start_time_of(std::int32_t pid) noexcept;
 inline constexpr std::uint64_t kUnknownStart = ~std::uint64_t{0};
+// Return the Liveness of ranks that are processes. `peers`: one entry per rank of the host.
 std::unique_ptr<Liveness> make_process_liveness(std::vector<PeerProcess> peers);
 std::unique_ptr<Liveness> make_thread_liveness();  // ranks that are threads are always alive
 
