@@ -70,7 +70,8 @@ class Hosts final : public mpi::HostLayer {
 
   // counterparts() returns the ranks with the same local rank as this rank, one per host.
   // count() returns the number of hosts, and mine() the number of this host. Hosts are numbered
-  // from 0, in the order of their lowest ranks in the group. The group must be regular (several
+  // from 0, in the order of their lowest ranks in the group. per_host() returns the number of ranks
+  // on each host, and ranks() the number of ranks in the group. The group must be regular (several
   // hosts that all have the same number of ranks, at least two). This holds for all functions
   // below, except host(), place() and neighbours().
   const mpi::RankSet& counterparts() const noexcept { return counterparts_; }

@@ -55,6 +55,8 @@ class LocalGroup final : public Communicator, private mpi::Member {
   void check_other_groups();
   std::uint64_t moves() const noexcept override { return num_done_; }
   Progress await(Work work, double seconds);
+  // Return the result of call(), which runs with the mutex of family_ held. If family_ has failed,
+  // throw its failure. If call() throws, report() the error. `name`: the call in error messages.
   template <class Call>
   auto locked(const char* name, Call&& call);
   template <class Call>

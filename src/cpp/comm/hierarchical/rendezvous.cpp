@@ -24,6 +24,8 @@ struct HostInfo {
   char host[240];
 };
 
+// Return the HostInfo of every rank, by world rank. All ranks call this. Throws Init if NGD_HOST is
+// too long.
 std::vector<HostInfo> exchange_host_infos(Communicator& world, double timeout_seconds) {
   HostInfo mine{};
   check(::getrandom(mine.random, sizeof(mine.random), 0) == sizeof(mine.random),
@@ -44,6 +46,8 @@ std::vector<HostInfo> exchange_host_infos(Communicator& world, double timeout_se
   return infos;
 }
 
+// Return the roster of rank `rank`: the host of every rank, and the world ranks on the host of
+// `rank`. infos[r] belongs to world rank r.
 Roster roster_of(const std::vector<HostInfo>& infos, int rank) {
   std::map<std::string, int> numbers;  // name -> number of a host; rank 0 is on host 0
   Roster roster;
@@ -57,6 +61,7 @@ Roster roster_of(const std::vector<HostInfo>& infos, int rank) {
   return roster;
 }
 
+// Return the key of the job, made from the random numbers of rank 0.
 std::string key_of(const std::vector<HostInfo>& infos) {
   std::string key = "hosts:";
   for (std::uint32_t word : infos.front().random) key += concat(std::hex, word, ".");

@@ -26,11 +26,15 @@ bool averages_inside(const Hosts& hosts, const Collective& collective) {
          std::has_single_bit(static_cast<unsigned>(hosts.per_host()));
 }
 
+// Return the divisor of the reduction between hosts. For a mean: the number of hosts if
+// averages_inside(), otherwise the number of all ranks. For other reductions: 1.
 double divisor_between(const Hosts& hosts, const Collective& collective) {
   return divisor_of(collective.op,
                     averages_inside(hosts, collective) ? hosts.count() : hosts.ranks());
 }
 
+// Return a collective inside this host, with the dtype and the op for `collective`. A mean that is
+// divided only between hosts becomes a sum.
 Collective local_step(const Hosts& hosts, const Collective& collective, Kind kind) {
   const bool is_summed_inside =
       collective.op == ReduceOp::Mean && !averages_inside(hosts, collective);
@@ -100,6 +104,7 @@ class HostWindows : public WindowedTransfer {
   // number, because all its steps were carried out, transfer no data and return false.
   virtual bool complete_step(Window& window) = 0;
 
+  // Let the window with the next number submit; window 0 follows the last one.
   void end_turn() { ++turn_; }
   // A derived class calls this once per slice, when the last collective inside this host for the
   // slice was submitted. After the call for the last slice of the operand, the next transfer may
@@ -107,6 +112,7 @@ class HostWindows : public WindowedTransfer {
   void end_submissions() {
     if (--slices_left_ == 0) hosts_.next_ticket();
   }
+  // Return true if the window has another slice after its current one.
   bool has_more(const Window& window) const {
     return window.slice.begin + window_elements() * num_windows() < elements();
   }
@@ -231,13 +237,16 @@ class AllReduce final : public HostWindows {
   std::byte* sum_of_part(const Window& window, int h) const {
     return sums(window) + (part(window, h).begin - my_share(window).begin) * partial_bytes_;
   }
+  // Return the address of the slice widened to float32. Used only for 16-bit floats.
   std::byte* widened(const Window& window) const {
     return scratch_ + num_windows() * share_bytes_ +
            static_cast<std::size_t>(window.number) * wide_bytes_;
   }
+  // Return the data for the counterpart on host h: part h of this rank's sums().
   std::span<const std::byte> contribution_to(const Window& window, int h) const {
     return {sum_of_part(window, h), part(window, h).count * partial_bytes_};
   }
+  // Return the bytes of the destination in which the result of part h is stored.
   std::span<std::byte> result_of(const Window& window, int h) const {
     const Slice theirs = part(window, h);
     return {destination(theirs), bytes(theirs)};
@@ -256,6 +265,7 @@ class AllReduce final : public HostWindows {
     return inside;
   }
 
+  // Reduce this rank's own part over all hosts, into the destination.
   void reduce_between(const Window& window) {
     const std::span<std::byte> result = result_of(window, rank_);
     std::byte* sum = sum_of_part(window, rank_);
@@ -372,6 +382,7 @@ class HostBlocks : public Transfer {
         incoming_(static_cast<std::size_t>(hosts.count())) {}
 
   int count() const { return hosts_.count(); }
+  // Return the number of the host that is `distance` hosts after this one; 0 follows the last.
   int after(int distance) const { return (hosts_.mine() + distance) % count(); }
   // Return the block of the rank on host h with the same local rank as this rank. region(h) returns
   // the blocks of all ranks of host h, which are consecutive.
@@ -388,6 +399,8 @@ class HostBlocks : public Transfer {
     return static_cast<const std::byte*>(data) + element * width_;
   }
 
+  // Return a collective inside this host, with the counts of the blocks of region(h). The caller
+  // sets its arrays.
   Collective region_step(Kind kind, int h) const {
     Collective step = local_step(hosts_, collective_, kind);
     step.count = collective_.count;
@@ -426,6 +439,7 @@ class HostBlocks : public Transfer {
     std::optional<Work>& work = works_[static_cast<std::size_t>(h)];
     return work && hosts_.is_done(*work);
   }
+  // Prepare a message to or from the counterpart on host h. has_sent() or has_received() posts it.
   void send(int h, const void* data, std::size_t elements) {
     outgoing_[static_cast<std::size_t>(h)].emplace(hosts_.counterparts(), h, tag_, data, nullptr,
                                                    elements * width_);
@@ -434,7 +448,9 @@ class HostBlocks : public Transfer {
     incoming_[static_cast<std::size_t>(h)].emplace(hosts_.counterparts(), h, tag_, nullptr, data,
                                                    elements * width_);
   }
+  // Advance the message that send(h) or receive(h) has prepared. Return true if it is complete.
   bool has_sent(int h) { return outgoing_[static_cast<std::size_t>(h)]->advance(steps_); }
+  // Return true after send(h), including when the message is complete.
   bool is_sending(int h) const { return outgoing_[static_cast<std::size_t>(h)].has_value(); }
   bool has_received(int h) { return incoming_[static_cast<std::size_t>(h)]->advance(steps_); }
 
@@ -452,6 +468,7 @@ class HostBlocks : public Transfer {
   std::vector<std::optional<LongMessage>> incoming_;
 };
 
+// The reduce_scatter that transfers.hpp describes.
 class ReduceScatter final : public HostBlocks {
  public:
   ReduceScatter(Hosts& hosts, int tag, const Collective& collective)
@@ -497,7 +514,9 @@ class ReduceScatter final : public HostBlocks {
       begins.push_back(begins.back() + round_up(block(h).count * width_, 64));
     return begins;
   }
+  // Return the address of the block of the counterpart on host h, summed over this host.
   std::byte* sums(int h) const { return scratch_ + begins_[static_cast<std::size_t>(h)]; }
+  // Return the address of this rank's block, summed over host h, as it arrives from there.
   std::byte* contribution(int h) const {
     return contributions_ + block(hosts_.mine()).count * width_ * static_cast<std::size_t>(h);
   }
@@ -520,6 +539,7 @@ class ReduceScatter final : public HostBlocks {
   std::byte* const contributions_;
 };
 
+// The all_gather that transfers.hpp describes.
 class AllGather final : public HostBlocks {
  public:
   AllGather(Hosts& hosts, int tag, const Collective& collective)

@@ -17,8 +17,11 @@ class Backoff {
   explicit Backoff(int local_size)
       : spins_(local_size <= ::sysconf(_SC_NPROCESSORS_ONLN) ? kSpins : 0) {}
 
+  // Start again with the shortest pauses. A caller calls this when data have moved.
   void reset() { pauses_ = 0; }
 
+  // Wait once between two polls. The first calls after reset() return at once, later calls yield
+  // the core, and all further calls sleep for 50 us.
   void pause() {
     ++pauses_;
     if (pauses_ <= spins_) return;

@@ -119,6 +119,8 @@ class BlockExchange final : public Transfer {
     return saved;
   }
 
+  // Add the message of `block`: a send to `peer` if `source` is not null, otherwise a receive from
+  // `peer`. An empty block needs no message.
   void add(const RankSet& group, int peer, int tag, const void* source, void* destination,
            const Slice& block) {
     const std::size_t bytes = block.count * size_of(collective_.dtype);

@@ -51,6 +51,8 @@ void ask_for_short_slices() noexcept {
   ::syscall(SYS_sched_setattr, 0, &attributes, 0);  // on failure, the thread may wake up later
 }
 
+// Return true if NGD_PROGRESS asks for a progress thread. "auto" asks for one if the ranks are on
+// several hosts and MPI was initialised with MPI_THREAD_MULTIPLE.
 bool progress_thread_wanted(const Endpoint& endpoint) {
   const std::string wanted = config::progress();
   if (wanted != "auto" && wanted != "on" && wanted != "off")

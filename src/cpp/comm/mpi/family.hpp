@@ -26,6 +26,7 @@
 
 namespace ngd::comm::mpi {
 
+// A group of a family. The functions are those that the family calls, with its lock held.
 class Member {
  public:
   virtual ~Member() = default;
@@ -66,6 +67,7 @@ class Family {
   Family(const Family&) = delete;
   Family& operator=(const Family&) = delete;
 
+  // Return the MPI communicator of the family, and the numbers of this rank in it.
   const Endpoint& endpoint() const noexcept { return endpoint_; }
   // Return the lock that protects all groups of the family (the world group and all groups made
   // from it) and every MPI call on their communicator.
@@ -77,7 +79,10 @@ class Family {
     members_.push_back(&member);
   }
   void remove(Member& member) noexcept { std::erase(members_, &member); }
+  // Advance the pending collectives, sends and receives of all groups as far as possible now.
   void progress() noexcept;
+  // Return true if a group other than `member` had a pending collective, send or receive at the end
+  // of the last progress().
   bool in_flight_beside(const Member& member) const noexcept;
   // Fail the world group and all groups made from it: notify their peers, and end all their
   // collectives, sends and receives. A second call keeps the first failure. `ranks` are the world
@@ -104,6 +109,8 @@ class Family {
   // Return the seconds that are left for closing a group after a failure. The world group and all
   // groups made from it share one limit.
   double seconds_to_leave() noexcept;
+  // Throw the failure that a rank has reported in a watched group other than `member`
+  // (Member::expect_no_failure).
   void expect_no_failure_beside(const Member& member, const CallRecord& mine);
   // Called after a collective, send or receive is submitted, so that the progress thread advances
   // it while no caller waits. Not called for a collective whose data travel with its headers.
@@ -114,6 +121,7 @@ class Family {
   void abandon() noexcept { is_clean_ = false; }  // MPI holds messages: never free the communicator
   // The number that this rank proposes for the next group: above the numbers of all its groups.
   int next_group = 1;
+  // Return the largest message tag of this MPI. No message of ngd has this tag.
   int tag_limit() const noexcept { return tag_limit_; }
 
   bool failed() const noexcept { return failed_; }  // may be called without the lock
@@ -134,9 +142,13 @@ class Family {
   };
 
  private:
+  // Run the progress thread, until the destructor stops it.
   void run();
   void touch_thread_locals() const noexcept;
+  // Call MPI several times, so that it moves data and polls its sockets. Do nothing after
+  // leave_to_mpi().
   void pump() const noexcept;
+  // Return the sum of Member::moves() over all groups.
   std::uint64_t moves() const noexcept;
 
   const Endpoint endpoint_;

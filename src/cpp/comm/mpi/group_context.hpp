@@ -25,11 +25,13 @@ struct GroupContext {
 
   int rank() const noexcept { return ranks.rank; }
   int size() const noexcept { return ranks.size(); }
+  // Return the world rank of rank `peer` of this group. worlds() does this for several ranks.
   int world(int peer) const noexcept { return ranks.world(peer); }
   std::vector<int> worlds(std::vector<int> peers) const {
     for (int& peer : peers) peer = world(peer);
     return peers;
   }
+  // Return true if this group has all ranks of the world.
   bool is_world() const noexcept { return size() == family->endpoint().size; }
 
   // Throw if this group is closed, or if the world group or any group made from it has failed. The

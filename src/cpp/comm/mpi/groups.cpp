@@ -16,12 +16,14 @@ namespace ngd::comm {
 namespace mpi {
 namespace {
 
+// Return `world` as a group over MPI. Any other group is an internal error.
 MpiCommunicator& over_mpi(Communicator& world) {
   auto* mpi_group = dynamic_cast<MpiCommunicator*>(&world);
   check(mpi_group != nullptr, "a group of members of ", world.name(), ", which is not over MPI");
   return *mpi_group;
 }
 
+// Return the first message tag of group `number`. Throws Init if MPI has no tags for it.
 int first_tag(const Family& family, int number) {
   if (number >= family.tag_limit() / kTagsPerGroup)
     fail(ErrorKind::Init, "split: expected at most ", family.tag_limit() / kTagsPerGroup,
@@ -36,6 +38,7 @@ int first_tag(const Family& family, int number) {
 // the new group (the lowest number above those of all its groups).
 using Choice = std::array<std::int64_t, 3>;
 
+// Return an all_gather of `mine` into `choices`, which has one element per rank.
 Collective gather_of(const Choice& mine, std::vector<Choice>& choices) {
   Collective gather;
   gather.kind = Kind::AllGather;
@@ -57,6 +60,8 @@ int take_group_number(Family& family, const std::vector<Choice>& choices) {
   return family.next_group++;
 }
 
+// Return the ranks of the new group with this color, ordered by key and then by rank in `parent`.
+// The caller sets first_tag.
 RankSet child_ranks(const RankSet& parent, int color, const std::vector<Choice>& choices) {
   std::vector<std::tuple<std::int64_t, int>> order;  // (key, rank in the parent)
   for (int r = 0; r < parent.size(); ++r) {

@@ -22,8 +22,10 @@ class Headers {
   Headers(const GroupContext& group, const Computations& held)
       : group_(group), held_(held), mailbox_(group.ranks) {}
 
+  // Return the mailbox through which all short messages of the group travel.
   Mailbox& mailbox() noexcept { return mailbox_; }
 
+  // Send the header and the payload of `work` to all other ranks, without waiting.
   void post(const PendingCollective& work) {
     mailbox_.post(work.header, work.payload.data(), work.payload.size());
   }
@@ -42,6 +44,8 @@ class Headers {
 
  private:
   void check_counts(const PendingCollective& work, int peer) const;
+  // Return the error text for two calls that differ. If both have program texts, or their layouts
+  // differ, first exchange details with `peer`, and wait up to 1 s for its details.
   std::string describe_mismatch(const PendingCollective& mine, int peer, const Header& theirs);
   std::optional<std::string> exchange_details(const PendingCollective& mine, int peer);
 

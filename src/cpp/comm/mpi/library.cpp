@@ -23,6 +23,8 @@ struct MpiEntry {
   std::vector<std::string> files;
 };
 
+// Return the MPIs that the build supports; earlier ones are preferred. NGD_MPIS lists the name of
+// each MPI, followed by the file names of its library.
 const std::vector<MpiEntry>& supported_mpis() {
   static const std::vector<MpiEntry> all = [] {
     std::vector<MpiEntry> result;
@@ -70,6 +72,7 @@ bool find_mpi(const MpiEntry& entry, int flags, std::string& reasons) {
   return false;
 }
 
+// Load the ngd module for an MPI, whose own library is loaded, and return its functions.
 const Library* open_module(const MpiEntry& entry) {
   const std::string file = concat("ngd_mpi_", entry.name, ".so");
   void* const module = ::dlopen(file.c_str(), RTLD_NOW);

@@ -18,6 +18,8 @@ using Request = std::uintptr_t;
 
 inline constexpr int kSuccess = 0;
 
+// The threads that may call MPI. Any: all threads at the same time. OneAtATime: all threads, but
+// not at the same time. Few: maybe only the thread that initialised MPI.
 enum class Threads { Few, OneAtATime, Any };
 
 // A message that has completed: the index of its request, and its error.
@@ -41,18 +43,26 @@ class Library {
   virtual int initialise() const noexcept = 0;  // requests MPI_THREAD_MULTIPLE
   virtual Threads threads() const noexcept = 0;
   virtual void finalize() const noexcept = 0;
+  // Call MPI_Abort on MPI_COMM_WORLD: this ends all processes of the job.
   virtual void abort() const noexcept = 0;
 
+  // Return the communicator with this Fortran handle; no_comm for that of MPI_COMM_NULL.
   virtual Comm from_fortran(int handle) const noexcept = 0;
+  // Make MPI return the errors of calls on `comm`, instead of ending the process.
   virtual int return_errors(Comm comm) const noexcept = 0;
+  // Set `answer` to true if `comm` is an intercommunicator.
   virtual int is_between_groups(Comm comm, bool& answer) const noexcept = 0;
+  // All ranks of `comm` call the next two functions. duplicate() sets `copy` to a duplicate of
+  // `comm`. of_this_host() sets `part` to a new communicator of the ranks on this host.
   virtual int duplicate(Comm comm, Comm& copy) const noexcept = 0;
   virtual int of_this_host(Comm comm, Comm& part) const noexcept = 0;
   virtual void free(Comm comm) const noexcept = 0;
   virtual int rank(Comm comm) const noexcept = 0;
   virtual int size(Comm comm) const noexcept = 0;
+  // Return the largest message tag on `comm`; `otherwise` if MPI does not report one.
   virtual int largest_tag(Comm comm, int otherwise) const noexcept = 0;
 
+  // Begin a nonblocking message to or from rank `peer` of `comm`, and set `request`.
   virtual int send(const void* data, std::size_t bytes, int peer, int tag, Comm comm,
                    Request& request) const noexcept = 0;
   virtual int receive(void* data, std::size_t bytes, int peer, int tag, Comm comm,
@@ -62,12 +72,16 @@ class Library {
   // succeeds.
   virtual int test_some(Request* requests, std::size_t n, Completed* completed,
                         std::size_t& count) const noexcept = 0;
+  // Set `complete` to true if the request is complete. MPI then sets `request` to no_request.
   virtual int test(Request& request, bool& complete) const noexcept = 0;
+  // Ask MPI to cancel a message. The request stays pending until test() completes it.
   virtual void cancel(Request& request) const noexcept = 0;
   // Let MPI make progress, by a probe for a message with the tag `unused_tag`. No message has this
   // tag, so the probe finds nothing.
   virtual void poke(int unused_tag, Comm comm) const noexcept = 0;
 
+  // Write the text of an MPI error code, or the name and version of the MPI library, into `text`.
+  // It has `size` bytes, and a longer text is cut.
   virtual void error_text(int code, char* text, std::size_t size) const noexcept = 0;
   virtual void version(char* text, std::size_t size) const noexcept = 0;
 

@@ -12,6 +12,7 @@
 namespace ngd::comm::mpi {
 namespace {
 
+// Return an MPI handle stored as a machine word. handle_of() is the inverse.
 template <typename Word, typename Handle>
 Word word_of(Handle handle) noexcept {
   Word word = 0;
@@ -39,6 +40,7 @@ int call_with(Request& word, Call call) noexcept {
   return code;
 }
 
+// Copy `length` characters into `text`, which has `size` bytes. Cut a longer text, and end with 0.
 void copy_text(const char* from, int length, char* text, std::size_t size) noexcept {
   const std::size_t num_copied = std::min(static_cast<std::size_t>(std::max(length, 0)), size - 1);
   std::memcpy(text, from, num_copied);
@@ -177,6 +179,8 @@ class Implementation final : public Library {
   }
 
  private:
+  // Run test_some() on the requests from `begin` to `end`, at most kAtOnce. Append the complete
+  // ones to `completed`, and add their number to `count`.
   static int test_part(Request* requests, std::size_t begin, std::size_t end, Completed* completed,
                        std::size_t& count) noexcept {
     MPI_Request handles[kAtOnce];
@@ -204,6 +208,7 @@ class Implementation final : public Library {
 }  // namespace
 }  // namespace ngd::comm::mpi
 
+// Return the functions of this module. library.cpp finds this function by its name.
 extern "C" __attribute__((visibility("default"))) const ngd::comm::mpi::Library* ngd_mpi_library();
 const ngd::comm::mpi::Library* ngd_mpi_library() {
   static const ngd::comm::mpi::Implementation implementation;

@@ -26,13 +26,18 @@ class Mailbox {
   Mailbox(const Mailbox&) = delete;
   Mailbox& operator=(const Mailbox&) = delete;
 
+  // Send a message to all other ranks, or only to `peer`. Both functions copy the payload and do
+  // not wait.
   void post(const Header& header, const void* payload, std::size_t payload_bytes);  // to all ranks
   void post_to(int peer, const Header& header, const void* payload, std::size_t payload_bytes);
   // Store the messages that have arrived, separately for each sender. Throws Unreachable if MPI
   // could not complete a message, and Init if a peer runs another version of ngd.
   void progress();
 
+  // Return the headers of the collectives of `peer` that have arrived and are not taken yet, in
+  // their order.
   const std::deque<Message>& from(int peer) const { return peers_[index(peer)].arrived; }
+  // Remove the oldest header of from(peer), which must have one, and return it.
   Message take(int peer);
   // Return the headers of the sends of `peer` to this rank that have arrived and are not taken yet,
   // in their order.
@@ -40,13 +45,16 @@ class Mailbox {
   // Return the message with which a peer has ended its part of the group (Failed or Left), if it
   // has arrived. The peer submits no collective afterwards.
   const std::optional<Message>& ended(int peer) const { return peers_[index(peer)].ended; }
+  // Return the time at which ended(peer) arrived. The message must have arrived.
   std::chrono::steady_clock::time_point ended_at(int peer) const {
     return peers_[index(peer)].ended_at;
   }
+  // Return the payload of the latest Details message of `peer` (details.hpp), if one has arrived.
   const std::optional<std::string>& details(int peer) const { return peers_[index(peer)].details; }
   // Return true if a peer has sent Left: it has closed the group, with or without a failure
   // (Failed) before.
   bool has_left(int peer) const { return peers_[index(peer)].left; }
+  // Return true if MPI has completed all messages that this rank has sent.
   bool everything_sent() { return release_sent(); }
 
   // Stop receiving. Returns true if every peer has sent Left (it has closed the group) and all
@@ -71,10 +79,18 @@ class Mailbox {
     Requests requests;
   };
   static std::size_t index(int peer) { return static_cast<std::size_t>(peer); }
+  // Return a name for error messages, such as "rank 2", with the world rank.
   std::string name(int peer) const { return concat("rank ", group_.world(peer)); }
+  // Store a copy of the header and the payload as an outgoing message, and return it. The caller
+  // sends it.
   Outgoing& compose(Header header, const void* payload, std::size_t payload_bytes);
+  // Post the MPI receive for the next message of `peer`.
   void listen(int peer);
+  // Store the message of `bytes` bytes that has arrived from `peer`. Throws Init if the peer runs
+  // another version of ngd.
   void deliver(int peer, std::size_t bytes);
+  // Free outgoing messages, in their order, up to the first that MPI has not completed. Return true
+  // if none is left.
   bool release_sent();
 
   const RankSet& group_;

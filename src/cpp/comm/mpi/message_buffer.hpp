@@ -38,6 +38,7 @@ class MessageBuffer {
     own_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
     capacity_ = bytes;
   }
+  // Return the first byte; null if the buffer has no memory yet.
   std::byte* data() const noexcept {
     return local_ != nullptr ? static_cast<std::byte*>(shared_.data) : own_.get();
   }

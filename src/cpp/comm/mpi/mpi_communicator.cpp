@@ -28,6 +28,7 @@ std::uint64_t nanoseconds(Clock::duration time) {
   return static_cast<std::uint64_t>(std::chrono::nanoseconds(time).count());
 }
 
+// Return all ranks of the MPI communicator, with the tags of group 0.
 RankSet all_ranks(const Endpoint& endpoint) {
   RankSet ranks{endpoint.comm, std::vector<int>(static_cast<std::size_t>(endpoint.size)),
                 endpoint.rank, 0};

@@ -78,9 +78,12 @@ class OwnersExchange {
   }
 
  private:
+  // after() and before() return the rank that is `distance` after or before this one, modulo the
+  // number of ranks.
   int after(int distance) const { return (rank_ + distance) % size_; }
   int before(int distance) const { return (rank_ - distance + size_) % size_; }
 
+  // Post the receives of the reduced part of each other rank into result_of(rank).
   template <class ResultOf>
   void receive_results(Window& window, ResultOf& result_of) const {
     for (int distance = 1; distance < size_; ++distance) {

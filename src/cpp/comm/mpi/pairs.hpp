@@ -28,6 +28,7 @@ class Pairs {
 
   Pairs(const RankSet& group, Statistics& statistics);
 
+  // Submit a send or a receive, and return its sequence number. A small send is complete at once.
   std::uint64_t submit(Mailbox& mailbox, const Collective& collective);
   // Advance all sends and receives. Then call check(peer, call, is_matched, start) for the oldest
   // pending send to each peer, and for the oldest pending receive from each peer. check() must
@@ -38,12 +39,16 @@ class Pairs {
   template <class Check>
   void progress(Mailbox& mailbox, Check&& check);
 
+  // Return the number that the last submit() has returned; kFirst - 1 before the first one.
   std::uint64_t last() const noexcept { return last_; }
+  // Return true if the submitted send or receive `number` is complete.
   bool complete(std::uint64_t number) const noexcept;
+  // Return true if no send or receive is pending.
   bool idle() const noexcept { return pending_ == 0; }
+  // Return a number that grows when progress() completes a send or a receive, or moves its data.
   std::uint64_t moves() const noexcept { return moves_; }
   // The next three functions take a number that submit() has returned, of a send or a receive that
-  // is not complete.
+  // is not complete. stats_of() returns the entry of the statistics in which it is counted.
   const CallRecord& call(std::uint64_t number) const { return find(number)->header.call; }
   int peer_of(std::uint64_t number) const;  // the world rank of the other side
   Statistics::Entry stats_of(std::uint64_t number) const { return find(number)->stats; }
@@ -64,10 +69,16 @@ class Pairs {
   // the oldest one are being transferred.
   using Queue = std::deque<Pair>;
 
+  // Return the pending send or receive with this number, or null.
   const Pair* find(std::uint64_t number) const;
+  // Advance `oldest`, the oldest pending send or receive of its queue. Return true if it is
+  // complete.
   bool advance(Mailbox& mailbox, int peer, Pair& oldest);
+  // Take the next header of `peer`, compare it with `receive`, and store data that came with it.
+  // Return false if no header has arrived.
   bool match(Mailbox& mailbox, int peer, Pair& receive);
 
+  // Add a complete send or receive to the statistics.
   void count(const Pair& pair);
 
   const RankSet& group_;

@@ -7,12 +7,16 @@
 namespace ngd::comm::mpi {
 namespace {
 
+// Copy the `size` counts of the caller to `copy`, and set `counts` to the copy. Do nothing if it is
+// null.
 void copy_counts(const std::uint64_t*& counts, std::vector<std::uint64_t>& copy, int size) {
   if (counts == nullptr) return;
   copy.assign(counts, counts + size);
   counts = copy.data();
 }
 
+// Set work.payload, which travels with the header: the data of a small collective, or this rank's
+// counts in a larger all_to_all with counts.
 void set_payload(PendingCollective& work, const RankSet& group) {
   const Collective& collective = work.collective;
   const void* payload = nullptr;

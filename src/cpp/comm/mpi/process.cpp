@@ -42,6 +42,8 @@ void check_mpi(int code, const char* call) {
   if (code != kSuccess) fail(ErrorKind::Init, "ngd.init: ", call, " failed: ", error_text(code));
 }
 
+// Initialise MPI if no code has done so, and return a duplicate of the communicator. Blocks until
+// all its ranks have called this.
 Endpoint duplicate(int fortran_handle) {
   const Library& mpi = library();
   if (mpi.finalized())
@@ -72,6 +74,8 @@ Endpoint duplicate(int fortran_handle) {
   return endpoint;
 }
 
+// Return true if a thread that did not initialise MPI may call it. Before MPI is initialised, this
+// is true: ngd then initialises it on its own thread.
 bool other_threads_may_call() {
   return !library().initialised() || library().threads() != Threads::Few;
 }

@@ -8,6 +8,7 @@
 
 namespace ngd::comm::mpi {
 
+// An MPI communicator that only ngd uses, and the numbers of this rank in it and on its host.
 struct Endpoint {
   Comm comm = 0;  // used only by ngd; errors are returned, not fatal
   int rank = 0;

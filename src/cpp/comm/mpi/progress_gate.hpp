@@ -16,20 +16,25 @@ class ProgressGate {
   ProgressGate(const ProgressGate&) = delete;
   ProgressGate& operator=(const ProgressGate&) = delete;
 
-  // The functions from here to is_needed() are called with the mutex held.
+  // The functions from here to is_needed() are called with the mutex held, except wake_thread() in
+  // end_wait(). set_in_flight() records if collectives, sends or receives are pending.
   void set_in_flight(bool in_flight) noexcept { in_flight_ = in_flight; }
+  // Wake the thread from sleep_until_needed(). It sleeps again if is_needed() is false.
   void wake_thread() noexcept {
     if (is_resting_.load(std::memory_order_relaxed)) wake_.notify_one();
   }
+  // Make the thread end, and wake it from every sleep.
   void stop() noexcept {
     is_stopped_ = true;
     wake_.notify_all();
   }
   bool is_stopped() const noexcept { return is_stopped_; }
+  // Return true if collectives, sends or receives are pending and no thread waits for one.
   bool is_needed() const noexcept { return waiting_ == 0 && in_flight_; }
 
   // A thread that waits for a collective, send or receive calls begin_wait() before the wait and
-  // end_wait() after it. It does not hold the mutex in these calls.
+  // end_wait() after it. It does not hold the mutex in these calls. end_wait() wakes the progress
+  // thread if collectives, sends or receives are pending and no other thread waits.
   void begin_wait() noexcept { ++waiting_; }
   void end_wait() noexcept {
     if (--waiting_ > 0 || !in_flight_) return;
@@ -49,6 +54,7 @@ class ProgressGate {
     wake_.wait_for(lock, limit, [this] { return is_stopped_ || is_needed(); });
     is_resting_ = false;
   }
+  // Sleep for `limit`, or until stop().
   void nap(std::unique_lock<std::mutex>& lock, std::chrono::microseconds limit) {
     wake_.wait_for(lock, limit, [this] { return is_stopped_; });
   }

@@ -16,6 +16,7 @@ struct RankSet {
   int first_tag = 0;
 
   int size() const noexcept { return static_cast<int>(members.size()); }
+  // Return the world rank of rank `peer` of the group.
   int world(int peer) const noexcept { return members[static_cast<std::size_t>(peer)]; }
 };
 

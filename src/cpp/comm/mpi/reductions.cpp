@@ -24,6 +24,8 @@ class FlatReduction final : public WindowedTransfer {
         owners_(group) {}
 
  private:
+  // Return how to cut the data into slices. In a reduce_scatter, the elements of the result are
+  // positions inside a block.
   static Windowing windowing(const RankSet& group, const Collective& collective,
                              const Blocks& blocks) {
     const std::size_t elements = reduce_window(collective.dtype, group.size());
@@ -48,11 +50,14 @@ class FlatReduction final : public WindowedTransfer {
     const std::size_t skipped = std::min(window.slice.begin, block.count);
     return {block.begin + skipped, std::min(window.slice.count, block.count - skipped)};
   }
+  // Return this rank's data for the part of the slice that `owner` reduces.
   std::span<const std::byte> contribution_to(const Window& window, int owner) const {
     const Slice part = owned(window, owner);
     return {source(part), bytes(part)};
   }
 
+  // Reduce the part that this rank owns. Then post the messages with the results, except in a
+  // reduce_scatter, whose owners keep them.
   void reduce_mine(Window& window) {
     const std::span<const std::byte> mine = contribution_to(window, rank_);
     std::byte* result = result_of_mine(window);
@@ -136,6 +141,7 @@ class RingAllReduce final : public WindowedTransfer {
            static_cast<std::size_t>(which) * largest * size_of(partial_dtype_);
   }
 
+  // Post the messages of step k of the reduce-scatter: send one partial sum, receive the next.
   void exchange_partials(Window& window, int k) {
     const Slice out = part(window, ring(rank_ - 1 - k));
     const Slice in = part(window, ring(rank_ - 2 - k));
@@ -146,6 +152,8 @@ class RingAllReduce final : public WindowedTransfer {
     window.requests.send(sent, out.count * width, next_, window.tag);
   }
 
+  // Add this rank's elements to the partial sum that arrived in step k. The last step completes the
+  // sum and stores it in the destination.
   void add_mine(Window& window, int k) {
     const Slice in = part(window, ring(rank_ - 2 - k));
     const bool is_last = k == size_ - 2;
@@ -160,6 +168,7 @@ class RingAllReduce final : public WindowedTransfer {
       narrow(collective_.dtype, reinterpret_cast<const float*>(sum), destination(in), in.count);
   }
 
+  // Copy this rank's elements of `s` to `into`, widened to float32 if they are 16-bit floats.
   void own_part(const Slice& s, std::byte* into) const {
     if (is_half_) {
       widen(collective_.dtype, source(s), reinterpret_cast<float*>(into), s.count);
@@ -168,6 +177,7 @@ class RingAllReduce final : public WindowedTransfer {
     }
   }
 
+  // Return `rank` modulo the number of ranks. It may be negative.
   int ring(int rank) const { return (rank % size_ + size_) % size_; }
 
   const int next_;

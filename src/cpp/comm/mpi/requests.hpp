@@ -34,6 +34,7 @@ class Requests {
 
  private:
   Request& prepare(std::size_t bytes, int peer);
+  // Throw Unreachable if MPI could not post the last message. Its request then counts as complete.
   void check_posted(int code);
 
   const RankSet* group_;

@@ -10,6 +10,7 @@
 namespace ngd::comm::mpi {
 namespace {
 
+// Copy `count` elements of `source`, from index `from` on, to index `to` of the destination.
 void copy(const Collective& collective, std::size_t to, const std::byte* source, std::size_t from,
           std::size_t count) {
   const std::size_t width = size_of(collective.dtype);

@@ -34,7 +34,9 @@ class TaskThread {
   }
 
  private:
+  // Append a task to the queue, and wake the thread.
   void add(std::function<void()> task);
+  // Run the tasks in order, on the thread. Never returns.
   void serve();
 
   std::mutex mutex_;

@@ -88,9 +88,12 @@ class WindowedTransfer : public Transfer {
   // slice was complete before.
   virtual Outcome step(Window& window) = 0;
 
+  // source() and destination() return the address of `s` in the caller's arrays. bytes() returns
+  // its size in bytes.
   const std::byte* source(const Slice& s) const;
   std::byte* destination(const Slice& s) const;
   std::size_t bytes(const Slice& s) const { return s.count * element_bytes_; }
+  // The next three functions return the fields of the transfer's Windowing.
   std::size_t num_windows() const { return windows_.size(); }
   std::size_t elements() const { return windowing_.elements; }
   std::size_t window_elements() const { return windowing_.window_elements; }
@@ -114,6 +117,8 @@ class LongMessage {
   // Post the MPI messages that can be posted, and add the number of new ones to `steps`. Return
   // true when all messages have completed.
   bool advance(std::uint64_t& steps);
+  // Return the world rank of the peer if a posted MPI message has not completed; otherwise return
+  // an empty vector.
   std::vector<int> pending_peers() const;
 
  private:

@@ -71,6 +71,7 @@ struct Failure {
     std::string payload(reinterpret_cast<const char*>(ranks.data()), bytes);
     return payload.append(tail_of(text, kMaxPayloadBytes - bytes));
   }
+  // Return the failure in a Failed message. pack() may have cut its text and its ranks.
   static Failure unpack(const Message& message) {
     const auto* data = reinterpret_cast<const char*>(message.payload.data());
     const std::size_t bytes = message.header.number * sizeof(int);
@@ -84,6 +85,8 @@ struct Failure {
   }
 };
 
+// Return the header of a collective, send or receive in a group of `size` ranks. The topic is
+// Submitted; for a send, the caller sets Sent.
 inline Header header_of(const Collective& collective, int size, std::uint64_t sequence) {
   Header header;
   header.sequence = sequence;

@@ -22,6 +22,8 @@ class Works {
  public:
   Works(const GroupContext& group, Headers& headers, const PeerReports& reports);
 
+  // Submit a collective, send or receive, and return at once. The header of a collective or a send
+  // is posted to the peers in this call.
   Work submit(const Collective& collective);
   // Advance all collectives, sends and receives as far as possible. Throws the error that ends the
   // group: a mismatch, or the failure of a rank.
@@ -29,7 +31,10 @@ class Works {
   // Cancel the MPI messages of all collectives, sends and receives, which then never complete.
   void drop() noexcept;
 
+  // Return true if a submitted work is complete. After the group has failed or was closed, return
+  // false for every send and receive.
   bool is_complete(Work work) const;
+  // Return true if no collective, send or receive is pending.
   bool idle() const noexcept { return works_.empty() && pairs_.idle(); }
   // Return true if the data of a collective are being transferred, or a send or a receive is not
   // complete.
@@ -55,17 +60,25 @@ class Works {
   bool has_begun(Work work) const;
   // Return the ranks for which the work waits, by their numbers in the world.
   std::vector<int> awaited_ranks(Work work) const;
+  // Return the entry of the statistics in which `work` itself is counted.
   Statistics::Entry stats_of(Work work) const;
 
   Statistics& statistics() noexcept { return statistics_; }
   const Statistics& statistics() const noexcept { return statistics_; }
 
  private:
+  // Advance the first kActive collectives of works_, and remove complete ones from its front.
   void advance_collectives();
+  // Advance a collective whose headers have arrived. Return true if it is complete. `slot` is below
+  // kActive and gives its message tags.
   bool advance(PendingCollective& work, int slot);
+  // Complete a small collective, whose data have arrived with the headers.
   void finish_with_headers(PendingCollective& work) const;
   void begin(PendingCollective& work, int slot) const;
+  // Advance the transfer of `work`. Return true if it is complete, and throw if a rank that it
+  // needs has ended.
   bool advance_transfer(PendingCollective& work);
+  // Add a complete collective to the statistics.
   void count(const PendingCollective& work);
 
   const GroupContext& group_;
