@@ -7,16 +7,19 @@ namespace ngd::kernels {
 
 namespace {
 
+// Append the bytes of a number to a key.
 template <class Number>
 void append(std::string& key, Number number) {
   key.append(reinterpret_cast<const char*>(&number), sizeof number);
 }
 
+// Append the length of a text, and then the text. The length makes keys of different texts differ.
 void append_sized(std::string& key, std::string_view text) {
   append(key, text.size());
   key += text;
 }
 
+// Append the length of a list, and then its numbers or texts.
 template <class T>
 void append_sized(std::string& key, const std::vector<T>& list) {
   append(key, list.size());

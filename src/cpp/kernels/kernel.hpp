@@ -56,6 +56,8 @@ class Kernel {
   // Do work that takes long, such as code generation. Called once, before the first run(). It is
   // not called for a kernel that is only constructed to find out whether there is one for a query.
   virtual void prepare() {}
+  // Compute the outputs. On the CPU, they are complete when run() returns. On a device with
+  // asynchronous queues, run() only puts the work into args.queue.
   virtual void run(const KernelArgs& args) const = 0;
   virtual std::size_t scratch_bytes() const { return 0; }  // the size of KernelArgs::scratch
   // Return pairs of an output and an input: the kernel can compute the output in the memory of the
@@ -91,6 +93,7 @@ struct KernelRow {
 
 using KernelTable = std::span<const KernelRow>;
 
+// Return the rows of table.inc. find() uses the first row of an op that has a kernel for the query.
 KernelTable cpu_table();
 
 std::string onednn_version();  // "" in a build without oneDNN

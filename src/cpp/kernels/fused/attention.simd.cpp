@@ -33,6 +33,7 @@ struct Loops {
     for (std::int64_t l = 0; l < used; ++l) lanes[l] = from[l];
     return *reinterpret_cast<const Stored*>(lanes);
   }
+  // Store a vector. If is_full is false, store only the first `used` lanes.
   template <bool is_full>
   NGD_INLINE void store(Vector vector, T* to, std::int64_t used) {
     if constexpr (is_full) {
@@ -199,6 +200,7 @@ struct Loops {
     for (; i < columns; i += kLanes) body.template operator()<1>(i);
   }
 
+  // Do the work of exponentials() for `vectors` vectors of columns.
   template <int vectors>
   static void exponentials_of(T* scores, std::int64_t keys, T* maxima, T* sums, T* factors) {
     constexpr T kHidden = -std::numeric_limits<T>::infinity();

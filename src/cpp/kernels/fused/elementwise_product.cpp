@@ -27,9 +27,11 @@ namespace {
 constexpr std::int64_t kMaxDepth = 256;
 constexpr std::size_t kMaxProducts = 4;
 
+// Return the numbers of the body's inputs that are matrix products.
 const std::vector<std::int64_t>& products_of(const KernelQuery& query) {
   return query.attrs.integers("products");
 }
+// Return the number of operands of the products, which are the first inputs of the kernel.
 std::size_t num_operands(const KernelQuery& query) { return 2 * products_of(query).size(); }
 
 // Fetch a cache line for writing. This removes the line from the caches of the other cores now, so
@@ -44,6 +46,7 @@ void prefetch_for_write(const void* line) {
 #endif
 }
 
+// Return the query of product number i as a separate matmul.
 KernelQuery matmul_of(const KernelQuery& query, std::size_t i) {
   KernelQuery result_query{
       "matmul", {query.inputs[2 * i], query.inputs[2 * i + 1]}, {}, query.attrs};
@@ -51,6 +54,8 @@ KernelQuery matmul_of(const KernelQuery& query, std::size_t i) {
   return result_query;
 }
 
+// Return the query of the body as an elementwise op. Its inputs include the products themselves,
+// not their operands.
 KernelQuery elementwise_of(const KernelQuery& query) {
   KernelQuery result_query{"elementwise", {}, query.outputs, query.attrs};
   result_query.inputs.assign(
@@ -88,6 +93,7 @@ class BodySink {
     }
   }
 
+  // Compute the body for a block of the products. streaming_gemm.hpp explains the arguments.
   void write_block(gemm::Range rows, gemm::Range columns, const T* values,
                    std::int64_t product_stride) {
     const std::int64_t stride_bytes = product_stride * static_cast<std::int64_t>(sizeof(T)),
@@ -169,6 +175,8 @@ class ElementwiseProduct final : public Kernel {
   std::vector<std::size_t> kernel_inputs_;
 };
 
+// Return the reason why the kernel cannot compute a query, or an empty text if it can. A body that
+// is not supported throws Refusal later, in the constructor of Plan.
 std::string refusal_of(const KernelQuery& query) {
   const std::size_t products = products_of(query).size();
   if (products == 0 || products > kMaxProducts) return "1 to 4 products are expected";

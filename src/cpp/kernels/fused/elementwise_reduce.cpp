@@ -92,6 +92,8 @@ class ElementwiseReduce final : public Kernel {
     });
   }
 
+  // Compute one task: reduce its chunk of the elements (reduce/geometry.hpp defines both). If no
+  // other task has a part of the same results, also store the results.
   void run_task(std::int64_t task, TileWalk& walk, const KernelArgs& args) const {
     const Geometry& g = geometry_;
     const std::int64_t result = task / g.chunks, columns = g.columns_of(result);
@@ -111,6 +113,8 @@ class ElementwiseReduce final : public Kernel {
       for (const std::size_t k : accumulated_) store_results(k, result, cells[k], args);
   }
 
+  // Compute the body for `count` elements of one row, from element number `offset` on. Combine the
+  // values that reduction k reduces with its accumulator, cells[k].
   void add_row(TileWalk& walk, std::int64_t offset, std::int64_t count,
                std::byte* const* cells) const {
     for (std::int64_t i = 0; i < count; i += plan_.tile_length) {
@@ -121,6 +125,8 @@ class ElementwiseReduce final : public Kernel {
     }
   }
 
+  // Compute the body for `count` rows of `columns` elements, from element number `offset` on. Then
+  // combine each column with its accumulator. cells[k] has the accumulators of reduction k.
   void add_columns(TileWalk& walk, std::int64_t offset, std::int64_t count, std::int64_t columns,
                    std::byte* const* cells) const {
     alignas(64) std::byte partials[kMaxReductions][kMaxColumns * kCell];
@@ -133,11 +139,14 @@ class ElementwiseReduce final : public Kernel {
     }
   }
 
+  // Return the number of bytes per element in the tiles that reduction k reads.
   std::int64_t item_of(std::size_t k) const {
     const DType dtype = reducers_[k].dtype;
     return static_cast<std::int64_t>(size_of(is_half(dtype) ? DType::F32 : dtype));
   }
 
+  // Return the accumulators of reduction k for a task, in scratch memory. Those of the next task
+  // follow.
   std::byte* scratch_cells(const KernelArgs& args, std::size_t k, std::int64_t task) const {
     const std::int64_t first_cell = static_cast<std::int64_t>(k) * geometry_.cells();
     return static_cast<std::byte*>(args.scratch) + (first_cell + task * geometry_.columns) * kCell;

@@ -36,6 +36,7 @@ void gather_run(std::size_t item, void* destination, const void* source, std::in
   }
 }
 
+// Return the address of element number `element` of an array. An element has `item` bytes.
 std::byte* element_address(const void* base, std::int64_t element, std::size_t item) {
   return static_cast<std::byte*>(const_cast<void*>(base)) +
          element * static_cast<std::int64_t>(item);

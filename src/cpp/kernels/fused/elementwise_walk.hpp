@@ -23,10 +23,13 @@ namespace ngd::kernels::fused {
 // of a tile at once (Zen 4).
 class NextTile {
  public:
+  // Remove the inputs of the previous tile.
   void clear() {
     num_ranges_ = current_ = 0;
     lines_ = 0;
   }
+  // Add an input. Its values for this tile are the `bytes` bytes at `tile`, and its values for the
+  // next tile are assumed to follow them.
   void add(const std::byte* tile, std::int64_t bytes) {
     ranges_[num_ranges_++] = {tile + bytes, divide_up(bytes, kLine)};
     lines_ += ranges_[num_ranges_ - 1].lines;
@@ -78,7 +81,11 @@ class TileWalk {
   const std::byte* values(int slot) const { return slots_[slot]; }
 
  private:
+  // Compute `count` elements of the body, from column `column` of row `row` on. `begin` is the
+  // row-major number of the first element.
   void compute(std::int64_t row, std::int64_t column, std::int64_t begin, std::int64_t count);
+  // Let the slot of input i have its values for the elements of compute(). The slot is the
+  // memory of the input, or a buffer to which they are copied (see Reading).
   void read_input(std::size_t i, std::int64_t row, std::int64_t column, std::int64_t begin,
                   std::int64_t count);
   std::int64_t row_offset(const InputPlan& input, std::int64_t row) const;

@@ -27,11 +27,13 @@ constexpr OpcodeRow kOpcodes[] = {
     {"cast", 1, Result::Same},
 };
 
+// Throw a Refusal. Its text is all parts, one after the other.
 template <class... Parts>
 [[noreturn]] void refuse(Parts&&... parts) {
   throw Refusal(concat(std::forward<Parts>(parts)...));
 }
 
+// Return a number whose first sizeof(T) bytes in memory are the value. Its other bytes are 0.
 template <class T>
 std::uint64_t bits_of(T value) {
   std::uint64_t bits = 0;
@@ -39,6 +41,7 @@ std::uint64_t bits_of(T value) {
   return bits;
 }
 
+// Return the words between the separators as views into `text`. Empty words are left out.
 std::vector<std::string_view> split(std::string_view text, char separator) {
   std::vector<std::string_view> words;
   while (!text.empty()) {
@@ -51,6 +54,7 @@ std::vector<std::string_view> split(std::string_view text, char separator) {
   return words;
 }
 
+// Return the dtype with this name. Throws Refusal for an unknown name.
 DType parse_dtype(std::string_view name) {
   try {
     return dtype_named(name);
@@ -80,6 +84,8 @@ Statement parse_head(std::string_view head) {
   return statement;
 }
 
+// Parse an operand: "i2" is input 2, "t2" is the value of statement 2, and "#0.5" is an immediate.
+// Throws Refusal if there is no such input or earlier statement, or if its dtype is not `dtype`.
 Operand parse_operand(std::string_view word, DType dtype, const std::vector<TensorType>& inputs,
                       const std::vector<Statement>& earlier) {
   Operand operand{.text = word.substr(1), .dtype = dtype};

@@ -12,15 +12,19 @@ using tiles::widening;
 
 namespace {
 
+// Return true if the statement is a cast of a 16-bit float input to float32.
 bool is_widened_input(const Statement& s) {
   return s.opcode == Opcode::cast && is_half(s.dtype) && s.result == DType::F32 &&
          s.operands[0].kind == Operand::Kind::Input;
 }
 
+// Return true if the statement is a cast from float32 to a 16-bit float.
 bool is_narrowing_cast(const Statement& s) {
   return s.opcode == Opcode::cast && s.dtype == DType::F32 && is_half(s.result);
 }
 
+// Return the function that computes a statement for a tile. Throws Refusal if its opcode is not
+// defined for its dtype.
 TileFunction function_of(const Statement& statement) {
   const auto from = static_cast<int>(tile_dtype(statement.dtype));
   const TileFunction function =
@@ -33,6 +37,7 @@ TileFunction function_of(const Statement& statement) {
   return function;
 }
 
+// Part 4 of the planner (plan_parts.hpp): it makes the loops, and chooses the slots.
 class LoopPlanner {
  public:
   LoopPlanner(Plan& plan, const Body& body, const Pairs& pairs, const KernelQuery& query)
@@ -52,6 +57,7 @@ class LoopPlanner {
   static std::size_t as_index(std::int64_t t) { return static_cast<std::size_t>(t); }
   const Statement& statement(int t) const { return body_.statements[as_index(t)]; }
 
+  // Add the outputs to the plan. The slot of each output is a part of its own memory.
   void place_outputs() {
     for (std::size_t k = 0; k < body_.results.size(); ++k)
       plan_.outputs.push_back({slots_.in_memory(), size_of(query_.outputs[k].dtype)});
@@ -77,6 +83,7 @@ class LoopPlanner {
     }
   }
 
+  // Set last_use_. A value that is reduced has its last use after all statements.
   void find_last_uses() {
     last_use_.assign(body_.statements.size(), -1);
     for (std::size_t t = 0; t < body_.statements.size(); ++t)
@@ -90,10 +97,13 @@ class LoopPlanner {
     slot_of_.assign(body_.statements.size(), -1);
   }
 
+  // Add a loop with one operand, from slot `a` to slot `out`.
   void add_loop(TileFunction function, int a, int out) {
     plan_.loops.push_back({function, a, out, out, out});
   }
 
+  // Add the loops that compute statement t, which is not the first of a pair. Then release the
+  // buffers that no later loop reads.
   void add_statement(int t) {
     const Statement& s = statement(t);
     const int output = output_of(t);
@@ -142,6 +152,7 @@ class LoopPlanner {
     return loop;
   }
 
+  // Return the slot that has the values of an operand.
   int slot_of(const Operand& operand) {
     switch (operand.kind) {
       case Operand::Kind::Input:
@@ -162,6 +173,8 @@ class LoopPlanner {
     return -1;
   }
 
+  // Add a loop that converts the float32 values in `slot` to `dtype`, a 16-bit float, for output
+  // number `output`.
   void narrow_into_output(DType dtype, int slot, int output) {
     add_loop(narrowing(dtype), slot, plan_.outputs[as_index(output)].slot);
   }

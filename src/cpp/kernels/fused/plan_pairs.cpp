@@ -11,6 +11,7 @@ using tiles::tile_table;
 
 namespace {
 
+// Return the operation of a statement that is the first of a pair, or nullopt if it cannot be one.
 std::optional<First> first_of_pair(Opcode opcode) {
   if (opcode == Opcode::add) return First::Add;
   if (opcode == Opcode::subtract) return First::Subtract;
@@ -18,6 +19,8 @@ std::optional<First> first_of_pair(Opcode opcode) {
   return std::nullopt;
 }
 
+// Return the operation of the second statement of a pair, or nullopt if it cannot be one.
+// `first_is_left` is true if the value of the first statement is its left operand.
 std::optional<Second> second_of_pair(Opcode opcode, bool first_is_left) {
   if (opcode == Opcode::add) return Second::Add;
   if (opcode == Opcode::subtract) return first_is_left ? Second::Subtract : Second::SubtractFrom;
@@ -26,6 +29,7 @@ std::optional<Second> second_of_pair(Opcode opcode, bool first_is_left) {
   return std::nullopt;
 }
 
+// Return true if the operand is an immediate with the value 0, but not -0.0.
 bool is_zero(const Operand& operand) {
   return operand.kind == Operand::Kind::Immediate && bits_of_immediate(operand) == 0;
 }

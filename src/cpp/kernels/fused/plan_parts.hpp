@@ -15,6 +15,7 @@ namespace ngd::kernels::fused {
 
 // Return the dtype in which tiles contain elements of a dtype: float32 for 16-bit floats.
 inline DType tile_dtype(DType dtype) { return is_half(dtype) ? DType::F32 : dtype; }
+// Return the number of bytes per element in tiles: 4 for 16-bit floats.
 inline std::size_t tile_item(DType dtype) { return size_of(tile_dtype(dtype)); }
 
 // Part 1 of the planner, the geometry: merge axes, choose tiles, and choose how inputs are read.
@@ -68,6 +69,8 @@ class Slots {
   void release(int slot);
 
  private:
+  // Add a slot, and return its number. `buffer` is the number of its buffer, or -1 if the slot is a
+  // part of an input or output. Throws Refusal if there are too many slots.
   int add(int buffer);
 
   Plan& plan_;

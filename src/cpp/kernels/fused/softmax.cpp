@@ -144,6 +144,7 @@ struct Workspace {
     sums = maxima + rows.block;
     scale = sums + rows.block;
   }
+  // Return the number of elements in the scratch memory of one thread.
   static std::int64_t per_piece(const Rows& rows) {
     return round_up(2 * rows.block * rows.length + 3 * rows.block, 64);
   }
@@ -170,6 +171,7 @@ decltype(auto) visit_computed(DType dtype, Visitor&& visitor) {
   return visitor.template operator()<float>();
 }
 
+// Return the size in bytes of the scratch memory of all threads.
 std::size_t bytes_of_workspaces(const Rows& rows, DType dtype) {
   const std::size_t item = dtype == DType::F64 ? 8 : 4;
   return static_cast<std::size_t>(rows.pieces * Workspace<float>::per_piece(rows)) * item;
@@ -268,6 +270,8 @@ class SoftmaxCrossEntropy final : public Kernel {
       body.template operator()<float>();
   }
 
+  // For `rows` rows from number `row` on, store the loss, log(sum) + maximum - x[label]. `x` is the
+  // logits of these rows, and `w` has their sums and maxima.
   template <class T>
   void compute_losses(const Workspace<T>& w, const T* x, std::int64_t row, std::int64_t rows,
                       const KernelArgs& args) const {

@@ -27,6 +27,7 @@ struct Sum {
   }
 };
 
+// Combine the elements of a row by Op. The row has at least one element.
 template <class Op, class T>
 NGD_INLINE T reduce_row(const T* x, std::int64_t length) {
   using Tree = LaneTree<Op, T>;

@@ -52,6 +52,8 @@ inline std::int64_t even_part(std::int64_t length, std::int64_t limit) {
   return std::max<std::int64_t>(1, divide_up(length, parts));
 }
 
+// Return the number of threads that share `work` multiplications. Each thread has at least
+// kMinWorkPerThread of them, except if one thread does all.
 inline std::int64_t num_parts_for(std::int64_t work, std::int64_t threads) {
   return std::clamp<std::int64_t>(work / kMinWorkPerThread, 1, threads);
 }
@@ -111,8 +113,10 @@ struct Blocking {
     return blocking;
   }
 
+  // Return the number of scratch elements for the work of all threads.
   std::int64_t scratch_elements() const { return num_parts * part_elements; }
 
+  // Return the work of thread number `index`, which is less than num_parts. It may be empty.
   template <class T>
   Part part(std::int64_t index, const MatmulShape& shape, const GemmTile<T>& tile) const {
     const std::int64_t products = element_count(shape.batch);
@@ -127,6 +131,7 @@ struct Blocking {
   }
 
  private:
+  // Return a blocking without its b_elements, c_elements and part_elements, which the caller sets.
   template <class T>
   static Blocking divide(const MatmulShape& shape, const GemmTile<T>& tile, std::int64_t threads,
                          BlockLimits limits) {

@@ -25,10 +25,12 @@ struct ChannelGroups {
     const std::int64_t max_vectors = tile.columns / lanes;
     count = std::min(vectors, round_up(divide_up(vectors, max_vectors), multiple));
   }
+  // Return the first channel of a group. width() returns the number of its channels.
   std::int64_t begin(std::int64_t group) const { return share_of(group).begin * lanes; }
   std::int64_t width(std::int64_t group) const { return share_of(group).size() * lanes; }
 
  private:
+  // Return the range of vectors that are the channels of a group.
   device::Range share_of(std::int64_t group) const {
     return device::share(vectors, 1, group, count);
   }

@@ -43,6 +43,7 @@ class RowGroups {
     }
   }
 
+  // Return the first row of a group. end() returns the row after its last one.
   std::int64_t begin(const void* offsets, std::int64_t group) const {
     return group > 0 ? end(offsets, group - 1) : 0;
   }
@@ -85,7 +86,7 @@ class Grouped : public Kernel {
 };
 
 // grouped_matmul: for each group of rows of the first input, the product of these rows and the
-// matrix of the group in the second input.
+// matrix of the group in the second input. Rows after the last group become 0 in the result.
 template <class Products>
 class GroupedMatmul final : public Grouped<Products> {
  public:
@@ -108,6 +109,7 @@ class GroupedMatmul final : public Grouped<Products> {
   }
 
  private:
+  // Return the shape of the largest product: one group has all rows.
   static MatmulShape shape_of(const KernelQuery& query) {
     const Shape& out = query.outputs[0].shape;
     return {out[0], out[1], query.inputs[0].shape[1], false,
@@ -116,7 +118,7 @@ class GroupedMatmul final : public Grouped<Products> {
 };
 
 // grouped_weight_grad: for each group, the product of its rows of the first operand, transposed,
-// and its rows of the second.
+// and its rows of the second. The result of a group without rows is 0.
 template <class Products>
 class GroupedWeightGrad final : public Grouped<Products> {
  public:

@@ -23,6 +23,7 @@ class PackedGemm {
         blocking_(Blocking::packed(shape, tile_of<T>(machine.simd), machine.threads)),
         panels_(shape, tile_of<T>(machine.simd), !blocking_.has_one_row_block) {}
 
+  // Return the number of elements in the scratch memory that run() needs.
   std::int64_t scratch_elements() const { return blocking_.scratch_elements(); }
 
   // Return a number of scratch elements that is enough for a product of the shape `largest`, and

@@ -16,6 +16,7 @@
 
 namespace ngd::kernels::gemm {
 
+// Return A as a view: the rows of the view are the rows of A, even if A is stored transposed.
 template <class T>
 View<T> view_of_a(const MatmulShape& shape, const T* a) {
   return {a, shape.transpose_a ? 1 : shape.k, shape.transpose_a ? shape.m : 1};
@@ -170,6 +171,7 @@ class Panels {
            bytes % kConflictBytes != 0 && num_columns_ <= kMaxTiles * tile_.columns;
   }
 
+  // Return true if GemmTile::multiply_narrow computes a panel of so few columns.
   bool is_narrow(std::int64_t columns) const { return columns <= tile_.narrow_columns; }
 
   // Return the number of columns of the next panel, if `left` columns of the block are left. A

@@ -35,6 +35,7 @@ class StreamingGemm {
             Blocking::streaming(shape, num_products, tile_of<T>(machine.simd), machine.threads)),
         panels_(shape, tile_of<T>(machine.simd), true) {}
 
+  // Return the number of elements in the scratch memory that run_into() needs.
   std::int64_t scratch_elements() const { return blocking_.scratch_elements(); }
 
   // Compute all products. operands: a and b of the first product, a and b of the second one, and so
@@ -78,6 +79,8 @@ class StreamingGemm {
       }
   }
 
+  // Compute a block of one product, over the whole depth. `a` and `b` are the operands. If
+  // block.packs_b is true, `packed_b` gets the packed columns of B, which later blocks read.
   template <class Sink>
   void multiply_block(Block<T> block, const T* a, const T* b, T* packed_a, T* packed_b,
                       Sink& sink) const {

@@ -49,6 +49,7 @@ struct GemmTile {
   // lines. In a panel, the `width` elements of one step of the depth are adjacent. The last panel
   // is padded with zeros.
   void (*pack)(View<T> lines, std::int64_t used, std::int64_t depth, std::int64_t width, T* panel);
+  // Compute one tile of C, as TileWork describes.
   void (*multiply)(const TileWork<T>& work);
   // Compute a tile as `multiply` does, for rows of A that are not packed. Here A(i, p) is
   // a[i * a_panel + p * a_step].

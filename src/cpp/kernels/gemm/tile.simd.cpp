@@ -84,6 +84,7 @@ void copy_lines(View<T> lines, std::int64_t used, std::int64_t depth, std::int64
     if (used > 0) copy_lines<T, kSmallerBatch>(lines, used, depth, width, panel);
 }
 
+// Pack `used` lines, at most `width`, into one panel of `width` lines. The other lines become 0.
 template <class T>
 void pack_panel(View<T> lines, std::int64_t used, std::int64_t depth, std::int64_t width,
                 T* panel) {

@@ -53,6 +53,7 @@ using ReduceTable = ReduceLoops[kReductionCount][kDTypeCount];
 
 NGD_DECLARE_SIMD_LEVELS(const ReduceTable& reduce_table());
 
+// Return the loops for simd_level(), the highest SIMD level that this process can use.
 inline const ReduceTable& reduce_table() { return NGD_SIMD_SELECT(simd_level(), reduce_table)(); }
 
 }  // namespace ngd::kernels::reduce

@@ -82,6 +82,7 @@ struct FloatLoops {
   using Stored = typename VectorOf<T, NGD_REGISTER_BYTES>::stored;
   static constexpr std::int64_t kColumns = NGD_REGISTER_BYTES / sizeof(T);
 
+  // Return the result of reducing `count` elements of a row, at least one and at most one block.
   static T reduce_block(const T* x, std::int64_t count) {
     if (count < kLanes) {
       T result = x[0];
@@ -106,6 +107,7 @@ struct FloatLoops {
     *static_cast<Accumulator*>(accumulator) = total;
   }
 
+  // Combine accumulators[j] with partial[j], for j < width.
   NGD_INLINE void flush(const T* partial, std::int64_t width, Accumulator* accumulators) {
     for (std::int64_t j = 0; j < width; ++j)
       accumulators[j] = combine<reduction>(accumulators[j], static_cast<Accumulator>(partial[j]));
@@ -177,6 +179,7 @@ struct FloatLoops {
   }
 };
 
+// The functions of ReduceLoops (loops.hpp) for one reduction and one type of elements.
 template <Reduction reduction, class T>
 struct Loops : std::conditional_t<std::is_integral_v<T>, IntegerLoops<reduction, T>,
                                   FloatLoops<reduction, T>> {

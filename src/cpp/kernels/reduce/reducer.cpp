@@ -12,6 +12,7 @@ namespace ngd::kernels::reduce {
 
 namespace {
 
+// Return the reduction that computes an op: Sum for "mean". Return nullopt for an unknown op.
 std::optional<Reduction> reduction_named(const std::string& name) {
   if (name == "sum" || name == "mean") return Reduction::Sum;
   if (name == "prod") return Reduction::Prod;
@@ -20,6 +21,7 @@ std::optional<Reduction> reduction_named(const std::string& name) {
   return std::nullopt;
 }
 
+// Return the loops for a dtype; for 16-bit floats, those of f32. They are null if unsupported.
 const ReduceLoops& loops_of(Reduction reduction, DType dtype) {
   const DType computed = is_half(dtype) ? DType::F32 : dtype;
   return reduce_table()[static_cast<int>(reduction)][static_cast<int>(computed)];

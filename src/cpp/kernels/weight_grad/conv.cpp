@@ -78,12 +78,15 @@ class WeightGradient final : public Kernel {
   }
 
  private:
+  // Return the number of dy's channels, rounded up to whole tiles of the GEMM.
   std::int64_t padded_out() const { return round_up(s_.out, tile_.rows); }
-  // Return the number of elements of the sums. The sums are one matrix for each pair of a kernel
+  // Return the number of elements in one set of sums. A set is one matrix for each pair of a kernel
   // position and a group of the data's channels. The matrix has one row per channel of dy, and one
-  // column per channel of the group. If the threads divide the output positions, each thread has
-  // sums of its own. Otherwise, all threads share the sums.
+  // column per channel of the group. If the threads divide the output positions, each thread has a
+  // set of its own, and scratch_bytes() counts all of them. Otherwise, all threads share one set.
   std::int64_t sums() const { return s_.kernel_places() * s_.out * s_.in; }
+  // Return the offset in elements, in one set of sums, of the matrix for kernel position k and a
+  // group of the data's channels.
   std::int64_t sums_offset(std::int64_t k, std::int64_t group) const {
     return s_.out * (k * s_.in + in_.begin(group));
   }
