@@ -13,6 +13,7 @@ const Attr& find(const std::map<std::string, Attr>& values, const std::string& n
   return entry->second;
 }
 
+// Return the value of an attribute. Throws Internal if it is absent or has another type than T.
 template <class T>
 const T& get(const std::map<std::string, Attr>& values, const std::string& name) {
   const T* value = std::get_if<T>(&find(values, name));
@@ -20,6 +21,7 @@ const T& get(const std::map<std::string, Attr>& values, const std::string& name)
   return *value;
 }
 
+// Convert the value of attribute `name` exactly. Throws Internal if its magnitude is above 2^53.
 double to_double(std::int64_t integer, const std::string& name) {
   // 2^53. A double represents exactly every integer whose magnitude is at most this number.
   constexpr std::int64_t kMaxExact = std::int64_t{1} << 53;

@@ -32,7 +32,9 @@ class Attrs {
 
   void set(const std::string& name, Attr value) { values_[name] = std::move(value); }
   bool has(const std::string& name) const { return values_.contains(name); }
-  std::int64_t integer(const std::string& name) const;  // throws Internal if absent
+  // The next functions return the value of an attribute. They throw Internal if the attribute is
+  // absent or has another type. The second integer() returns `fallback` if it is absent.
+  std::int64_t integer(const std::string& name) const;
   std::int64_t integer(const std::string& name, std::int64_t fallback) const;
   double number(const std::string& name) const;  // also accepts an integer up to 2^53
   const std::string& text(const std::string& name) const;

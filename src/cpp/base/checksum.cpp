@@ -48,6 +48,7 @@ constexpr auto kKeys = [] {
   return keys;
 }();
 
+// Add `blocks` blocks of kBlock bytes to the accumulators, and scramble them after each block.
 void add_blocks(Lanes& lanes, const unsigned char* data, std::size_t blocks) {
   Lanes sums = lanes;
   for (std::size_t block = 0; block < blocks; ++block) {

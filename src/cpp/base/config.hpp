@@ -8,6 +8,7 @@
 
 namespace ngd::config {
 
+// Return the environment variable `name`, or `fallback` if the variable is not set or is empty.
 std::string text(const char* name, const char* fallback);
 double number(const char* name, double fallback);  // throws Init if the value is not a number >= 0
 // Return the environment variable `name` as an integer, or `fallback` if the variable is not set or

@@ -43,6 +43,8 @@ inline constexpr bool kCanBypassCaches = true;
 #endif
 }
 
+// Copy `bytes` bytes. Whole cache lines of `to` are written with non-temporal stores, the bytes
+// before and after them with normal stores. Call finish_past_caches() before you announce the copy.
 [[gnu::always_inline]] static inline void copy_past_caches(std::byte* to, const std::byte* from,
                                                            std::size_t bytes) {
   constexpr std::size_t kLine = 64;
@@ -58,6 +60,7 @@ inline constexpr bool kCanBypassCaches = true;
 #else
 inline constexpr bool kCanBypassCaches = false;
 
+// Without SSE2, copy_past_caches() is a normal copy.
 [[gnu::always_inline]] static inline void copy_past_caches(std::byte* to, const std::byte* from,
                                                            std::size_t bytes) {
   std::memcpy(to, from, bytes);

@@ -7,6 +7,7 @@
 
 namespace ngd {
 
+// Return the hash of the bytes of `text` as 64 lowercase hexadecimal digits.
 std::string sha256_hex(const std::string& text);
 
 }  // namespace ngd

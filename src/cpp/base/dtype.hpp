@@ -19,6 +19,8 @@ std::string_view short_name_of(DType dtype) noexcept;  // "f32", as in printed p
 // unknown name.
 DType dtype_named(std::string_view name);
 
+// is_floating() includes the 16-bit floats, and is_half() returns true only for these: float16 and
+// bfloat16. Bool is not an integer.
 inline bool is_floating(DType d) noexcept { return d >= DType::F16; }
 inline bool is_half(DType d) noexcept { return d == DType::F16 || d == DType::BF16; }
 inline bool is_integer(DType d) noexcept { return d >= DType::I8 && d <= DType::U64; }

@@ -57,6 +57,7 @@ class Error : public std::runtime_error {
   std::vector<int> ranks_;
 };
 
+// Return the text that operator<< prints for the arguments, one after the other, in the "C" locale.
 template <class... Parts>
 std::string concat(Parts&&... parts) {
   std::ostringstream out;
@@ -66,6 +67,7 @@ std::string concat(Parts&&... parts) {
   return out.str();
 }
 
+// Throw an error of `kind` without ranks. The other arguments are joined to the message.
 template <class... Parts>
 [[noreturn]] void fail(ErrorKind kind, Parts&&... parts) {
   throw Error(kind, concat(std::forward<Parts>(parts)...));

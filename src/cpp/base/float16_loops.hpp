@@ -25,6 +25,7 @@ namespace ngd::NGD_SIMD_LEVEL {
 template <class Half>
 constexpr bool kUsesF16c = NGD_HAVE_F16C && std::is_same_v<Half, Float16>;
 
+// Return the value of a 16-bit float, which float32 represents exactly.
 template <class Half>
 NGD_INLINE float widen_element(Half value) {
 #if NGD_HAVE_F16C
@@ -33,6 +34,7 @@ NGD_INLINE float widen_element(Half value) {
   return static_cast<float>(value);
 }
 
+// Round a float32 to the nearest 16-bit float; ties go to the even one.
 template <class Half>
 NGD_INLINE Half narrow_element(float value) {
 #if NGD_HAVE_F16C
@@ -46,9 +48,11 @@ NGD_INLINE Half narrow_element(float value) {
 }
 
 #if NGD_HAVE_F16C
+// Load 8 float16 elements as float32. `from` needs no alignment.
 NGD_INLINE __m256 load_eight(const Float16* from) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
 }
+// Return 8 float32 elements, rounded to float16. `from` needs no alignment.
 NGD_INLINE __m128i narrow_eight(const float* from) {
   return _mm256_cvtps_ph(_mm256_loadu_ps(from), _MM_FROUND_TO_NEAREST_INT);
 }

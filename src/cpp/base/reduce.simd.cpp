@@ -66,6 +66,8 @@ struct Greatest {
   }
 };
 
+// Combine N arrays (2 to 4) element by element: s0 with s1, and the result with s2. If N is 4, s2
+// is first combined with s3. Unused pointers are null.
 template <class Op, class T, int N>
 void leaf(const T* s0, const T* s1, const T* s2, const T* s3, T* out, std::size_t count) {
   NGD_INDEPENDENT
@@ -77,6 +79,7 @@ void leaf(const T* s0, const T* s1, const T* s2, const T* s3, T* out, std::size_
   }
 }
 
+// Return the address of an element of the array `source`. `offset` is the index of the element.
 template <class T>
 const T* elements_at(const void* source, std::size_t offset) {
   return static_cast<const T*>(source) + offset;
@@ -264,6 +267,7 @@ void run_divided(const Range& range) {
   if (is_past_caches) finish_past_caches();
 }
 
+// Reduce a range of elements of type T, block by block. A sum of floats is then divided.
 template <class Op, class T>
 void run(const Range& range) {
   if constexpr (std::is_floating_point_v<T> && std::is_same_v<Op, Add>)
@@ -280,6 +284,8 @@ void run(const Range& range) {
   if (is_past_caches) finish_past_caches();
 }
 
+// The same as run(), for 16-bit floats: bfloat16 if `is_bf16` is true, otherwise float16. They are
+// accumulated in float32, and rounded once.
 template <class Op>
 void run_halves(const Range& range, bool is_bf16) {
   alignas(64) float accumulators[kBlock];
@@ -326,6 +332,8 @@ void run_arithmetic(DType dtype, const Range& range) {
   }
 }
 
+// Call run() for a minimum or maximum. Comparisons depend on the sign, so each integer has its own
+// type.
 template <class Op>
 void run_ordered(DType dtype, const Range& range) {
   switch (dtype) {
@@ -352,6 +360,7 @@ void run_ordered(DType dtype, const Range& range) {
   }
 }
 
+// Reduce 16-bit floats with run_halves(), and elements of all other dtypes with `native`.
 template <class Op>
 void run_any(DType dtype, const Range& range, void (*native)(DType, const Range&)) {
   if (is_half(dtype)) return run_halves<Op>(range, dtype == DType::BF16);

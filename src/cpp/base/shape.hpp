@@ -12,6 +12,7 @@ namespace ngd {
 
 using Shape = std::vector<std::int64_t>;
 
+// Return the product of the extents: 1 for the empty shape.
 std::int64_t element_count(const Shape& shape) noexcept;
 Shape row_major_strides(const Shape& shape);  // in elements; the last axis has stride 1
 

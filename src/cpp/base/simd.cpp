@@ -15,6 +15,8 @@ namespace {
 constexpr std::string_view kNames[] = {"baseline" NGD_SIMD_LEVELS(NGD_NAME, )};
 #undef NGD_NAME
 
+// Return the features in simd_levels.inc that this CPU has. In a build without SIMD levels, the
+// result is empty.
 std::vector<std::string_view> features_of_this_cpu() {
   std::vector<std::string_view> features_found;
 #if defined(NGD_HAVE_X86_LEVELS)
@@ -29,6 +31,8 @@ std::vector<std::string_view> features_of_this_cpu() {
   return features_found;
 }
 
+// Return the highest level of this CPU, but at most the level that NGD_SIMD names. An unknown name
+// in NGD_SIMD sets no limit.
 SimdLevel detect() {
   const SimdLevel best = level_of(features_of_this_cpu());
   const auto* const cap = std::find(std::begin(kNames), std::end(kNames), config::simd());

@@ -51,11 +51,13 @@ const char* intern(std::string_view site) {
   return registry().sites.emplace(site).first->c_str();
 }
 
+// Return the group with this index in Registry::groups. Throws std::out_of_range for other numbers.
 comm::Communicator& group_of(std::int64_t number) {
   const std::scoped_lock lock(registry().guard);
   return *registry().groups.at(static_cast<std::size_t>(number));
 }
 
+// Return the dtype for a type of XLA. Throws InvalidArgument for a type that ngd does not support.
 DType dtype_of(XLA_FFI_DataType type) {
   switch (type) {
     case XLA_FFI_DataType_PRED:
@@ -105,6 +107,7 @@ struct Request {
   bool asynchronous = false;
 };
 
+// Return the value of attribute `name`. Throws Internal if it is not an int64.
 std::int64_t integer_of(std::string_view name, const XLA_FFI_Scalar& scalar) {
   if (scalar.dtype != XLA_FFI_DataType_S64)
     fail(ErrorKind::Internal, "ngd.jax: attribute '", name, "': expected an int64; got XLA's type ",
@@ -112,6 +115,7 @@ std::int64_t integer_of(std::string_view name, const XLA_FFI_Scalar& scalar) {
   return *static_cast<const std::int64_t*>(scalar.value);
 }
 
+// Store the attributes of a call in `request`. Unknown names are ignored.
 void read_attributes(const XLA_FFI_Attrs& attrs, Request& request) {
   for (std::int64_t i = 0; i < attrs.size; ++i) {
     const std::string_view name(attrs.names[i]->ptr, attrs.names[i]->len);
@@ -158,6 +162,8 @@ void read(const XLA_FFI_CallFrame& call, Request& request) {
   comm::validate(collective, request.group->rank(), size);
 }
 
+// Run the collective, and wait until it is complete. Then copy the token to the next token. After a
+// send, also set the first element of the result to zero.
 void run(const Request& request) {
   const double timeout_seconds = config::timeout_seconds();
   comm::Communicator& group = *request.group;
@@ -179,6 +185,7 @@ void notify_group(const Request& request, const char* message) noexcept {
   for (comm::Communicator* each : registry().groups) each->abort(message);
 }
 
+// Make the error object that the handler returns to XLA.
 XLA_FFI_Error* error_of(const XLA_FFI_Api& api, const char* message) {
   XLA_FFI_Error_Create_Args args{sizeof args, nullptr, message, XLA_FFI_Error_Code_INTERNAL};
   return api.XLA_FFI_Error_Create(&args);
@@ -189,6 +196,7 @@ XLA_FFI_Error* error_of(const XLA_FFI_Api& api, const char* message) {
 // this object exist until the process ends.
 class Background {
  public:
+  // Return the only object. The first call starts the thread.
   static Background& get() {
     static Background* const background = new Background;
     return *background;
@@ -223,6 +231,7 @@ class Background {
     std::thread([this] { serve(); }).detach();
   }
 
+  // The main function of the thread: run the calls, one at a time, without end.
   [[noreturn]] void serve() {
     for (;;) {
       std::unique_lock lock(guard_);
@@ -234,6 +243,8 @@ class Background {
     }
   }
 
+  // Run a call, and complete its future. If the call fails, the future gets the error, and the
+  // ranks of the group are notified.
   static void complete(const Pending& call) {
     try {
       run(call.request);

@@ -50,6 +50,7 @@ class Blocks {
     return sum;
   }
   Slice operator[](int rank) const noexcept { return {begin(rank), count(rank)}; }
+  // Return the number of elements in the largest of the blocks of ranks 0 to `ranks` - 1.
   std::size_t largest(int ranks) const noexcept {
     return counts_ != nullptr ? *std::max_element(counts_, counts_ + ranks) : count_;
   }
@@ -59,9 +60,7 @@ class Blocks {
   std::uint64_t count_;
 };
 
-// Return how a reduction combines two elements; a mean combines them as a sum. divisor_of() returns
-// the number by which the combined value is then divided: the number of ranks for a mean, otherwise
-// 1.
+// Return how a reduction combines two elements; a mean combines them as a sum.
 constexpr Combine combine_of(ReduceOp op) noexcept {
   switch (op) {
     case ReduceOp::Min:
@@ -74,6 +73,8 @@ constexpr Combine combine_of(ReduceOp op) noexcept {
       return Combine::Sum;
   }
 }
+// Return the number by which the combined value is then divided: the number of ranks for a mean,
+// otherwise 1.
 constexpr double divisor_of(ReduceOp op, int ranks) noexcept {
   return op == ReduceOp::Mean ? ranks : 1.0;
 }

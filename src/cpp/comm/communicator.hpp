@@ -45,6 +45,8 @@ struct Membership {
 
 class Communicator : public Collectives, public HostMemory, public Peers {
  public:
+  // name() is the kind of the group, such as "mpi". local_rank() and local_size() count only the
+  // ranks of the group on this host.
   std::string_view name() const noexcept { return membership_.name; }
   int rank() const noexcept { return membership_.rank; }
   int size() const noexcept { return membership_.size; }
@@ -61,6 +63,8 @@ class Communicator : public Collectives, public HostMemory, public Peers {
       throw_busy();
     return *work;
   }
+  // Wait until a work is complete. Throws CollectiveTimeout after `timeout_seconds` (0: no limit),
+  // and the group fails.
   void wait(Work work, double timeout_seconds) {
     if (try_wait(work, {timeout_seconds}) == Progress::Busy) [[unlikely]]
       throw_busy();
@@ -68,10 +72,14 @@ class Communicator : public Collectives, public HostMemory, public Peers {
   // Wait for a work (a submitted collective, send or receive) for at most `seconds`. Return true if
   // the work is complete, false if it is not.
   bool wait_for(Work work, double seconds);
+  // Return true if the work is complete. This call does not wait for it.
   bool done(Work work) { return wait_for(work, 0); }
+  // Return the group of the ranks that pass the same `color`, ordered by `key`; null if this rank
+  // passes a negative color.
   std::unique_ptr<Communicator> split(int color, int key);
 
   void watch(bool is_on) noexcept override { watched_ += is_on ? 1 : -1; }
+  // Return true while a running compiled step watches this group for failures (Peers::watch).
   bool is_watched() const noexcept { return watched_ > 0; }
 
   // Return the set of the computations (hashes) of the loaded compiled steps that use this group.
@@ -81,12 +89,14 @@ class Communicator : public Collectives, public HostMemory, public Peers {
   // Set the interrupt callback. A blocking call calls it about ten times per second, and throws
   // Interrupted if it returns true.
   void set_interrupt(std::function<bool()> interrupt) { interrupt_ = std::move(interrupt); }
+  // Call the interrupt callback and return its result; false if no callback is set.
   bool is_interrupted() const { return interrupt_ && interrupt_(); }
 
  protected:
   explicit Communicator(Membership membership, std::shared_ptr<Computations> computations =
                                                    std::make_shared<Computations>())
       : membership_(membership), computations_(std::move(computations)) {}
+  // Replace the kind, ranks and sizes that the constructor has set.
   void set_membership(const Membership& membership) noexcept { membership_ = membership; }
 
   // A guard that marks a call of try_submit, try_wait or try_split as running while the guard

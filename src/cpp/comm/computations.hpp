@@ -19,8 +19,11 @@
 
 namespace ngd::comm {
 
+// The computations of the loaded steps that use one group, with the number of holders of each. Any
+// thread may call the functions.
 class Computations {
  public:
+  // Count one more holder of a computation. remove() removes one holder.
   void add(std::uint64_t computation) {
     const std::lock_guard lock(mutex_);
     ++num_holders_[computation];
@@ -31,6 +34,7 @@ class Computations {
         entry != num_holders_.end() && --entry->second == 0)
       num_holders_.erase(entry);
   }
+  // Return true if at least one loaded step has this computation.
   bool hold(std::uint64_t computation) const {
     const std::lock_guard lock(mutex_);
     return num_holders_.count(computation) != 0;

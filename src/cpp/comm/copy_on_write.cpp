@@ -26,12 +26,15 @@ constexpr std::uint64_t kOfFile = std::uint64_t{1} << 61;
 
 std::size_t page_bytes() { return static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)); }
 
+// Return the text of errno.
 std::string last_error() { return std::system_category().message(errno); }
 
+// Return true if the page of this pagemap entry is a private copy, not a page of the file.
 bool is_copy(std::uint64_t entry) {
   return (entry & (kPresent | kSwapped)) != 0 && (entry & kOfFile) == 0;
 }
 
+// The open file /proc/self/pagemap.
 class PageMap {
  public:
   PageMap() : fd_(::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC)) {

@@ -17,6 +17,7 @@ class CopyOnWriteMapping {
   CopyOnWriteMapping& operator=(const CopyOnWriteMapping&) = delete;
   ~CopyOnWriteMapping();
 
+  // Return the address of the first byte of the mapped range.
   std::byte* data() const noexcept { return base_ + begin_; }
 
   // Bytes [begin, end), counted from the begin of the mapped range.

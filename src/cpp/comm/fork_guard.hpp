@@ -16,6 +16,7 @@ class ForkGuard {
   ~ForkGuard();
   ForkGuard(const ForkGuard&) = delete;
   ForkGuard& operator=(const ForkGuard&) = delete;
+  // Return true in a forked child of the process that made this object.
   bool in_child() const noexcept;
 
  private:

@@ -29,6 +29,7 @@ std::uint64_t bytes_of(const Tensor& tensor) noexcept {
   return tensor.count * size_of(tensor.dtype);
 }
 
+// The addresses [begin, end) of the source or destination of a tensor.
 struct Span {
   std::uintptr_t begin, end;
   std::size_t number;  // the index of the tensor in the list of tensors

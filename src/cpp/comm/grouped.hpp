@@ -51,6 +51,8 @@ class Grouped {
 
   void describe_list(const std::vector<Tensor>& tensors);
   void plan(const std::vector<Tensor>& tensors);
+  // Copy the tensors of a pack into its block, and submit its collective. The first pack throws
+  // Busy if another thread uses the group; the later ones retry.
   void start(Pack& pack);
   // Wait for the packs, one after the other, and copy their results to the tensors. A pack is one
   // collective: on one tensor, or on several small tensors. limits() returns the WaitLimits for the
@@ -58,6 +60,7 @@ class Grouped {
   // all packs. A later call continues with the first pack that is not complete.
   template <class Limits>
   Progress try_wait(Limits&& limits);
+  // Copy the results in the block of a pack to its tensors, and free the block.
   void unpack(Pack& pack);
 
   Communicator& communicator_;

@@ -29,12 +29,14 @@ std::string options_of(const CallDetails& call, int size) {
   return text + ")";
 }
 
+// Return true if describe() returns the same text for both calls, without the call sites.
 bool are_described_alike(const CallRecord& a, const CallRecord& b) {
   Collective collective_a = collective_of(a), collective_b = collective_of(b);
   collective_a.site = collective_b.site = "";
   return describe(collective_a) == describe(collective_b);
 }
 
+// Return true if this rank has only the hash of the counts of the call, and not the counts.
 bool has_unknown_counts(const CallDetails& call) noexcept {
   return call.record.identity.counts_hash != 0 && call.counts == nullptr;
 }

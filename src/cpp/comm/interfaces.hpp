@@ -47,7 +47,9 @@ struct WaitLimits {
   double waited_seconds = 0;           // the part of the timeout that has passed before this call
   double patience_seconds = kForEver;  // after which NotYet is returned; needs timeout_seconds == 0
 
+  // Return limits without a timeout: the wait returns NotYet after `seconds`.
   static WaitLimits patience(double seconds) { return {0, 0, seconds}; }
+  // Return true if the patience is limited, so that the wait may return NotYet.
   bool has_patience() const noexcept { return patience_seconds != kForEver; }
 };
 

@@ -12,6 +12,7 @@ namespace {
 
 constexpr std::size_t kShortList = 6;
 
+// Return the text of an entry of a list, such as "6 float32" for an array of 6 elements.
 std::string array_of(std::uint64_t entry) {
   return concat(entry >> 8, " ", name_of(static_cast<DType>(entry & 0xff)));
 }

@@ -14,6 +14,7 @@
 
 namespace ngd::comm {
 
+// Return a new hash of `hash` and one more value. The result depends on the order of the values.
 inline std::uint64_t mix(std::uint64_t hash, std::uint64_t value) noexcept {
   hash = (hash ^ value) * 0x9e3779b97f4a7c15ull;
   return hash ^ (hash >> 29);

@@ -12,10 +12,12 @@ namespace {
 
 constexpr std::string_view kCut = "...";
 
+// Return true for each byte of a UTF-8 character except the first one.
 bool is_inside_character(char byte) noexcept {
   return (static_cast<unsigned char>(byte) & 0xc0) == 0x80;
 }
 
+// Remove the first line and its newline from `text`, and return the line without the newline.
 std::string_view take_line(std::string_view& text) {
   const std::size_t end = text.find('\n');
   const std::string_view line = text.substr(0, end);
@@ -30,6 +32,8 @@ std::string_view without_site(std::string_view line) { return line.substr(0, lin
 // The end of the collectives in ProgramIdentity::text. The name of the step follows.
 constexpr std::string_view kEnd = "\n\n";
 
+// collectives_of() returns the lines of the collectives in ProgramIdentity::text, and
+// name_of_program() the name of the step; "a compiled step" if the text has no name.
 std::string_view collectives_of(std::string_view text) { return text.substr(0, text.find(kEnd)); }
 
 std::string_view name_of_program(std::string_view text) {

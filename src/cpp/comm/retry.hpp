@@ -25,6 +25,7 @@ class Retries {
 
  private:
   using Clock = std::chrono::steady_clock;
+  // Close the group as abort() does, and throw an error of `kind` with the text `why`.
   [[noreturn]] void give_up(ErrorKind kind, const std::string& why);
 
   Communicator& group_;
@@ -33,6 +34,7 @@ class Retries {
   Clock::time_point begin_{}, last_check_{};
 };
 
+// Return true if a call was refused because another thread uses the group.
 inline bool is_busy(Progress progress) noexcept { return progress == Progress::Busy; }
 template <class Value>
 bool is_busy(const std::optional<Value>& result) noexcept {
@@ -55,6 +57,8 @@ auto retry_while_busy(Communicator& group, double timeout_seconds, Call&& call) 
   return result;
 }
 
+// Submit, wait for a work, or split the group with retry_while_busy(), and with its errors and
+// timeout. In wait_retrying(), each try_wait() also has the timeout.
 inline Work submit_retrying(Communicator& group, const Collective& collective,
                             double timeout_seconds) {
   return *retry_while_busy(group, timeout_seconds, [&] { return group.try_submit(collective); });

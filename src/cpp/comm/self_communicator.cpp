@@ -53,6 +53,7 @@ class SelfCommunicator final : public Communicator {
   void close() noexcept override { close_with(""); }
 
  private:
+  // Throw GroupClosed if the group is closed. call() returns the name of the call for the message.
   template <class Call>
   void check_open(Call&& call) const {
     if (!closed_.load(std::memory_order_acquire)) [[likely]]
@@ -61,6 +62,8 @@ class SelfCommunicator final : public Communicator {
     fail(ErrorKind::GroupClosed,
          has_failed ? closed_by_failure(call(), why_) : closed_in_order(call()));
   }
+  // Close the group. `why` is the text of the failure; "": no failure. Only the first call has an
+  // effect.
   void close_with(std::string_view why) noexcept {
     const std::lock_guard lock(closing_);
     if (closed_.load(std::memory_order_relaxed)) return;

@@ -49,6 +49,7 @@ class Statistics {
   // Add the part of a call's time that was spent inside wait().
   void add_waited(Entry entry, std::uint64_t ns) noexcept { ns_[entry].waited += ns; }
 
+  // Return a copy of the statistics, one CallStats per entry.
   std::vector<CallStats> report() const;
 
  private:
@@ -56,12 +57,15 @@ class Statistics {
   // if the table is full, calls are counted without their site
   static constexpr std::size_t kMostEntries = 4096;
 
+  // Return the index in cache_ for a kind, a reduction and the address of a call site.
   static std::size_t cache_index(const Collective& collective, const char* site) noexcept {
     const auto address = reinterpret_cast<std::uintptr_t>(site);
     return (address >> 4 ^ address >> 12 ^ static_cast<std::size_t>(collective.kind) << 3 ^
             static_cast<std::size_t>(collective.op)) %
            kCacheSize;
   }
+  // Find the entry by the text of the call site, or add it. If the table is full, a new
+  // call site gets the entry without a call site.
   Entry look_up(const Collective& collective, const char* site);
 
   struct CachedEntry {

@@ -117,6 +117,7 @@ class Buffer {
   ~Buffer() {
     if (data_ != nullptr) device_->release(data_);
   }
+  // Return the device of the memory; null if the object owns no memory.
   Device* device() const noexcept { return device_; }
   void* data() const noexcept { return data_; }
   std::size_t bytes() const noexcept { return bytes_; }

@@ -13,6 +13,7 @@
 
 namespace ngd::device {
 
+// The elements [begin, end).
 struct Range {
   std::int64_t begin, end;
   std::int64_t size() const { return end - begin; }

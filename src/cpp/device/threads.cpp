@@ -46,6 +46,7 @@ int affinity_cores() noexcept {
   return 1;
 }
 
+// Return the CPU quota of the cgroup in cores; 0 if there is no quota or memory runs out.
 double quota_cores() noexcept {
   try {
     return cgroup_cpu_quota();
@@ -97,6 +98,7 @@ cpu_set_t cores_of_kernels() {
   return cores;
 }
 
+// Set off_kernel_affinity.cores, and increase its version. If OpenMP binds no threads, do nothing.
 void find_off_kernel_cores() {
   if (omp_get_proc_bind() == omp_proc_bind_false) return;
   const cpu_set_t all = cores_of_places();

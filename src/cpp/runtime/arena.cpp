@@ -13,10 +13,12 @@ namespace {
 
 std::size_t page_bytes() { return static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)); }
 
+// Return the bytes of physical memory of the host, without regard to the limit of a container.
 std::size_t memory_of_machine() {
   return static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) * page_bytes();
 }
 
+// Return true if RLIMIT_AS is set, or if it cannot be read.
 bool is_address_space_limited() {
   rlimit limit{};
   return ::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur != RLIM_INFINITY;

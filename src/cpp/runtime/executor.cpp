@@ -38,11 +38,14 @@ class RunLock {
   std::atomic<bool>& flag_;
 };
 
+// Return an error with the same kind and text, and the op and call site of the instruction.
 Error with_site(const Error& error, const Instruction& instruction) {
   return {error.kind(),
           concat(error.what(), " (in ", instruction.op, ", made at ", instruction.site, ")")};
 }
 
+// Throw NotFinite with the text `what` and the op and call site of `member`. If `member` is null,
+// the text has those of the instruction.
 [[noreturn]] void fail_not_finite(const Instruction& instruction, const Member* member,
                                   const std::string& what) {
   fail(ErrorKind::NotFinite, "NGD_CHECK_FINITE: ", what, " ",
@@ -357,6 +360,7 @@ class Executor::RunTimer {
     ngd::runtime::recording().add(executor_.number_, executor_.program_, events_);
   }
 
+  // Store the time of the next instruction. It began when the previous one ended, and ends now.
   void end_instruction() {
     BoundInstruction& bound = executor_.bound_[next_];
     Timing& timing = record_.instructions[next_];

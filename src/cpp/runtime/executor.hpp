@@ -86,24 +86,43 @@ class Executor {
  private:
   struct BoundInstruction;
   class RunTimer;
+  // Return the memory for the private arena: from shared_arena_ if possible, otherwise own_arena_.
   void* private_memory();
+  // Copy the constants to the device, and bind all instructions.
   void bind();
+  // Append an instruction to bound_, with its kernel, collective or nested programs, and with the
+  // addresses that do not change between runs.
   void bind_instruction(const Instruction& instruction);
+  // Return the op, attributes and types of an instruction, by which its kernel is made.
   kernels::KernelQuery query_of(const Instruction& instruction) const;
+  // Set bound.kernel to the kernel for the query. Equal queries use one kernel, which the first
+  // query makes.
   void bind_kernel(BoundInstruction& bound, const kernels::KernelQuery& query);
+  // Make and prepare a kernel, and enlarge scratch_ for it. Throws Unsupported if the device has no
+  // kernel for the query.
   std::unique_ptr<kernels::Kernel> make_kernel(const BoundInstruction& bound,
                                                const kernels::KernelQuery& query);
+  // Return the device address of a value. Return null if the value has no memory, or if its address
+  // is set at each call.
   void* static_pointer(const Value& value) const;
+  // Run the program, and wait for all enqueued work. Arguments and results are copied to and from
+  // the device if it cannot address them.
   void run_and_wait(const void* const* inputs, void* const* outputs);
+  // Run the instructions, and measure the time of each one. `recording` is the number of the
+  // current recording.
   void run_recorded(std::uint64_t recording, const void* const* inputs, void* const* outputs);
+  // Check for signals, set the addresses of arguments and results, and execute the instruction.
   void perform(BoundInstruction& bound, const void* const* inputs, void* const* outputs);
   // Return record(). If `recording` is given, leave out this program's times unless they were
   // measured in the recording with this number. A branch that did not run in the recording of the
   // outer program may have times of an earlier recording.
   Record record_in(std::optional<std::uint64_t> recording) const;
   void drain() noexcept;
+  // Run or enqueue the kernel or nested programs, or start or wait for the collective. Errors of
+  // kernels get the call site of the instruction.
   void execute(BoundInstruction& bound);
   void execute_checked(BoundInstruction& bound);
+  // Wait for the queue, and return the faults (NaN, infinity) of an array at a device pointer.
   Faults read_faults(const TensorType& type, const void* data);
   void save_overwritten(BoundInstruction& bound);
   void throw_if_nan_enters(const BoundInstruction& bound, std::size_t input) const;

@@ -31,6 +31,7 @@ struct Run {
 // A set of bytes, as a sorted list of runs of consecutive bytes.
 class ByteSet {
  public:
+  // Add the bytes of a run to the set. Runs that overlap or touch it are merged with it.
   void add(Run added) {
     auto first = std::lower_bound(runs_.begin(), runs_.end(), added.begin,
                                   [](const Run& run, std::size_t at) { return run.end < at; });
@@ -60,11 +61,13 @@ class ByteSet {
   std::vector<Run> runs_;
 };
 
+// The segment tree, with the blocks that were placed so far.
 class LifeTree {
  public:
   explicit LifeTree(std::size_t instructions)
       : leaves_(std::bit_ceil(instructions)), throughout_(2 * leaves_), during_(2 * leaves_) {}
 
+  // Return the lowest free offset for a block, and mark its bytes as in use during its life.
   std::size_t place(const Life& life) {
     find_nodes(life);
     const std::size_t offset = lowest_free(life.bytes);

@@ -41,6 +41,8 @@ class Interrupts {
     return static_cast<std::int64_t>(now.tv_sec) * 1000 + now.tv_nsec / 1'000'000;
   }
 
+  // Throw Interrupted if a Python signal handler has raised an exception. Otherwise set the time of
+  // the next check.
   void ask() {
     if (interrupt_ != nullptr && interrupt_())
       fail(ErrorKind::Interrupted, "interrupted between two instructions of a step");

@@ -18,6 +18,8 @@ class SpareMemory {
  public:
   SpareMemory(void* data, std::size_t bytes)
       : next_(static_cast<std::byte*>(data)), bytes_left_(bytes) {}
+  // Return the address of the next `bytes` bytes. Blocks begin at multiples of kAlignment from the
+  // begin of the memory. Throws Internal if too few bytes are left.
   void* take(std::size_t bytes) {
     const std::size_t rounded = round_up(bytes, device::kAlignment);
     check(rounded <= bytes_left_, "nested: expected ", rounded, " spare bytes; got ", bytes_left_);
@@ -30,6 +32,7 @@ class SpareMemory {
   std::size_t bytes_left_;
 };
 
+// Return the address `offset` bytes after the begin of a tensor.
 const std::byte* at(const void* tensor, std::size_t offset) {
   return static_cast<const std::byte*>(tensor) + offset;
 }
@@ -103,6 +106,7 @@ class Scan : public Nested {
     void* unread;       // memory for a result that no instruction reads
   };
 
+  // Return the index of the slice that an iteration reads and writes.
   std::size_t slice_of(std::size_t iteration) const {
     return is_reverse_ ? length_ - 1 - iteration : iteration;
   }

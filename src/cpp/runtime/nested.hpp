@@ -20,6 +20,8 @@ struct RunContext;
 class Nested {
  public:
   virtual ~Nested() = default;
+  // Run or enqueue all iterations of a Scan, or one branch of a Cond. The pointers are device
+  // pointers. An output that no instruction reads is null.
   virtual void run(const void* const* inputs, void* const* outputs) = 0;
   // Return the executor of a Scan's body, or the executors of a Cond's branches.
   virtual std::vector<const Executor*> programs() const = 0;

@@ -96,10 +96,16 @@ class PendingCollectives {
   void drain() noexcept;
 
  private:
+  // Forget the collectives that the last run has started, and begin to watch the groups.
   void begin() noexcept;
+  // Begin or end the watch of all groups for failures (Peers::watch). A single group is not
+  // watched.
   void watch(bool on) noexcept;
+  // Make the host buffers, events and queue that the collective needs on this device, if any.
   void add_staging(PendingCollective& pending, std::size_t operand_bytes, std::size_t result_bytes);
   void submit_started(bool all);
+  // Submit a collective whose operand is ready. The first one of a run throws Busy if another
+  // thread uses its group; the later ones wait until the group is free.
   void submit(PendingCollective& pending);
 
   device::Device& device_;

@@ -15,6 +15,8 @@ namespace {
 constexpr std::string_view kMemoryNames[] = {"input",   "output", "variable", "constant",
                                              "private", "shared", "nowhere"};
 
+// Return the text of the memory and the position of a value, such as "private+64" or "input 0+8"
+// (bytes after "+").
 std::string position_of(const Value& value) {
   const std::string_view memory = kMemoryNames[static_cast<int>(value.memory)];
   if (value.memory == MemoryKind::Nowhere) return std::string(memory);
@@ -45,6 +47,7 @@ void print(std::ostream& out, const Attr& attr) {
   std::visit([&](const auto& value) { print_one(out, value); }, attr);
 }
 
+// Print the numbers of values, such as "%3, %5".
 void print_operands(std::ostream& out, const std::vector<int>& operands) {
   for (std::size_t i = 0; i < operands.size(); ++i) out << (i > 0 ? ", %" : "%") << operands[i];
 }
@@ -55,6 +58,7 @@ bool runs_programs(const Instruction& instruction) {
   return instruction.action == Action::Scan || instruction.action == Action::Cond;
 }
 
+// Print a program and its nested programs. Each line begins with `indent`.
 void print_program(std::ostream& out, const Program& program, const std::string& indent) {
   out << indent << "program(" << program.inputs << " inputs, " << program.outputs << " outputs, "
       << program.variables << " variables, private " << program.private_bytes << " bytes, shared "
@@ -107,6 +111,8 @@ std::size_t extent_of(const Program& program, MemoryKind memory) {
   return 1;
 }
 
+// Throw Internal if the array of a value does not exist, or if a value is outside its arena or
+// constant.
 void verify_values(const Program& program) {
   for (const Value& value : program.values) {
     const bool is_in_arena =
@@ -119,6 +125,8 @@ void verify_values(const Program& program) {
   }
 }
 
+// Throw Internal if an operand or result of instruction `i` is not a value of the program. An
+// operand also needs memory; only a result of a kernel, a Scan or a Cond may have none.
 void verify_operands(const Program& program, std::size_t i) {
   const Instruction& instruction = program.instructions[i];
   const int values = static_cast<int>(program.values.size());

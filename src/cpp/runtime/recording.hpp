@@ -30,6 +30,7 @@ struct Timing {
   // for Action::Wait: the time from the beginning of its Action::Start to the end of the Wait
   std::uint64_t pending_ns = 0;
 
+  // Count one more call, which took `duration_ns`. pending_ns does not change.
   void add(std::int64_t duration_ns) noexcept {
     const auto duration = static_cast<std::uint64_t>(duration_ns);
     least_ns = calls == 0 || duration < least_ns ? duration : least_ns;
@@ -76,6 +77,7 @@ class Recording {
   // Return the number of the current recording, or 0 if none is on. Each recording has a new
   // number.
   std::uint64_t current() const noexcept { return on_.load(std::memory_order_relaxed); }
+  // Return true if a recording is on that stores events (begin() with max_events > 0).
   bool wants_events() const noexcept { return wants_events_.load(std::memory_order_relaxed); }
   // Return a new number for an executor, the object that runs a program. Event::program has this
   // number.
@@ -101,6 +103,7 @@ class Recording {
   std::unordered_map<std::uint64_t, std::vector<Label>> labels_;
 };
 
+// Return the only recording object of this process. It is never destroyed.
 Recording& recording() noexcept;
 
 }  // namespace ngd::runtime
