@@ -21,6 +21,8 @@ struct HostBuffer {
 using HostCallback = bool (*)(std::int64_t function, std::span<const HostBuffer> inputs,
                               std::span<const HostBuffer> outputs) noexcept;
 
+// Set the callback of all call_host kernels of this process. Without a callback, these kernels
+// fail.
 void set_host_callback(HostCallback callback) noexcept;
 
 }  // namespace ngd::kernels

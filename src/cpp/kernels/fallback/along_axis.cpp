@@ -70,6 +70,7 @@ class AlongAxis final : public Kernel {
     return index < 0 ? index + length_ : index;
   }
 
+  // Compute take_along_axis for outer index `outer`, and for inner indices in [first, last).
   template <class T>
   void take(const KernelArgs& args, std::int64_t outer, std::int64_t first,
             std::int64_t last) const {

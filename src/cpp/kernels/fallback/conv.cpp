@@ -71,6 +71,7 @@ struct Chunks {
     part = chunk == positions ? 0 : round_up(s.groups * s.out * chunk, 64);
     product = s.which == Which::WeightGrad ? round_up(s.weights.count(), 64) : 0;
   }
+  // Return the number of elements of the three scratch arrays.
   std::int64_t elements() const { return columns + part + product; }
 
   std::int64_t positions, chunk = 1, rest = 0;
@@ -87,6 +88,7 @@ class Columns {
         chunk_gemm_(product_of(shape, chunks_.chunk), machine),
         last_gemm_(product_of(shape, std::max<std::int64_t>(chunks_.rest, 1)), machine) {}
 
+  // Return the number of elements of T of scratch memory that run() needs.
   std::int64_t scratch_elements() const {
     return chunks_.elements() +
            std::max(chunk_gemm_.scratch_elements(), last_gemm_.scratch_elements());
@@ -153,6 +155,7 @@ class Columns {
     return part;
   }
 
+  // Add `count` elements of `addend` to those of `sum`. The threads share the elements.
   static void add(const T* addend, T* sum, std::int64_t count) {
     device::for_range(count, kGrainElements, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i) sum[i] += addend[i];

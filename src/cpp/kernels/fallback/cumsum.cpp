@@ -51,6 +51,8 @@ class CumSum final : public Kernel {
   }
 
  private:
+  // Compute the sums of `lines` neighbouring lines (at most kLines). A line is all elements along
+  // the axis. `x` and `sums` may be equal.
   template <class T>
   void sum_lines(const T* x, T* sums, std::int64_t lines) const {
     Accumulator<T> accumulators[kLines] = {};

@@ -16,6 +16,7 @@ namespace {
 
 constexpr std::int64_t kGrainWork = 1 << 15;  // the minimum of elements per thread
 
+// Return the grain of device::for_range() for iterations that each process `work` elements.
 std::int64_t grain_for(std::int64_t work) {
   return std::max<std::int64_t>(1, kGrainWork / std::max<std::int64_t>(1, work));
 }
@@ -46,6 +47,7 @@ struct Axes {
   IndexCheck range;
 };
 
+// gather. For each outer index and each index, copy the `inner` elements that the index selects.
 class Gather final : public Kernel {
  public:
   explicit Gather(const KernelQuery& query)
@@ -166,6 +168,8 @@ class RowNumber final : public Kernel {
   std::vector<IndexCheck> ranges_;
 };
 
+// one_hot. The row of an index is 1 at the index and 0 elsewhere. An index out of range gives
+// zeros.
 class OneHot final : public Kernel {
  public:
   explicit OneHot(const KernelQuery& query)
@@ -200,6 +204,7 @@ class OneHot final : public Kernel {
   std::int64_t rows_, depth_;
 };
 
+// iota. Each element of the output is its own index along the axis.
 class Iota final : public Kernel {
  public:
   explicit Iota(const KernelQuery& query)

@@ -23,6 +23,8 @@ class ComputedArray {
         narrow_(gemm::cast_to_stored(dtype)),
         scratch_elements_(widen_ == nullptr ? 0 : round_up(max_elements, 64)) {}
 
+  // Return the number of elements of T that read() or store() needs as scratch memory. It is 0 if
+  // no elements are converted.
   std::int64_t scratch_elements() const { return scratch_elements_; }
 
   // Return `count` elements of an operand, from element `first` on. 16-bit floats are widened to
@@ -40,6 +42,8 @@ class ComputedArray {
   T* result_memory(void* data, std::int64_t first, T* scratch) const {
     return narrow_ == nullptr ? static_cast<T*>(data) + first : scratch;
   }
+  // Round `count` elements of `scratch` to 16-bit floats, and store them from element `first` on.
+  // Do nothing if the product was stored in the output itself.
   void store(void* data, std::int64_t first, std::int64_t count, const T* scratch) const {
     if (narrow_ == nullptr) return;
     std::byte* to = static_cast<std::byte*>(data) + first * item_bytes_;
@@ -53,6 +57,7 @@ class ComputedArray {
   std::int64_t scratch_elements_;
 };
 
+// The template argument `Products` of gemm/grouped_matmul.hpp: matrix products by ngd's GEMM.
 template <class T>
 class GemmProducts {
  public:
@@ -71,6 +76,8 @@ class GemmProducts {
                                     gemm::PackedGemm<T>::max_scratch_elements(largest_, machine_));
   }
 
+  // Compute one product of m rows and depth k. The operands begin at elements a and b of the
+  // inputs, and the result at element `out` of the output.
   void run(const KernelArgs& args, std::int64_t m, std::int64_t k, std::int64_t a, std::int64_t b,
            std::int64_t out) const {
     const MatmulShape shape(m, largest_.n, k, largest_.transpose_a, largest_.transpose_b);
@@ -94,6 +101,8 @@ class GemmProducts {
   ComputedArray<T> a_, b_, out_;
 };
 
+// Return the kernel `Op` (GroupedMatmul or GroupedWeightGrad) with GemmProducts, or the reason for
+// a refusal.
 template <template <class> class Op>
 Offer offer(const KernelQuery& query, const Machine& machine) {
   std::string refusal = refusal_of_grouped(query);

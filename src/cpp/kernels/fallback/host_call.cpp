@@ -21,6 +21,7 @@ namespace fallback {
 
 namespace {
 
+// Return the size of each operand in bytes.
 std::vector<std::size_t> bytes_of(const std::vector<TensorType>& types) {
   std::vector<std::size_t> bytes;
   for (const TensorType& type : types) bytes.push_back(type.bytes());

@@ -18,6 +18,7 @@ namespace ngd::kernels::fallback {
 
 namespace {
 
+// Return the dtype in which the GEMM computes a matmul of this dtype (see the head of this file).
 DType computed_dtype(DType dtype) {
   switch (dtype) {
     case DType::F64:
@@ -34,6 +35,7 @@ DType computed_dtype(DType dtype) {
   }
 }
 
+// Call visitor.operator()<T>() with the C++ type T of computed_dtype(dtype), and return its result.
 template <class Visitor>
 decltype(auto) visit_computed(DType dtype, Visitor&& visitor) {
   switch (computed_dtype(dtype)) {
@@ -162,6 +164,8 @@ bool is_fastest(const KernelQuery& query, const MatmulShape& shape, const Machin
          (has_mostly_empty_vector(shape) || has_conflicting_rows(shape));
 }
 
+// Return the kernel for a matmul without post-operations other than relu, or the reason for a
+// refusal.
 Offer offer(const KernelQuery& query, const MatmulShape& shape, const Machine& machine) {
   if (!shape.refusal.empty()) return Offer::refuse(shape.refusal);
   if (shape.mixed) return Offer::refuse("dtypes are mixed");

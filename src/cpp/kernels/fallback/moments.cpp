@@ -38,6 +38,8 @@ namespace {
 struct Moments {
   double count = 0, mean = 0, squares = 0;
 
+  // Add the moments of other elements of the column (equation 2.1 of the paper at the head of this
+  // file).
   void add(const Moments& other) {
     const double total_count = count + other.count, difference = other.mean - mean;
     mean += difference * (other.count / total_count);
@@ -69,6 +71,8 @@ class MomentsKernel final : public Kernel {
   }
 
  private:
+  // Compute the moments of one chunk, one per column. Store the result if it has only this chunk.
+  // Otherwise, leave the moments in scratch memory for combine_chunks().
   void run_task(std::int64_t task, const KernelArgs& args) const {
     const Geometry& g = geometry_;
     const std::int64_t result = task / g.chunks, columns = g.columns_of(result);
@@ -140,6 +144,7 @@ class MomentsKernel final : public Kernel {
     });
   }
 
+  // Combine the moments of all chunks of a result, in order, and store the result.
   void combine_chunks(std::int64_t result, const KernelArgs& args) const {
     const Geometry& g = geometry_;
     const std::int64_t columns = g.columns_of(result);
@@ -151,6 +156,8 @@ class MomentsKernel final : public Kernel {
     store(result, first, columns, args);
   }
 
+  // Store the three outputs: the rounded mean, the float64 mean minus the rounded mean, and the
+  // variance, which is divided by the number of elements.
   void store(std::int64_t result, const Moments* moments, std::int64_t columns,
              const KernelArgs& args) const {
     const std::int64_t first_index = geometry_.first_of(result);
@@ -164,6 +171,7 @@ class MomentsKernel final : public Kernel {
     }
   }
 
+  // Return the moments of a task in scratch memory, one per column.
   Moments* cells(const KernelArgs& args, std::int64_t task) const {
     return static_cast<Moments*>(args.scratch) + task * geometry_.columns;
   }

@@ -11,6 +11,8 @@ using reduce::kRowBlock;
 
 namespace {
 
+// The loops of moments.hpp for elements of T. row() sums blocks of kBlock elements, and columns()
+// sums blocks of kRowBlock rows.
 template <class T>
 struct Loops {
   using Vector = typename VectorOf<T>::type;
@@ -23,6 +25,7 @@ struct Loops {
     return *reinterpret_cast<const typename VectorOf<T>::stored*>(from);
   }
 
+  // Return the sum of all lanes, computed in float64.
   NGD_INLINE double total(Vector v) {
     T lanes[kLanes];
     __builtin_memcpy(lanes, &v, sizeof(v));
@@ -31,6 +34,7 @@ struct Loops {
     return sum;
   }
 
+  // Implement MomentLoops::row of moments.hpp.
   static void row(const void* elements, std::int64_t count, const void* shift_, double* sum,
                   double* square) {
     const T* x = static_cast<const T*>(elements);
@@ -111,6 +115,7 @@ struct Loops {
     }
   }
 
+  // Implement MomentLoops::columns of moments.hpp.
   static void columns(const void* elements, std::int64_t rows, std::int64_t stride,
                       std::int64_t width, const void* shifts_, double* sums, double* squares) {
     const T* shifts = static_cast<const T*>(shifts_);

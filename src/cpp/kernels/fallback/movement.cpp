@@ -14,6 +14,7 @@ namespace {
 
 constexpr std::int64_t kGrainBytes = 1 << 18;
 
+// Call body(begin, end) for shares of [0, bytes), which the threads process in parallel.
 void for_bytes(std::size_t bytes, auto&& body) {
   device::for_range(static_cast<std::int64_t>(bytes), kGrainBytes, body);
 }
@@ -86,6 +87,7 @@ class Concat final : public Kernel {
   std::vector<std::int64_t> offsets_;  // the offset of each input in the output, in bytes
 };
 
+// Return true if `axes` contains each number from 0 to rank - 1 exactly once.
 bool is_permutation(std::vector<std::int64_t> axes, std::size_t rank) {
   std::sort(axes.begin(), axes.end());
   for (std::size_t a = 0; a < axes.size(); ++a)

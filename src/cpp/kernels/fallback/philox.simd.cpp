@@ -24,6 +24,8 @@ struct Counters {
   Words word[4][2];
 };
 
+// Apply the ten rounds of Philox to the counters, which become the random words. key0 is the low
+// word of the key.
 NGD_INLINE void encrypt(Counters& c, std::uint32_t key0, std::uint32_t key1) {
   for (int round = 0; round < kRounds; ++round, key0 += kWeyl0, key1 += kWeyl1) {
     NGD_UNROLL
@@ -40,6 +42,7 @@ NGD_INLINE void encrypt(Counters& c, std::uint32_t key0, std::uint32_t key1) {
 
 }  // namespace
 
+// Implement PhiloxFunction of philox.hpp.
 void philox(std::uint64_t key, std::uint64_t stream, std::uint64_t first_block, std::int64_t blocks,
             std::uint32_t* words) {
   constexpr Words kCount = {0, 1, 2, 3, 4, 5, 6, 7};

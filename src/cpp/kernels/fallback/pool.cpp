@@ -21,6 +21,7 @@ constexpr std::int64_t kGrainWork = 1 << 14;  // the minimum of elements that a 
 template <class T>
 using Sum = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
+// Call visitor.operator()<T>() with the C++ type T of a float dtype.
 template <class Visitor>
 void visit_floats(DType dtype, Visitor&& visitor) {
   switch (dtype) {
@@ -57,6 +58,7 @@ struct PoolShape : Windows {
     planes = data.shape[0] * data.shape[1];
   }
 
+  // Return the number of planes that are enough work for one thread.
   std::int64_t grain() const {
     return std::max<std::int64_t>(
         1, kGrainWork / std::max<std::int64_t>(1, window_count() * kernel_places()));
@@ -67,6 +69,7 @@ struct PoolShape : Windows {
   struct Range {
     std::int64_t first, last, position;
   };
+  // Return the part of window number `window` along an axis that is inside the data.
   Range range(std::size_t axis, std::int64_t window) const {
     const std::int64_t start = window * strides[axis] - before[axis], step = dilations[axis];
     const std::int64_t first = start < 0 ? divide_up(-start, step) : 0;
@@ -101,6 +104,8 @@ struct PoolShape : Windows {
   }
 
  private:
+  // Call read(position) for each position of the data in a window. z, y and x are its ranges along
+  // the three axes, and `position` is a flat index in the plane.
   template <class Read>
   void visit(const Range& z, const Range& y, const Range& x, Read&& read) const {
     std::int64_t depth = z.position;
@@ -114,6 +119,8 @@ struct PoolShape : Windows {
   }
 };
 
+// max_pool. Output 0 has the largest element of each window, and output 1 its flat position in the
+// plane.
 class MaxPool final : public Kernel {
  public:
   explicit MaxPool(const KernelQuery& query)
@@ -133,9 +140,9 @@ class MaxPool final : public Kernel {
   }
 
  private:
-  template <class T>
   // Return plane p (one channel of one image) of an output, or null if no instruction reads the
   // output.
+  template <class T>
   T* output_plane(void* output, std::int64_t p) const {
     return output == nullptr ? nullptr : static_cast<T*>(output) + p * shape_.window_count();
   }
@@ -158,6 +165,8 @@ class MaxPool final : public Kernel {
                       });
   }
 
+  // Compute max_pool for window number k of a row of windows, and for `count` channels from
+  // `channel` on. Rows are numbered through all images.
   template <class T>
   void compute_window(const KernelArgs& args, std::int64_t row, std::int64_t k,
                       std::int64_t channel, std::int64_t count) const {
@@ -256,6 +265,7 @@ class AvgPool final : public Kernel {
   }
 
  private:
+  // Store the mean of each window of the plane x in `means`.
   template <class T>
   void average(const T* x, T* means) const {
     shape_.for_windows([&](std::int64_t window, auto&& body) {
@@ -265,6 +275,9 @@ class AvgPool final : public Kernel {
     });
   }
 
+  // Compute avg_pool_grad for one plane, x. `means` has the gradients of the means. Each gradient,
+  // divided by divisor(), is added to the elements of its window. `offset` is the index of the
+  // plane's first element.
   template <class T>
   void distribute(const T* means, T* x, void* scratch, std::int64_t offset) const {
     Sum<T>* sums = nullptr;

@@ -60,6 +60,7 @@ class Random final : public Kernel {
   }
 
  private:
+  // Compute up to kPiece elements, from element `first` on. `out` is the whole output.
   void fill(std::uint64_t seed, std::uint64_t offset, std::int64_t first, std::byte* out) const {
     const std::int64_t count = count_ - first < kPiece ? count_ - first : kPiece;
     const std::int64_t per_block = size_of(dtype_) == 8 ? 2 : 4;
@@ -78,9 +79,11 @@ class Random final : public Kernel {
     }
   }
 
+  // Return random 64-bit integer number i: two words, the low one first.
   static std::uint64_t word64(const std::uint32_t* words, std::int64_t i) {
     return std::uint64_t{words[2 * i + 1]} << 32 | words[2 * i];
   }
+  // Return number i of random_uniform: uniform64() for f64, and uniform32() for f32.
   static double uniform64(const std::uint32_t* words, std::int64_t i) {
     return static_cast<double>(word64(words, i) >> 11) * 0x1p-53;
   }
@@ -88,6 +91,8 @@ class Random final : public Kernel {
     return static_cast<float>(static_cast<std::int32_t>(words[i] >> 8)) * 0x1p-24f;
   }
 
+  // bits(), uniform() and normal() compute `count` elements from the random words, and store them
+  // in `out`.
   void bits(const std::uint32_t* words, std::int64_t count, std::byte* out) const {
     visit_dtype(dtype_, [&]<class T>() {
       auto* to = reinterpret_cast<T*>(out);

@@ -46,10 +46,13 @@ class Reduce final : public Kernel {
   }
 
  private:
+  // Return the cells of a task in scratch memory. A cell is one accumulator.
   std::byte* scratch_cells(const KernelArgs& args, std::int64_t task) const {
     return static_cast<std::byte*>(args.scratch) + task * geometry_.columns * kCell;
   }
 
+  // Reduce one chunk. Store the result if it has only this chunk. Otherwise, leave the accumulators
+  // in the cells in scratch memory.
   void run_task(std::int64_t task, const KernelArgs& args) const {
     const Geometry& g = geometry_;
     const std::int64_t result = task / g.chunks;
@@ -63,6 +66,8 @@ class Reduce final : public Kernel {
     if (g.chunks == 1) reducer_.store(g, result, cells, args.outputs[0]);
   }
 
+  // Add the segment that begins at element `offset` to `cells`, the accumulators of the task.
+  // `count` is its number of elements, or of rows.
   void add_segment(const void* input, std::int64_t offset, std::int64_t count, std::int64_t columns,
                    void* cells) const {
     const auto* x =

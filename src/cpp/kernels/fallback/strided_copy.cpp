@@ -14,6 +14,7 @@ namespace {
 constexpr std::int64_t kLine = 64;            // bytes of a side of a transposed block
 constexpr std::int64_t kGrainWork = 1 << 15;  // the minimum of elements per thread
 
+// Call visitor.operator()<T>() with the unsigned integer T of `item` bytes.
 template <class Visitor>
 void visit_item(std::int64_t item, Visitor&& visitor) {
   switch (item) {
@@ -28,6 +29,7 @@ void visit_item(std::int64_t item, Visitor&& visitor) {
   }
 }
 
+// Copy `count` elements along one axis. Strides are in elements.
 template <class T>
 void copy_run(const T* source, std::int64_t source_stride, T* target, std::int64_t target_stride,
               std::int64_t count) {

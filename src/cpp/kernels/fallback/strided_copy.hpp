@@ -27,6 +27,8 @@ class StridedCopy {
   };
   void merge_axes(const Shape& shape, const Shape& source_strides, const Shape& target_strides);
 
+  // Copy band number `band` of `bands`, the unit that threads share. `source` and `target` point to
+  // the first element of the band's matrix or line.
   void copy_band(const std::byte* source, std::byte* target, std::int64_t band,
                  std::int64_t bands) const;
 

@@ -25,6 +25,8 @@ namespace {
 using dnnl::memory;
 using Which = ConvShape::Which;
 
+// Return `values` for the spatial axes of the convolution, each minus `decrement`. The axes of
+// length 1 that Windows adds are left out. oneDNN counts dilations from 0, so their decrement is 1.
 memory::dims spatial(const ConvShape& shape, const ConvShape::Axes& values,
                      std::int64_t decrement = 0) {
   memory::dims dims;
@@ -44,6 +46,7 @@ memory::desc plain(const TensorType& type, std::int64_t groups = 1) {
   return {shape, data_type(type.dtype), row_major_strides(shape)};
 }
 
+// Return the memory layout of the bias.
 memory::desc bias_of(const ConvShape& s) { return plain({s.bias_dtype, {s.weights.shape[0]}}); }
 
 // Return the memory layout of the input or the output of a convolution. In type.shape, the axis of
@@ -57,10 +60,12 @@ memory::desc stored_layout(const TensorType& type, const ConvShape& s) {
   return {type.shape, data_type(type.dtype), strides};
 }
 
+// Return the same shape and dtype without a layout, so that oneDNN chooses the layout.
 memory::desc in_any_layout(const memory::desc& desc) {
   return {desc.get_dims(), desc.get_data_type(), memory::format_tag::any};
 }
 
+// Return attributes of a primitive that gets its scratch memory from the caller at each run.
 dnnl::primitive_attr user_scratchpad() {
   dnnl::primitive_attr attr;
   attr.set_scratchpad_mode(dnnl::scratchpad_mode::user);
@@ -172,10 +177,12 @@ struct Plan {
 
   std::size_t scratch_bytes() const { return bytes; }
 
+  // Return true if oneDNN has no optimized code for this convolution, only its reference code.
   bool is_slow() const {
     return std::string_view(convolution.impl_info_str()).find("ref") != std::string_view::npos;
   }
 
+  // Round a size in bytes up to a multiple of device::kAlignment.
   static std::size_t round_to_alignment(std::size_t size) {
     return (size + device::kAlignment - 1) / device::kAlignment * device::kAlignment;
   }
@@ -210,6 +217,7 @@ class Primitives {
           {{DNNL_ARG_FROM, arguments.at(output.argument)}, {DNNL_ARG_TO, operands_.back()}});
   }
 
+  // Run all primitives in order. `scratch` has Plan::scratch_bytes() bytes.
   void run(const KernelArgs& args, void* scratch) const {
     for (std::size_t i = 0; i + 1 < operands_.size(); ++i)
       operands_[i].set_data_handle(const_cast<void*>(args.inputs[i]));
@@ -229,6 +237,7 @@ class Primitives {
     std::unordered_map<int, memory> arguments;
   };
 
+  // Generate the code of a primitive, and append the primitive to the steps of run().
   void add(const dnnl::primitive_desc_base& descriptor, std::unordered_map<int, memory> arguments) {
     memory scratchpad(descriptor.query_md(dnnl::query::scratchpad_md), engine(), nullptr);
     arguments.emplace(DNNL_ARG_SCRATCHPAD, scratchpad);

@@ -13,6 +13,8 @@
 
 namespace ngd::kernels::onednn {
 
+// engine() returns the oneDNN engine of the CPU, and stream() an in-order stream on it. The first
+// call creates it for the whole process.
 const dnnl::engine& engine();
 const dnnl::stream& stream();
 
@@ -59,11 +61,14 @@ class Threaded {
 
   const Plan& plan() const { return plan_; }
 
+  // Construct the primitives, which generates their code. Called once, before the first run().
   void prepare() {
     const ThreadScope scope(threads_);
     primitives_.emplace(plan_);
   }
 
+  // Run the primitives on `threads` threads, or on one if this process may start no others
+  // (device::thread_count() is 1).
   void run(const KernelArgs& args) const {
     if (threads_ > 1 && device::thread_count() == 1) return run_on_one_thread(args);
     const ThreadScope scope(threads_);
@@ -71,6 +76,7 @@ class Threaded {
   }
 
  private:
+  // Return the plan for a query, constructed inside of a ThreadScope of `threads` threads.
   static Plan plan_for(const KernelQuery& query, int threads) {
     const ThreadScope scope(threads);
     return Plan(query);

@@ -14,6 +14,7 @@ namespace ngd::kernels::onednn {
 
 namespace {
 
+// The template argument `Products` of gemm/grouped_matmul.hpp: matrix products by dnnl::sgemm.
 class Sgemm {
  public:
   Sgemm(const MatmulShape& largest, DType, const Machine&)
@@ -21,6 +22,8 @@ class Sgemm {
 
   std::size_t scratch_bytes() const { return 0; }
 
+  // Compute one product of m rows and depth k. The operands begin at elements a and b of the
+  // inputs, and the result at element `out` of the output.
   void run(const KernelArgs& args, std::int64_t m, std::int64_t k, std::int64_t a, std::int64_t b,
            std::int64_t out) const {
     const ThreadScope scope(device::thread_count());
@@ -37,6 +40,8 @@ class Sgemm {
   bool transpose_a_, transpose_b_;
 };
 
+// Return the kernel `Op` (GroupedMatmul or GroupedWeightGrad) with Sgemm, or the reason for a
+// refusal.
 template <template <class> class Op>
 Offer offer(const KernelQuery& query, const Machine& machine) {
   std::string refusal = refusal_of_grouped(query);

@@ -140,6 +140,8 @@ class Primitive {
     }
   }
 
+  // Compute the matmul with all post-operations except relu. `scratch` has Plan::scratch_bytes()
+  // bytes.
   void run(const KernelArgs& args, void* scratch) const {
     a_.set_data_handle(const_cast<void*>(args.inputs[0]));
     b_.set_data_handle(const_cast<void*>(args.inputs[1]));
@@ -176,6 +178,7 @@ class Matmul final : public Kernel {
   }
 
  private:
+  // Apply relu to the result in place. NaN stays NaN.
   void relu(void* out) const {
     const tiles::TileFunction function =
         tiles::tile_table()

@@ -12,8 +12,11 @@
 
 namespace ngd::kernels {
 
+// Return true if an operand of indices may have this dtype.
 inline bool is_index(DType dtype) { return dtype == DType::I32 || dtype == DType::I64; }
 
+// Return element number i of an array of indices. `dtype` is I32 or I64. The index is not checked,
+// and may be negative.
 inline std::int64_t index_at(DType dtype, const void* indices, std::int64_t i) {
   return dtype == DType::I32 ? static_cast<const std::int32_t*>(indices)[i]
                              : static_cast<const std::int64_t*>(indices)[i];
@@ -54,6 +57,8 @@ struct IndexCheck {
     }
   }
 
+  // Throw std::out_of_range for an invalid index. `element` is its flat position in the array of
+  // indices.
   [[noreturn]] void refuse(std::int64_t index, std::int64_t element) const;
 };
 
@@ -63,6 +68,7 @@ template <class T>
 using SumType =
     std::conditional_t<std::is_same_v<T, Float16> || std::is_same_v<T, BFloat16>, float, T>;
 
+// Return a + b. Sums of integers wrap, and the sum of two bools is a || b.
 template <class T>
 T wrapping_sum(T a, T b) {
   if constexpr (std::is_same_v<T, bool>)

@@ -80,6 +80,8 @@ struct MatmulShape {
   }
 
  private:
+  // Return the batch axes of an operand, all except the last two. Axes of length 1 are added in
+  // front, so that there are `rank` axes.
   static Shape batch_of(const Shape& shape, std::size_t rank) {
     Shape batch(rank + 2 - shape.size(), 1);
     batch.insert(batch.end(), shape.begin(), shape.end() - 2);

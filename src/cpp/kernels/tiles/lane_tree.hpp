@@ -40,8 +40,10 @@ struct LaneTree {
   using Stored = typename VectorOf<T, NGD_REGISTER_BYTES>::stored;
   using Accumulators = Register[4 * kParts];
 
+  // Return a register with the kPartLanes elements from `from` on.
   NGD_INLINE Register load(const T* from) { return *reinterpret_cast<const Stored*>(from); }
 
+  // Set all lanes of the four accumulators to `value`.
   NGD_INLINE void fill(Accumulators& v, T value) {
     NGD_UNROLL
     for (int r = 0; r < 4 * kParts; ++r) v[r] = Register{} + value;

@@ -73,6 +73,8 @@ bool compute_by_libm(const T* a, T* out, std::int64_t count) {
   return false;
 }
 
+// The TileFunction of an opcode for operands of T. If the result is a truth value, it is stored as
+// a byte, 0 or 1.
 template <class Op, class T>
 void loop(const void* a_, const void* b_, const void* c_, void* out_, std::int64_t count) {
   using R = std::conditional_t<Op::result == Result::Truth, std::uint8_t, T>;
@@ -98,6 +100,7 @@ void loop(const void* a_, const void* b_, const void* c_, void* out_, std::int64
   }
 }
 
+// The TileFunction of a cast. If to_bool is true, each element other than 0 becomes 1.
 template <class From, class To, bool to_bool>
 void cast_loop(const void* in_, const void*, const void*, void* out_, std::int64_t count) {
   const auto* in = static_cast<const From*>(in_);
@@ -111,21 +114,25 @@ void cast_loop(const void* in_, const void*, const void*, void* out_, std::int64
   }
 }
 
+// The TileFunction that converts 16-bit floats (Half) to float32.
 template <class Half>
 void widen(const void* in, const void*, const void*, void* out, std::int64_t count) {
   widen_elements(static_cast<const Half*>(in), static_cast<float*>(out), count);
 }
 
+// The TileFunction that rounds float32 to 16-bit floats (Half).
 template <class Half>
 void narrow(const void* in, const void*, const void*, void* out, std::int64_t count) {
   narrow_elements(static_cast<const float*>(in), static_cast<Half*>(out), count);
 }
 
+// The TileFunction that rounds float32 to values of Half, but stores them as float32.
 template <class Half>
 void round(const void* in, const void*, const void*, void* out, std::int64_t count) {
   round_elements<Half>(static_cast<const float*>(in), static_cast<float*>(out), count);
 }
 
+// Return the result of the first statement of a pair (tiles.hpp).
 template <First first, class T>
 NGD_INLINE T apply_first(T a, T b) {
   if constexpr (first == First::Add) return a + b;
@@ -133,6 +140,8 @@ NGD_INLINE T apply_first(T a, T b) {
   return a * b;
 }
 
+// Return the result of the second statement of a pair. x is the result of the first one. Relu does
+// not use c.
 template <Second second, class T>
 NGD_INLINE T apply_second(T x, T c) {
   if constexpr (second == Second::Add) return x + c;
@@ -142,6 +151,7 @@ NGD_INLINE T apply_second(T x, T c) {
   return x <= T(0) ? T(0) : x;
 }
 
+// The TileFunction of a pair: it stores second(first(a[i], b[i]), c[i]) in out[i].
 template <First first, Second second, class T>
 void pair_loop(const void* a_, const void* b_, const void* c_, void* out_, std::int64_t count) {
   const auto *a = static_cast<const T*>(a_), *b = static_cast<const T*>(b_);
@@ -156,6 +166,7 @@ void pair_loop(const void* a_, const void* b_, const void* c_, void* out_, std::
   }
 }
 
+// The TileFunction that stores a[i] > b[i] ? c[i] : 0 in out[i].
 template <class T>
 void where_greater(const void* a_, const void* b_, const void* c_, void* out_, std::int64_t count) {
   const auto *a = static_cast<const T*>(a_), *b = static_cast<const T*>(b_),
@@ -164,6 +175,7 @@ void where_greater(const void* a_, const void* b_, const void* c_, void* out_, s
   NGD_INDEPENDENT for (std::int64_t i = 0; i < count; ++i) out[i] = a[i] > b[i] ? c[i] : T(0);
 }
 
+// Set row[s], for each operation s of Second, to the loops for f32 and f64 of the pair (first, s).
 template <int first, int... seconds>
 constexpr void fill_pairs(TileFunction (*row)[2], std::integer_sequence<int, seconds...>) {
   ((row[seconds][0] = &pair_loop<First(first), Second(seconds), float>,
@@ -171,6 +183,7 @@ constexpr void fill_pairs(TileFunction (*row)[2], std::integer_sequence<int, sec
    ...);
 }
 
+// Return the loop of an opcode for a dtype, or null if the opcode is not defined for it.
 template <class Op, int dtype>
 constexpr TileFunction operation_entry() {
   if constexpr (contains_dtype(Op::domain, dtype)) {
@@ -183,6 +196,7 @@ constexpr TileFunction operation_entry() {
   }
 }
 
+// Return the loop of the cast from dtype `from` to dtype `to`, or null if one is a 16-bit float.
 template <int from, int to>
 constexpr TileFunction cast_entry() {
   if constexpr (contains_dtype(Domain::All, from) && contains_dtype(Domain::All, to)) {
@@ -194,16 +208,19 @@ constexpr TileFunction cast_entry() {
   }
 }
 
+// Set row[d], for each dtype d, to the loop of an opcode, or to null.
 template <class Op, int... dtypes>
 constexpr void fill_operation(TileFunction* row, std::integer_sequence<int, dtypes...>) {
   ((row[dtypes] = operation_entry<Op, dtypes>()), ...);
 }
 
+// Set row[d], for each dtype d, to the loop of the cast from `from` to d, or to null.
 template <int from, int... to>
 constexpr void fill_casts(TileFunction* row, std::integer_sequence<int, to...>) {
   ((row[to] = cast_entry<from, to>()), ...);
 }
 
+// Return the table of all loops of this SIMD level. `all` has the numbers of all dtypes.
 template <int... dtypes>
 constexpr TileTable make_table(std::integer_sequence<int, dtypes...> all) {
   TileTable table{};

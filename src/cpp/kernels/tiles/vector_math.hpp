@@ -26,6 +26,7 @@ using WrappingType =
     std::conditional_t<std::is_floating_point_v<T>, T,
                        std::conditional_t<(sizeof(T) > 4), std::uint64_t, std::uint32_t>>;
 
+// as_float() returns the float with these bits, and as_bits() returns the bits of a float.
 NGD_INLINE float as_float(std::int32_t bits) { return __builtin_bit_cast(float, bits); }
 NGD_INLINE std::int32_t as_bits(float value) { return __builtin_bit_cast(std::int32_t, value); }
 
@@ -40,11 +41,14 @@ NGD_INLINE float ceil_of(float x) { return __builtin_ceilf(x); }
 NGD_INLINE double ceil_of(double x) { return __builtin_ceil(x); }
 NGD_INLINE float round_half_even(float x) { return __builtin_rintf(x); }
 NGD_INLINE double round_half_even(double x) { return __builtin_rint(x); }
+// Return the magnitude of x with the sign of `sign`, as copysign of C.
 NGD_INLINE float with_sign_of(float x, float sign) { return __builtin_copysignf(x, sign); }
 NGD_INLINE double with_sign_of(double x, double sign) { return __builtin_copysign(x, sign); }
+// Return fmod of C: the remainder has the sign of a. floor_remainder() is the remainder of NumPy.
 NGD_INLINE float c_remainder(float a, float b) { return __builtin_fmodf(a, b); }
 NGD_INLINE double c_remainder(double a, double b) { return __builtin_fmod(a, b); }
 
+// Return |a|. The lowest signed integer has no positive counterpart, and is returned unchanged.
 template <class T>
 NGD_INLINE T absolute(T a) {
   if constexpr (std::is_same_v<T, float>) {
@@ -58,6 +62,7 @@ NGD_INLINE T absolute(T a) {
   }
 }
 
+// Return 1, -1 or 0 if a is positive, negative or zero. The sign of NaN is NaN.
 template <class T>
 NGD_INLINE T sign(T a) {
   if constexpr (std::is_floating_point_v<T>) {
@@ -75,6 +80,7 @@ struct ExponentParts {
   std::int32_t n;
 };
 
+// Return r and n for e^x = 2^n * e^r. The callers first clamp x to a range within [-104, 89].
 NGD_INLINE ExponentParts split_exponent(float x) {
   // Round x * log2(e) to the nearest integer n. A float of about kShift = 1.5 * 2^23 has no bits
   // for a fraction, so the sum x * log2(e) + kShift is rounded to an integer. The bits of the sum
@@ -95,10 +101,12 @@ NGD_INLINE V exponential_tail(V r) {
   return p * r + 5.0000001201e-1f;
 }
 
+// Return 2^n for n from -126 to 127, the exponents of normal floats.
 NGD_INLINE float power_of_two(std::int32_t n) {
   return as_float(static_cast<std::int32_t>(static_cast<std::uint32_t>(n + 127) << 23));
 }
 
+// Return e^x.
 NGD_INLINE float exponential(float x) {
   const float low = x < -104.0f ? -104.0f : x;
   const float clamped = low > 89.0f ? 89.0f : low;
@@ -110,6 +118,7 @@ NGD_INLINE float exponential(float x) {
   return fraction * power_of_two(half) * power_of_two(n - half);
 }
 
+// Return e^x - 1, as expm1 of C.
 NGD_INLINE float exponential_minus_one(float x) {
   const float low = x < -40.0f ? -40.0f : x;
   const float clamped = low > 89.0f ? 89.0f : low;
@@ -123,6 +132,7 @@ NGD_INLINE float exponential_minus_one(float x) {
   return x == 0.0f ? x : result;
 }
 
+// Return the natural logarithm: -infinity for 0, and NaN for negative numbers.
 NGD_INLINE float logarithm(float x) {
   const bool subnormal = x < 1.17549435e-38f;
   const std::int32_t bits = as_bits(subnormal ? x * 8388608.0f : x);
@@ -218,9 +228,11 @@ NGD_INLINE float sine_of_quadrant(float x, std::int64_t quadrants_ahead) {
   return static_cast<float>((quadrant & 2) != 0 ? -value : value);
 }
 
+// Return sin(x) and cos(x) for |x| up to kTrigonometricLimit.
 NGD_INLINE float sine(float x) { return sine_of_quadrant(x, 0); }
 NGD_INLINE float cosine(float x) { return sine_of_quadrant(x, 1); }
 
+// The functions of float64 are those of libm.
 NGD_INLINE double exponential(double x) { return __builtin_exp(x); }
 NGD_INLINE double exponential_minus_one(double x) { return __builtin_expm1(x); }
 NGD_INLINE double logarithm(double x) { return __builtin_log(x); }

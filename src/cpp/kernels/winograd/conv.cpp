@@ -91,6 +91,8 @@ struct Tiling {
   Images data, result;  // tiles of `data` have 6 x 6 positions, and those of `result` 4 x 4
   std::int64_t images, tiles, pieces;
 
+  // Return the number of positions of the result in all images, without the parts of tiles that are
+  // outside.
   std::int64_t num_positions() const { return images * result.height * result.width; }
 
   Tiling(const ConvShape& s, const Machine& machine) : images(s.batch), pieces(machine.threads) {
@@ -145,12 +147,15 @@ class TileConv {
     }
   }
 
+  // Return the number of floats of scratch memory that run() needs.
   std::int64_t scratch_elements() const {
     if (divides_tiles_)
       return kernel_elements_ + tiling_.pieces * (data_elements(block_) + sums_elements());
     return data_elements(phase_tiles_) + tiling_.pieces * (max_kernel_elements() + sums_elements());
   }
 
+  // Compute the op. For a data gradient, `data` is dy, and `out` is the gradient of the data.
+  // `bias` may be null.
   void run(const float* data, const float* kernels, const float* bias, float* out,
            float* scratch) const {
     divides_tiles_ ? run_by_tiles(data, kernels, bias, out, scratch)
@@ -158,14 +163,20 @@ class TileConv {
   }
 
  private:
+  // The channels of the result are divided into groups. Return the number of elements from one
+  // plane of a group's transformed kernels to the next.
   std::int64_t kernels_stride(std::int64_t group) const {
     return depth_ * groups_.width(group) + kLine;
   }
+  // Return the number of elements of the transformed kernels of the widest group, in all 36 planes.
   std::int64_t max_kernel_elements() const { return kPlanes * (depth_ * max_width_ + kLine); }
+  // Return the number of elements of the transformed data of `tiles` tiles, in all 36 planes.
   std::int64_t data_elements(std::int64_t tiles) const {
     return kPlanes * plane_stride(tiles, depth_, tile_);
   }
+  // Return the number of the result's channels that a tile has in the sums of products (`sums`).
   std::int64_t sums_width() const { return divides_tiles_ ? columns_ : max_width_; }
+  // Return the number of elements of the sums of a block of tiles, in all 36 planes.
   std::int64_t sums_elements() const { return kPlanes * plane_stride(block_, sums_width(), tile_); }
 
   // Transform all kernels. Then each thread takes a contiguous range of the tiles. It computes all
@@ -229,6 +240,8 @@ class TileConv {
     }
   }
 
+  // Transform `count` tiles of the data, from tile number `first` on. Store them in `values`, whose
+  // planes are values_stride elements apart.
   void transform_data(const float* data, std::int64_t first, std::int64_t count, float* values,
                       std::int64_t values_stride) const {
     for (std::int64_t t = 0; t < count; ++t)
@@ -236,6 +249,7 @@ class TileConv {
                        values_stride);
   }
 
+  // Transform the kernels of one group of the result's channels, and store them in `values`.
   void transform_kernels(const float* kernels, std::int64_t group, float* values) const {
     const std::int64_t column_stride = is_rotated_ ? kWeights : depth_ * kWeights,
                        depth_stride = is_rotated_ ? columns_ * kWeights : kWeights,
@@ -267,6 +281,8 @@ class TileConv {
     }
   }
 
+  // Transform the sums of `count` tiles to the result, from tile number `first` on, and add the
+  // bias. Store only the `width` channels of `out` from number `column` on.
   void finish(const float* sums, std::int64_t first, std::int64_t count, std::int64_t column,
               std::int64_t width, const float* bias, float* out) const {
     for (std::int64_t t = 0; t < count; ++t)
@@ -318,11 +334,13 @@ class WeightGradient {
     phase_pairs_ = divides_tiles_ || block_ < tiling_.tiles ? pairs_ : tiling_.pieces;
   }
 
+  // Return the number of floats of scratch memory that run() needs.
   std::int64_t scratch_elements() const {
     return (divides_tiles_ ? tiling_.pieces : 1) *
            (values_elements() + phase_pairs_ * sums_elements());
   }
 
+  // Compute the gradient of the weights and store it in `weights`.
   void run(const float* data, const float* dy, float* weights, float* scratch) const {
     divides_tiles_ ? run_by_tiles(data, dy, weights, scratch)
                    : run_by_pairs(data, dy, weights, scratch);
@@ -376,13 +394,17 @@ class WeightGradient {
   std::int64_t values_stride(const ChannelGroups& groups, std::int64_t group) const {
     return plane_stride(block_, groups.width(group), tile_);
   }
+  // Return the offset of the transformed values of a group of the data's channels (in_offset) or of
+  // dy's channels (out_offset).
   std::int64_t in_offset(std::int64_t group) const { return group_offset(in_, group); }
   std::int64_t out_offset(std::int64_t group) const {
     return in_offset(in_.count) + group_offset(out_, group);
   }
+  // Return the number of elements of the transformed values of all groups before `group`.
   std::int64_t group_offset(const ChannelGroups& groups, std::int64_t group) const {
     return kPlanes * (plane_stride(block_, groups.begin(group), tile_) + (group - 1) * kLine);
   }
+  // Return the number of elements of the transformed data and dy of a block of tiles.
   std::int64_t values_elements() const { return out_offset(out_.count); }
   // A pair is a group of the data's channels with a group of dy's channels. Its sums are stored in
   // 36 planes. sums_stride() returns the number of elements from one plane to the next.

@@ -20,6 +20,7 @@ constexpr float kRoot = 1.41421356237309505F;
 NGD_INLINE Vector load(const float* from) { return *reinterpret_cast<const Stored*>(from); }
 NGD_INLINE void store(Vector value, float* to) { *reinterpret_cast<Stored*>(to) = value; }
 
+// Return true if all side * side positions of the tile are in the image.
 template <class Element>
 NGD_INLINE bool is_inside_image(const Tile<Element>& t, int side) {
   return t.top == 0 && t.left == 0 && t.bottom == side && t.right == side;
@@ -29,11 +30,14 @@ template <class Element>
 NGD_INLINE bool contains(const Tile<Element>& t, int i, int j) {
   return i >= t.top && i < t.bottom && j >= t.left && j < t.right;
 }
+// Return the address of position (i, j) of the tile, which may be outside of the image.
 template <class Element>
 NGD_INLINE Element* address(const Tile<Element>& t, int i, int j) {
   return t.image + (t.at + i * t.row + j * t.column);
 }
 
+// The transform of a tile of the data. line() multiplies a line by the matrix that the paper calls
+// B^T.
 struct DataTransform {
   static constexpr int from = kInputTile, to = kInputTile;
   NGD_INLINE void line(const Vector* d, Vector* v) {
@@ -48,6 +52,7 @@ struct DataTransform {
   }
 };
 
+// The transform of sums of products to a tile of the result. The paper calls its matrix A^T.
 struct ResultTransform {
   static constexpr int from = kInputTile, to = kTile;
   NGD_INLINE void line(const Vector* m, Vector* y) {
@@ -76,6 +81,7 @@ struct AdjointTransform {
   }
 };
 
+// The transform of a 3 x 3 kernel. The paper calls its matrix G.
 struct WeightTransform {
   static constexpr int from = kKernel, to = kInputTile;
   NGD_INLINE void line(const Vector* g, Vector* u) {
@@ -131,6 +137,7 @@ NGD_INLINE void load_grid(const float* from, std::int64_t plane_stride, Vector (
   }
 }
 
+// Store side * side vectors. The vector from[i][j] is stored at to + (i * side + j) * plane_stride.
 template <int side>
 NGD_INLINE void store_grid(const Vector (&from)[side][side], float* to, std::int64_t plane_stride) {
   NGD_UNROLL
@@ -160,6 +167,7 @@ void transform_tile(const Tile<const float>& tile, std::int64_t channels, float*
   }
 }
 
+// Implement Transforms::data and Transforms::adjoint of transforms.hpp.
 template <class Transform>
 void transform_any_tile(const Tile<const float>& from, std::int64_t channels, float* to,
                         std::int64_t plane_stride) {
@@ -168,6 +176,7 @@ void transform_any_tile(const Tile<const float>& from, std::int64_t channels, fl
       : transform_tile<Transform, false>(from, channels, to, plane_stride);
 }
 
+// transform_result() for a tile that is wholly in the image (is_inside), or for any tile.
 template <bool is_inside>
 void transform_results(const float* from, std::int64_t plane_stride, std::int64_t channels,
                        const float* bias, const Tile<float>& to) {
@@ -185,12 +194,14 @@ void transform_results(const float* from, std::int64_t plane_stride, std::int64_
   }
 }
 
+// Implement Transforms::result of transforms.hpp.
 void transform_result(const float* from, std::int64_t plane_stride, std::int64_t channels,
                       const float* bias, const Tile<float>& to) {
   is_inside_image(to, kTile) ? transform_results<true>(from, plane_stride, channels, bias, to)
                              : transform_results<false>(from, plane_stride, channels, bias, to);
 }
 
+// Implement Transforms::weights of transforms.hpp.
 void transform_weights(const float* kernels, std::int64_t step, bool rotated, float* to,
                        std::int64_t plane_stride) {
   float lines[kWeights][kLanes];
@@ -205,6 +216,7 @@ void transform_weights(const float* kernels, std::int64_t step, bool rotated, fl
   store_grid<kInputTile>(out, to, plane_stride);
 }
 
+// Implement Transforms::weight_adjoints of transforms.hpp.
 void transform_weight_adjoints(const float* from, std::int64_t plane_stride, std::int64_t parts,
                                std::int64_t part_stride, float* kernels, std::int64_t step) {
   Vector in[kInputTile][kInputTile], out[kKernel][kKernel];
