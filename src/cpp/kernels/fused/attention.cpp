@@ -171,7 +171,7 @@ class Mask {
   }
 
  private:
-  // Return element `index` of the mask as the number that is added to a score: 0 or -inf for a bool.
+  // Return element `index` of the mask as the number to add to a score: 0 or -inf for a bool.
   template <class T>
   T addend(const void* mask, std::int64_t index) const {
     if (!is_bool_) return static_cast<const T*>(mask)[index];
