@@ -66,6 +66,7 @@ class Structure:
         return self._rebuild(iter(leaves))
 
     def _rebuild(self, leaves: Iterator[Any]) -> Any:
+        """Return the nested structure, whose leaves are the next items of `leaves`."""
         if self.kind is None:
             return next(leaves)
         parts = [part._rebuild(leaves) for part in self.parts]
@@ -242,6 +243,7 @@ def flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[li
 def _flatten(
     tree: Any, leaves: list[Any], is_leaf: Callable[[Any], bool] | None = None
 ) -> Structure:
+    """Append the leaves of a tree to `leaves`, and return the structure of the tree."""
     kind, values = (None, {}) if is_leaf is not None and is_leaf(tree) else split(tree)
     if kind is None:
         leaves.append(tree)

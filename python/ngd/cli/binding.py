@@ -27,9 +27,9 @@ def cores_of_ranks(
     how : str
         The way to divide the CPUs:
 
-        - "core": each rank gets neighbouring cores with all their hyperthreads. If there are more
-          ranks than cores, each rank gets one or more single hyperthreads. If there are more ranks
-          than CPUs, several ranks share one CPU.
+        - "core": each rank gets neighbouring cores with all their hyperthreads. It gets single
+          hyperthreads instead if there are more ranks than cores, or more allowed CPUs than
+          `quota`. If there are more ranks than usable CPUs, several ranks share one CPU.
         - "numa": each rank gets whole NUMA nodes. If there are more ranks than nodes, equal numbers
           of ranks share a node.
         - "none": each rank gets all allowed CPUs.
@@ -39,7 +39,7 @@ def cores_of_ranks(
         The CPUs of the affinity mask.
     quota : int
         The number of CPUs that the cgroup quota allows. With "core", all ranks together get at most
-        this number of CPUs. "numa" and "none" ignore the quota.
+        this number of CPUs, first one of every core. "numa" and "none" ignore the quota.
 
     Returns
     -------
@@ -89,6 +89,7 @@ def parse_cpus(text: str) -> set[int]:
 
 
 def _share(items: list[Item], rank: int, ranks: int) -> list[Item]:
+    """Return the r-th equal part of `items`, for r = `rank`; the lengths differ by at most 1."""
     return items[rank * len(items) // ranks : (rank + 1) * len(items) // ranks]
 
 

@@ -125,6 +125,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print(findings: list[Finding], as_json: bool) -> None:
+    """Print the findings as one line of JSON, or as lines of text and a final verdict."""
     if as_json:
         trouble = any(f.level == "trouble" for f in findings)
         print(json.dumps({"ok": not trouble, "findings": [asdict(f) for f in findings]}))
@@ -149,6 +150,7 @@ def verdict(findings: list[Finding]) -> str:
 
 
 def _build() -> Iterator[Finding]:
+    """Yield a finding on the build of ngd, and one on its kernels (oneDNN and SIMD level)."""
     info = build_info()
     text = f"ngd {info['version']}, mode {info['mode']}, Python {platform.python_version()}"
     yield Finding("build", "ok", text)
@@ -165,6 +167,7 @@ def _build() -> Iterator[Finding]:
 
 
 def _mpi() -> Iterator[Finding]:
+    """Yield at most one finding: mpirun, and its match with the MPI library that ngd finds."""
     info = build_info()
     path = shutil.which("mpirun")
     mpirun = version_of_mpirun(path) if path else None
@@ -309,6 +312,7 @@ def _cgroup_memory() -> int:
 
 
 def _cores() -> Iterator[Finding]:
+    """Yield a finding on the CPUs of this process and the number of threads of its kernels."""
     allowed = os.sched_getaffinity(0)
     text = f"{binding.format_cpus(allowed)} ({len(allowed)} of {len(reachable_cores())})"
     if available_cores() < len(allowed):
@@ -355,6 +359,7 @@ def _job(me: Launch) -> Iterator[Finding]:
 
 
 def _report(world: Group) -> dict[str, Any]:
+    """Return a dict with the host, CPUs, threads and communicator of this rank."""
     return {
         "rank": world.rank,
         "host": config.host() or socket.gethostname(),
@@ -436,6 +441,7 @@ def measure(group: Group) -> dict[str, float]:
 
 
 def _judge_speed(measured: dict[str, float], ranks: int) -> tuple[str, str, str]:
+    """Return the level, text and fix of a finding on the measured speed of collectives."""
     text = (
         f"{ranks} ranks: {measured['latency_us']:.1f} us for 8 bytes, "
         f"{measured['gbytes_per_s']:.3g} GB/s at 16 MiB"

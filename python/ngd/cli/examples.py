@@ -112,9 +112,11 @@ def _text_of(path: Path) -> str:
 
 
 def _docstring_of(path: Path) -> str:
+    """Return the docstring of a Python program, or "" if it has none."""
     return ast.get_docstring(ast.parse(_text_of(path)), clean=False) or ""
 
 
 def _fail(message: str, status: int) -> int:
+    """Print an error message, and return `status`, the exit status of the command."""
     print(f"ngd examples: {message}", file=sys.stderr)
     return status

@@ -522,6 +522,8 @@ class NonMember(Group):
 
 
 def _refusal(call: str) -> Callable[..., Any]:
+    """Return a method of NonMember that raises a NotMemberError, which names `call`."""
+
     def refuse(self: NonMember, *_: Any, **__: Any) -> Any:
         self.refuse(call)
 

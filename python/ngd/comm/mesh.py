@@ -77,6 +77,7 @@ class Mesh:
             raise ValueError(difference)
 
     def _split(self, grid: Array) -> None:
+        """Create this rank's group along each axis. All ranks of the grid call this together."""
         for axis, name in enumerate(self.names):
             # The color of a line along this axis is the number of its first rank.
             start = (*self.coordinates[:axis], 0, *self.coordinates[axis + 1 :])

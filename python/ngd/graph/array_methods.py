@@ -74,6 +74,7 @@ class ArrayMethods(Generic[N_co]):
         def _apply(self, op: str, *args: Any, **kwargs: Any) -> N_co: ...
 
     def _compare(self, op: str, other: Any) -> Any:
+        """Apply a comparison op; return NotImplemented if `other` is None, a string or the like."""
         # None and strings are not arrays. For NotImplemented, Python compares the two objects by
         # identity.
         if not isinstance(other, ArrayMethods) and np.asarray(other).dtype not in SHORT_NAMES:

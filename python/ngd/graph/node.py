@@ -371,6 +371,7 @@ class Node(ArrayMethods["Node"]):
     __hash__ = object.__hash__
 
     def _apply(self, op: str, *args: Any, **kwargs: Any) -> Node:
+        """Call the function of ngd.ops with the name `op`, and return its node."""
         node: Node = public_function(op)(*args, **kwargs)
         return node
 

@@ -56,6 +56,7 @@ removes the entry."""
 
 
 def _drop(id: int, reference: Any) -> None:
+    """Remove the notes of a deleted node, whose id was `id`."""
     _notes.pop(id, None)
 
 

@@ -117,6 +117,7 @@ class AsyncStore(KVStore):
             self.close()
 
     def _use(self, table: Plain | InGraph) -> None:
+        """Copy the values of this rank into `table`, and use it for pushes. Wait for all ranks."""
         service = self._service
         for key, template in self._shapes.items():  # all keys, so that all ranks raise
             table.check(key, template.dtype)
@@ -144,6 +145,7 @@ class AsyncStore(KVStore):
         self.barrier()
 
     def _add(self, key: Key, value: Array) -> None:
+        """Select the owner of a new key, the same on all ranks. The owner stores `value`."""
         self._service.table.check(key, value.dtype)
         owner = self._bytes.index(min(self._bytes))
         self._bytes[owner] += value.nbytes
@@ -183,9 +185,11 @@ class AsyncStore(KVStore):
                 np.copyto(each, value, casting="unsafe")
 
     def _value(self, key: Key) -> Array:
+        """Request the value of a key from its owner, wait for it, and return it."""
         return self._answer("pull", key, self._request(Kind.PULL, key, None, True))
 
     def _rows(self, key: Key, rows: Array) -> Array:
+        """Request rows of a key from its owner, wait, and return them. `rows` has their indices."""
         where = "row_sparse_pull"
         shape = (len(rows), *self._shapes[key].shape[1:])
         if not len(rows):
@@ -196,6 +200,7 @@ class AsyncStore(KVStore):
     def _request(
         self, kind: Kind, key: Key, payload: Array | None, wants_value: bool
     ) -> Future[Any]:
+        """Send a request to a key's owner. The Future gets the (kind, payload) of the answer."""
         return self._service.request(kind, self._key_numbers[key], payload, wants_value)
 
     def _answer(self, where: str, key: Key, future: Future[Any]) -> Array:

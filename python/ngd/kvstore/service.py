@@ -247,6 +247,10 @@ class Service:
         return self._end_reason is not None
 
     def _ask(self, command: Callable[[], None], future: Future[Any]) -> Future[Any]:
+        """Append a command, which the server thread runs later, and return `future`.
+
+        The command completes `future`. If the thread has ended, `future` gets the reason as error.
+        """
         self._futures.add(future)
         future.add_done_callback(self._futures.discard)
         self._active = True
@@ -257,11 +261,13 @@ class Service:
         return future
 
     def _fail_asked(self, why: BaseException) -> None:
+        """Store the error `why` in each Future that has no result and no error yet."""
         for future in list(self._futures):
             with contextlib.suppress(InvalidStateError):  # it has a result or an error already
                 future.set_exception(why)
 
     def _run(self) -> None:
+        """Run the server thread: serve until the end, close the group, and complete all Futures."""
         why: BaseException = GroupClosedError("kvstore: this store was closed")
         try:
             for peer in self._peers:
@@ -278,6 +284,7 @@ class Service:
         self._fail_asked(why)
 
     def _serve_all(self) -> None:
+        """Run commands and process messages until the end. Pause while there is no work."""
         nap = SHORTEST_NAP
         while not self._at_end():
             if self._take_commands() | self._receive() | self._reap():
@@ -290,6 +297,7 @@ class Service:
             nap = min(1.5 * nap, LONGEST_NAP)
 
     def _take_commands(self) -> bool:
+        """Run all commands in the queue. Return True if there was a command, else False."""
         has_work = bool(self._commands)
         while self._commands:
             self._commands.popleft()()
@@ -321,6 +329,7 @@ class Service:
         return has_work
 
     def _receiving(self, peer: Peer, buffer: Array) -> Work:
+        """Start to receive a header or a payload into `buffer`, and return the handle."""
         work: Work = self.group.recv(peer.rank, out=buffer, async_op=True, site="kvstore")
         return work
 
@@ -333,6 +342,7 @@ class Service:
         ticket: int,
         wants_value: bool,
     ) -> None:
+        """Process a complete message of a rank. `payload` is None if it has no elements."""
         if kind in (Kind.PUSH, Kind.PULL, Kind.ROWS):
             if payload is None and kind != Kind.PULL:  # a payload without elements is not sent
                 payload = np.empty(0, np.int64 if kind == Kind.ROWS else self.keys[number].dtype)
@@ -375,6 +385,7 @@ class Service:
         answer(Kind.ANSWER, value if kind == Kind.PULL else value[payload])
 
     def _apply(self, info: KeyInfo, gradient: Array) -> None:
+        """Apply a push. While the program uses the optimizer, retry; raise after NGD_TIMEOUT."""
         array, table = gradient.reshape(info.shape), self.table
         if isinstance(table, Plain):
             table.push(info.key, array)
@@ -419,6 +430,7 @@ class Service:
             self._pending_pushes.remove(each)
 
     def _is_past_timeout(self, since: float) -> bool:
+        """Return True if NGD_TIMEOUT has passed since `since`, a time of time.monotonic()."""
         return bool(self.group.timeout) and time.monotonic() - since > self.group.timeout
 
     def _send(
@@ -430,6 +442,7 @@ class Service:
         ticket: int = 0,
         wants_value: bool = False,
     ) -> None:
+        """Start to send a message: a header, then the payload if it has elements."""
         flat = np.empty(0) if payload is None else np.ascontiguousarray(payload).reshape(-1)
         header = np.array([kind, number, flat.size, ticket, wants_value], np.int64)
         for part in [header, flat][: 2 if flat.size else 1]:

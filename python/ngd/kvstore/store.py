@@ -330,9 +330,11 @@ class KVStore:
         self._table = Plain()
 
     def _use(self, table: Plain | InGraph) -> None:
+        """Copy all values into `table`, which then replaces the table of the store."""
         self._table = copy_values(self._table, table)
 
     def _expect_new(self, where: str, key: Key) -> None:
+        """Raise KeyError if a key exists already, or if the other keys have another type."""
         if key in self._shapes:
             raise KeyError(
                 f"{where}: key {key!r}: expected a new key; got one that was initialized before. "
@@ -345,11 +347,13 @@ class KVStore:
             )
 
     def _expect_known(self, where: str, key: Key) -> Array:
+        """Return a template (an array without values) of a key's value; KeyError if unknown."""
         if key not in self._shapes:
             raise KeyError(f"{where}: expected a key that init() has made; got {key!r}")
         return self._shapes[key]
 
     def _add(self, key: Key, value: Array) -> None:
+        """Store a new key with its first value."""
         self._table.add(key, value)
         self._shapes[key] = np.broadcast_to(np.empty((), value.dtype), value.shape)
 
@@ -443,6 +447,7 @@ class KVStore:
         return self._table.value(key)
 
     def _rows(self, key: Key, rows: Array) -> Array:
+        """Return rows of a key's value. `rows` has their indices."""
         values: Array = self._table.value(key)[rows]
         return values
 

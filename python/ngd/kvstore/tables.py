@@ -95,6 +95,7 @@ class Plain:
         self._updater_method("load_optimizer_states", "set_states")(path.read_bytes())
 
     def _updater_method(self, where: str, method: str) -> Any:
+        """Return a method of the updater; ValueError if the updater does not have it."""
         function = getattr(self.updater, method, None)
         if function is None:
             raise ValueError(
@@ -185,6 +186,7 @@ class InGraph:
         return self._steps[which]
 
     def _state(self) -> dict[str, Variable]:
+        """Return the state variables of all optimizers of this table, by name."""
         states = [each.state for each in self._optimizers.values()]
         return {name: v for state in (*states, self.optimizer.state) for name, v in state.items()}
 

@@ -224,6 +224,7 @@ def he_std(shape: Shape, gain: float, fan: str) -> float:
 
 
 def _repeat(value: Any, random: Generator, shape: Shape) -> Any:
+    """Return `value`, broadcast to the shape. Nothing is drawn from `random`."""
     return np.broadcast_to(value, shape)
 
 
@@ -238,6 +239,7 @@ def _normal(mean: float, std: float, random: Generator, shape: Shape) -> Any:
 def _truncated_normal(
     std: float, mean: float, limit: float, random: Generator, shape: Shape
 ) -> Any:
+    """Draw normal numbers at most `limit` standard deviations from `mean`; redraw the others."""
     values = random.standard_normal(shape)
     outside = np.abs(values) > limit
     while outside.any():
@@ -265,6 +267,7 @@ def _he_normal(gain: float, fan: str, random: Generator, shape: Shape) -> Any:
 
 
 def _orthogonal(gain: float, random: Generator, shape: Shape) -> Any:
+    """Return `gain` times a random matrix with orthonormal rows or columns, reshaped."""
     fans(shape)
     rows, columns = shape[0], math.prod(shape[1:])
     matrix = random.standard_normal((max(rows, columns), min(rows, columns)))
@@ -274,5 +277,6 @@ def _orthogonal(gain: float, random: Generator, shape: Shape) -> Any:
 
 
 def _torch_default(fan_in: int | None, random: Generator, shape: Shape) -> Any:
+    """Draw uniformly from [-b, b), b = 1 / sqrt(fan_in). If `fan_in` is None, take the shape's."""
     bound = 1.0 / math.sqrt((fans(shape)[0] if fan_in is None else fan_in) or 1)
     return random.uniform(-bound, bound, shape)

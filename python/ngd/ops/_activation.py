@@ -230,6 +230,7 @@ otherwise x**2 could overflow, and 0 times infinity is NaN.
 
 
 def _tanh_operand(x: Any) -> Any:
+    """Return the operand of tanh in the tanh approximation of gelu(x)."""
     return math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x))
 
 
@@ -473,6 +474,7 @@ elu: Final[Elu] = register(Elu())
 
 
 def _inside(x: Node) -> Node:
+    """Return True where -3 < x < 3. There, hardsigmoid(x) is x / 6 + 1 / 2."""
     return logical_and(x > -3, x < 3)
 
 

@@ -37,6 +37,7 @@ def _with_extent(shape: Shape, axis: int, extent: int) -> Shape:
 
 
 def _expect(where: str, x: Type, indices: Type, axis: int) -> None:
+    """Raise unless the indices are integers, of x's shape except along `axis`."""
     expect_dtype(where, (indices,), INDICES)
     same_rank = len(x.shape) == len(indices.shape) > axis
     if not same_rank or _with_extent(x.shape, axis, 0) != _with_extent(indices.shape, axis, 0):

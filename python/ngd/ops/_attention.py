@@ -135,6 +135,7 @@ def _swap(x: Node) -> Node:
 
 
 def _swap_array(x: Array) -> Array:
+    """Exchange the axes -3 and -2 of a NumPy array, those of the heads and of the positions."""
     return np.swapaxes(x, -2, -3)
 
 

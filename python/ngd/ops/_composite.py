@@ -69,6 +69,7 @@ class CompositeBinary(Binary):
             yield Sample(tuple(Operand(FURTHER_SHAPE, low, high) for low, high in ranges))
 
     def _operand(self, shape: tuple[int, ...], operand: int) -> Operand:
+        """Describe test values for operand number `operand` (0 or 1), drawn from its domain."""
         low, high = self.domain[operand]
         return Operand(shape, low, high, away_from_zero=self.kink_at_zero)
 

@@ -23,6 +23,7 @@ __all__ = ["convolve", "correlate", "diff", "ediff1d", "gradient", "trapezoid"]
 
 
 def _part(x: Node, axis: int, begin: int | None, end: int | None) -> Node:
+    """Return the slice begin:end of x along `axis`."""
     return x[(*(slice(None),) * axis, slice(begin, end))]
 
 

@@ -178,10 +178,12 @@ class CallHost(Op):
 
 
 def _two_results(x: Array, y: Array) -> tuple[Array, Array]:
+    """Return x and y concatenated, and the sum of x: a function with two results for SAMPLES."""
     return np.concatenate([x, y]), np.asarray(x.sum(), np.float32)
 
 
 def _types(*shapes: tuple[int, ...]) -> tuple[Type, ...]:
+    """Return one float32 type per shape."""
     return tuple(Type(float32, shape) for shape in shapes)
 
 

@@ -153,6 +153,7 @@ class Printer:
         self.__qualname__ = f"print({name!r})"
 
     def __call__(self, value: Array) -> int:
+        """Print an array, if this rank and this call should print. The result has no meaning."""
         if (self.first_only and self.is_done) or self.rank not in (None, world.rank()):
             return 0
         self.is_done = True

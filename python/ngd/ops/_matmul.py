@@ -94,6 +94,7 @@ class MatMul(Op):
         return reshape(product, shape)
 
     def _product(self, a: Node, b: Node) -> Node:
+        """Return a matmul of operands with at least two axes, in its simplest form."""
         attrs = {"transpose_a": False, "transpose_b": False}
         if a.ndim > 2 and b.ndim == 2:  # one matmul for all batches, one for db
             rows = reshape(a, (math.prod(a.shape[:-1]), a.shape[-1]))

@@ -392,4 +392,5 @@ def broadcast_shapes(where: str, *shapes: Shape) -> Shape:
 
 @lru_cache(maxsize=4096)
 def _broadcast(shapes: tuple[Shape, ...]) -> Shape:
+    """Return the shape to which `shapes` broadcast; ValueError if they do not broadcast."""
     return tuple([int(n) for n in np.broadcast_shapes(*shapes)])

@@ -48,6 +48,7 @@ It replaces a draw of 0 before a logarithm, because log(0) is -inf.
 
 
 def _expect_float(where_: str, dtype: Any) -> Any:
+    """Return `dtype` as a NumPy dtype; DTypeError if it is not a floating dtype."""
     kind = as_dtype(dtype, where_)
     if kind not in FLOATS:
         raise DTypeError(
@@ -345,6 +346,7 @@ def multinomial(
 
 
 def _expect_weights(weights: Any, least: int) -> None:
+    """Raise ValueError for a weight outside [0, inf), or a row with too few positive weights."""
     is_weight = (weights >= 0) & (weights < np.inf)
     if not is_weight.all():
         raise ValueError(

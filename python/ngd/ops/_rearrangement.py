@@ -320,6 +320,7 @@ def tri(rows: int, columns: int | None = None, k: int = 0) -> Node:
 
 
 def _matrices(where_: str, x: Value) -> Node:
+    """Return x as a node; ShapeError if it has fewer than two axes."""
     node = as_node(x, where=where_)
     if node.ndim < 2:
         raise ShapeError(f"{where_}: expected at least two axes; got {node.type}")
@@ -449,6 +450,7 @@ def pad(x: Value, widths: Any, mode: str = "constant", value: Value = 0) -> Node
 
 
 def _surrounded(x: Node, pairs: Sequence[tuple[int, int]], value: Value) -> Node:
+    """Pad x with `value`. `pairs` has the lengths (before, after) of the padding per axis."""
     if not any(map(any, pairs)):
         return x
     fill_value = cast(as_node(value, like=x, where="pad"), x.dtype)

@@ -72,6 +72,7 @@ def _gates(x: Node, weight: Node, bias: Node | None) -> Node:
 
 
 def _lstm(from_input: Node, states: States, weight: Node, bias: Node | None) -> States:
+    """Return the next states (h, c) of an LSTM cell; see Step for the arguments."""
     # Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000.
     h, c = states
     i, f, g, o = split(from_input + _gates(h, weight, bias), 4, axis=-1)
@@ -80,6 +81,7 @@ def _lstm(from_input: Node, states: States, weight: Node, bias: Node | None) -> 
 
 
 def _gru(from_input: Node, states: States, weight: Node, bias: Node | None) -> States:
+    """Return the next state (h,) of a GRU cell; see Step for the arguments."""
     # Cho et al. 2014 (arXiv:1406.1078), with the reset gate after the matrix product, as in cuDNN.
     (h,) = states
     input_r, input_z, input_n = split(from_input, 3, axis=-1)
@@ -90,6 +92,7 @@ def _gru(from_input: Node, states: States, weight: Node, bias: Node | None) -> S
 
 
 def _cell(where: str, gates: int, step: Step, *arguments: Value | None) -> States:
+    """Check the operands of a cell, and return its next states. `step` is `_lstm` or `_gru`."""
     x, states, of_input, of_state, input_bias, state_bias = _operands(
         where, gates, False, arguments
     )

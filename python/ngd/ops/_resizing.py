@@ -348,6 +348,7 @@ def interpolate(
 
 
 def _channels(where_: str, x: Value, factor: int) -> Node:
+    """Return x as a node; ShapeError if it has fewer than three axes, or if `factor` < 1."""
     node = as_node(x, where=where_)
     if node.ndim < 3 or factor < 1:
         raise ShapeError(

@@ -425,6 +425,7 @@ def argpartition(x: Value, kth: int, axis: int = -1) -> Node:
 
 
 def _expect_kth(where_: str, x: Node, kth: int, axis: int) -> None:
+    """Raise ShapeError if `kth` is not an index along `axis`. Do not check `axis` itself."""
     n = x.shape[axis] if -x.ndim <= axis < x.ndim else 0
     if n and not -n <= kth < n:
         raise ShapeError(f"{where_}: expected kth in [{-n}, {n}); got {kth}")

@@ -168,6 +168,7 @@ log_softmax: Final[LogSoftmax] = register(LogSoftmax())
 
 
 def _infer_loss(name: str, logits: Type, labels: Type) -> Type:
+    """Return the type of the losses, one per label; raise for wrong dtypes or shapes."""
     expect_dtype(name, (logits,), FLOATS)
     expect_dtype(name, (labels,), INDICES)
     if not logits.shape or not logits.shape[-1] or logits.shape[:-1] != labels.shape:

@@ -78,6 +78,7 @@ For this x, the eighth and last term of the series is 1e-18 times lgamma(x).
 
 
 def _lgamma(x: float) -> float:
+    """Return math.lgamma(x), or infinity at a pole or if the result is too large."""
     try:
         return math.lgamma(x)
     except (ValueError, OverflowError):  # x is a pole, or the result is too large
@@ -172,6 +173,7 @@ def trigamma(x: Node) -> Node:
 
 
 def _trigamma_series(z: Node) -> Node:
+    """Return B(2) + B(4) z + B(6) z**2 + ..., where B(2k) are the Bernoulli numbers."""
     return polynomial(z, [c * (2 * k + 2) for k, c in enumerate(STIRLING_SLOPE)])
 
 

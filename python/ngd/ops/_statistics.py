@@ -189,6 +189,7 @@ def median(x: Value, axis: Axis = None, keepdims: bool = False) -> Node:
 
 
 def _quantile(where_: str, x: Value, q: Any, axis: Axis, keepdims: bool, method: str) -> Node:
+    """Return the quantiles `q`, an array in [0, 1]. The axes of `q` are first in the result."""
     expect_quantiles(where_, q, method)
     node, dtype = as_compute_dtype(where_, x)
     ordered, axes = sorted_lines(where_, node, axis)

@@ -145,5 +145,6 @@ class LossScale:
         }
 
     def _unscaled(self, g: Node) -> Node:
+        """Return a gradient divided by the scale, in float64 if `g` is float64, else in float32."""
         converted = g if g.dtype == float64 else ops.cast(g, float32)
         return converted / ops.cast(self.scale, converted.dtype)

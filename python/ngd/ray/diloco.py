@@ -476,6 +476,7 @@ class DiLoCo:
             self._start()
 
     def _end(self, worker: Worker) -> None:
+        """Remove a worker, kill its processes, and release its resources in Ray."""
         self._workers.remove(worker)
         for actor in worker.actors:
             with contextlib.suppress(RayError):

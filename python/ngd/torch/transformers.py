@@ -94,6 +94,7 @@ class Trainer(transformers.Trainer):
         return loss.detach() / count
 
     def _step(self) -> CompiledStep:
+        """Return the compiled step. Create it at the first call, and for another optimizer."""
         optimizer = self.optimizer.optimizer  # the optimizer that accelerate has wrapped
         if self._compiled is None or self._compiled.optimizer is not optimizer:
             norm = self.args.max_grad_norm
@@ -109,6 +110,7 @@ class Trainer(transformers.Trainer):
     def _loss(
         self, model: nn.Module, batch: Mapping[str, Any], items: Any, scale: torch.Tensor
     ) -> torch.Tensor:
+        """Return the loss of a micro-batch multiplied by `scale`."""
         return self.compute_loss(model, dict(batch), num_items_in_batch=items) * scale
 
     def _is_part_of_a_sum(self, num_items_in_batch: Any) -> bool:
@@ -131,8 +133,9 @@ class Trainer(transformers.Trainer):
 
 
 def _unwrapped(model: nn.Module, *args: Any, **options: Any) -> nn.Module:
+    """Return the model unchanged. This replaces accelerate's `prepare_model`."""
     return model
 
 
 def _no_step(*args: Any, **options: Any) -> None:
-    pass
+    """Do nothing. This replaces `step` of the optimizer: the compiled step makes the updates."""

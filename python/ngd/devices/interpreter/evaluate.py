@@ -92,10 +92,12 @@ def evaluate(
 
 
 def _outputs(graph: Graph, inputs: Sequence[Array], group: Group | None = None) -> list[Array]:
+    """Return the outputs of a graph without variables, such as the body of a control op."""
     return evaluate(graph, inputs, {}, group)[0]
 
 
 def _compute(node: Node, operands: Sequence[Array], group: Group | None) -> tuple[Array, ...]:
+    """Return one array per result of a node, usually computed by `Op.reference`."""
     if node.op is CONSTANT:
         return (node.attrs["value"],)
     if node.op.comm.has_group_value and group is not None:
@@ -142,6 +144,7 @@ def _faults(values: Sequence[Array]) -> tuple[bool, bool]:
 
 
 def _check(node: Node, value: Array) -> None:
+    """Raise an internal error if a value has another dtype or shape than its node."""
     actual = Type(value.dtype, value.shape)
     if actual != node.type:
         raise Error(

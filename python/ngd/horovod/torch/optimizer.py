@@ -308,6 +308,8 @@ class ReducingOptimizer(torch.optim.Optimizer):
         return super().step()
 
     def _with_reduction(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """Return a function that calls `closure`, reduces the gradients, and returns the loss."""
+
         def closure_with_reduction() -> Any:
             loss = closure()
             self._reduce()

@@ -125,6 +125,7 @@ class CompiledGraph:
         return program
 
     def _compiled(self, arguments: tuple[Any, ...]) -> Specialized | None:
+        """Return a new program for these arguments. If ngd cannot make it, warn and return None."""
         if len(self._programs) == MAX_PROGRAMS:
             expected = f"at most {MAX_PROGRAMS} combinations of shapes and numbers per graph"
             self._warn(f"expected {expected}; got one more. Pad the inputs to few lengths")

@@ -320,6 +320,7 @@ KINDS: Mapping[InputKind, str] = {
 
 
 def _inputs(program: ExportedProgram) -> list[Input]:
+    """Return the descriptions of a program's inputs, in their order."""
     placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
     inputs = []
     for spec in program.graph_signature.input_specs:

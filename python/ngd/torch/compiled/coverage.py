@@ -46,6 +46,7 @@ class Coverage(NamedTuple):
 
 
 def _table(counts: dict[str, int]) -> list[str]:
+    """Return one line of text per op with its number of calls, the most frequent op first."""
     width = max(map(len, counts), default=0)
     return [f"  {op:{width}} {n:5}" for op, n in sorted(counts.items(), key=lambda i: -i[1])]
 

@@ -282,6 +282,7 @@ DESCRIPTIONS: Final = {
 
 
 def _described(target: HigherOrderOperator) -> str:
+    """Return the name of a higher-order op for an error message."""
     name = target.name()
     return DESCRIPTIONS.get(name, f"torch.ops.higher_order.{name}")
 
@@ -322,6 +323,7 @@ class _Outputs:
             self.outputs.append(self._output(number, result, bases))
 
     def _output(self, number: int, result: Any, bases: dict[int, int]) -> Output:
+        """Return the description of output `number`. If it needs a new value, append the value."""
         if not isinstance(result, torch.Tensor):
             return Fixed(result)
         memory = memory_of(result)
@@ -340,6 +342,7 @@ class _Outputs:
     def _view(
         self, result: torch.Tensor, is_of_input: bool, number: int, base: torch.Tensor
     ) -> View:
+        """Return the description of `result` as a view of `base`, input or value `number`."""
         if result.dtype != base.dtype or result.is_conj() or result.is_neg():
             refuse(self._where, f"an output of {result.dtype} that is a view of {base.dtype}")
         return View(
@@ -375,6 +378,7 @@ class _Outputs:
 
 
 def _value_of(tensor: torch.Tensor) -> Value:
+    """Return the description of a tensor: if it requires a gradient, and its memory order."""
     dimensions = range(tensor.ndim)
     order = tuple(dimensions)
     if _is_dense(tensor) and not tensor.is_contiguous():
@@ -463,6 +467,7 @@ class _StaticCopy:
         return self.graph, "\n".join(self.lines)
 
     def _input(self, name: str, node: fx.Node | None) -> fx.Node:
+        """Add a placeholder to the copy, with the metadata of `node`, and name it for the text."""
         placeholder_ = self.graph.placeholder(name)
         if node is not None:
             placeholder_.meta = dict(node.meta)
@@ -470,6 +475,7 @@ class _StaticCopy:
         return placeholder_
 
     def _copy(self, node: fx.Node) -> None:
+        """Add a node to the copy and the text, or only store its result if that is a constant."""
         # A node without users is kept for its side effect.
         if node.users and _is_fixed(self.known[node]):
             value = self.known[node]

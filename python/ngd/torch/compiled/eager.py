@@ -81,6 +81,10 @@ class EagerStep:
         return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, results)
 
     def _update(self, total: float) -> None:
+        """Average the gradients over the ranks, clip and apply them, and clear them.
+
+        `total` is the sum of this rank's weights since the last update.
+        """
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         has_gradient = np.array([p.grad is not None for p in parameters], np.int32)
         has_gradient = self.group.all_reduce(has_gradient, op="max")

@@ -146,6 +146,10 @@ class Plan:
         return node
 
     def _fits_variables(self, node: fx.Node) -> bool:
+        """Return True if ngd can run the op of a node, or a functional op instead.
+
+        The op reads variables or draws numbers. Record its writes in `written` or `statistics`.
+        """
         if node.target is operator.getitem:
             return True
         target: Any = node.target
@@ -174,6 +178,7 @@ class Plan:
         return user.op == "output" or user in self.written or makes_new(user)
 
     def _after(self, node: fx.Node, target: Any, args: Iterable[Any]) -> fx.Node:
+        """Insert a call of `target` after `node`, with the `kwargs` and the `meta` of `node`."""
         with self.graph.inserting_after(node):
             new_node = self.graph.call_function(target, tuple(args), dict(node.kwargs))
         new_node.meta = dict(node.meta)

@@ -48,6 +48,7 @@ class StepGuard:
         optimizer.register_step_pre_hook(self._refuse)
 
     def _refuse(self, *args: Any) -> None:
+        """Raise a RuntimeError outside a `with` block of the guard. A hook of `optimizer.step`."""
         if not self._is_open:
             raise RuntimeError(
                 "ngd.torch.compile_step: optimizer.step: expected no call, because the compiled "
@@ -106,6 +107,7 @@ class PoisonGuard:
         )
 
     def _refuse_forward(self, module: nn.Module, *args: Any) -> None:
+        """Raise in a forward pass, except while torch.compile traces it."""
         if not torch.compiler.is_compiling():
             self.refuse(f"{type(module).__name__}.forward")
 
@@ -116,6 +118,7 @@ class PoisonGuard:
         self.refuse(f"{type(optimizer).__name__}.state_dict")
 
     def _after_load(self, module: nn.Module, incompatible: Any) -> None:
+        """If the loaded checkpoint had all keys, remove the hooks and call `repair`."""
         if not incompatible.missing_keys:
             for handle in self._handles:
                 handle.remove()

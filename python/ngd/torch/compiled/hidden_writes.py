@@ -71,12 +71,17 @@ class _Walk:
         return []
 
     def _region(self, module: fx.GraphModule, node: fx.Node) -> Any:
+        """Visit the body of a region of `torch.no_grad()` or `torch.enable_grad()`.
+
+        Return one Value per output of the body.
+        """
         is_enabled, body, *operands = node.args
         inner = module.get_submodule(str(body.target))
         assert isinstance(inner, fx.GraphModule)
         return self.run(inner, bool(is_enabled), [self.values.get(each) for each in operands])
 
     def _call(self, node: fx.Node, has_grad: bool) -> Any:
+        """Return the Value of an op's result, and update `trained`; raise for a hidden write."""
         operands = [self.values.get(each) for each in node.all_input_nodes]
         known = [each for each in operands if isinstance(each, Value)]
         is_trained = has_grad and any(
@@ -111,6 +116,7 @@ class _Walk:
         return source if isinstance(source, Value) else Value(node, False)
 
     def _expect_seen(self, node: fx.Node, written: Value, has_grad: bool) -> None:
+        """Raise if autograd does not see a write to a tensor that requires a gradient."""
         is_hidden = written.is_detached or not has_grad
         if is_hidden and written.memory in self.trained:
             what = "a write without gradient to a tensor that requires one"

@@ -197,6 +197,7 @@ class ProgramBuilder:
         return updates
 
     def _expect_loss(self, results: list[Node]) -> None:
+        """Raise GradientError unless the first result, the loss, is a scalar of floats."""
         if not results or results[0].shape != () or not is_float(results[0].dtype):
             got = str(results[0].type) if results else "nothing"
             raise GradientError(
@@ -254,6 +255,7 @@ class ProgramBuilder:
         return self._sums[of]
 
     def _clipped(self, gradients: dict[Variable, Node]) -> dict[Variable, Node]:
+        """Return the gradients, clipped to the global norm `clip_norm` if that is set."""
         if self.clip_norm is None:
             return gradients
         clipped, _ = optim.clip_by_global_norm(gradients, self.clip_norm)

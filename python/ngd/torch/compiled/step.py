@@ -146,6 +146,7 @@ class CompiledStep:
         return self._coverage
 
     def _run(self, batch: tuple[Any, ...], form: Form, weight: float, total: float) -> Any:
+        """Run a batch in its program, or in eager PyTorch after a fallback; return the results."""
         if self._eager is not None:
             return self._eager.run(batch, form, weight, total)
         if self._poison is not None:
@@ -226,6 +227,7 @@ class CompiledStep:
         return program
 
     def _warn_of_many(self, key: Any) -> None:
+        """Count a compiled program, and warn once when MANY_PROGRAMS have been compiled."""
         self._num_compiled += 1
         previous, self._last_key = self._last_key, key
         if self._num_compiled != MANY_PROGRAMS:
@@ -260,6 +262,7 @@ class CompiledStep:
 
 
 def _weight(weight: Any) -> float:
+    """Return a weight as a float; ValueError unless it is a number in [0, inf)."""
     try:
         value = float(weight)
     except (TypeError, ValueError, RuntimeError):

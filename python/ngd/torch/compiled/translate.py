@@ -73,6 +73,7 @@ def translate(
 
 
 def _attribute(module: Any, path: str) -> Any:
+    """Return the attribute of a module at a dotted path, such as "layer.weight"."""
     for name in path.split("."):
         module = getattr(module, name)
     return module
@@ -106,12 +107,14 @@ def _translated(where: str, node: fx.Node, known: Mapping[fx.Node, Any], draws: 
 
 
 def _contains_node(arguments: Any) -> bool:
+    """Return True if one of the nested arguments is a node of ngd."""
     found = []
     map_aggregate(arguments, lambda each: found.append(isinstance(each, Node)))
     return any(found)
 
 
 def _apply(rule: Rule, call: Call, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    """Call a rule without the IGNORED keyword arguments. Errors name the user's source line."""
     options = {name: value for name, value in kwargs.items() if name not in IGNORED}
     with at_site(site_of(call.fx_node)):
         return rule.function(call, *args, **options)

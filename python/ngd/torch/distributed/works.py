@@ -148,6 +148,7 @@ class Queue:
             self._waiting.popleft()
 
     def _submit(self, work: Work) -> None:
+        """Submit the calls of a work that are not submitted; BusyError if the core is in use."""
         for call in work._calls:
             if not call.started:
                 call.start()
@@ -334,11 +335,13 @@ class Work(torch.distributed.Work):
             raise timeout_error from None
 
     def _finish(self) -> None:
+        """Copy the received results to the user's tensors, and release the tensors."""
         for destination, received in self._copies:
             destination.detach().copy_(received)
         self._end()
 
     def _fail(self, error: Exception) -> None:
+        """Store an error, which `wait` then raises, and release the tensors."""
         self._error = self._group.add_ranks(error)
         self._end()
 
