@@ -277,9 +277,10 @@ class Optimizer:
         self._accumulators: dict[Variable, Variable] = {}
         self._names = UniqueNames()
         self._has_weights: bool | None = None
-        """True if the calls for micro-batches have the argument `weight`, False if they do not.
+        """True if `accumulate`, or `minimize` with micro_batches > 1, was called with a `weight`.
 
-        None before the first call of `accumulate`, or of `minimize` with micro_batches > 1.
+        False if it was called without `weight`; None before the first such call. All these calls
+        must agree.
         """
         self.step = self.state_variable("step", (), np.dtype(np.int64))
         """The number of updates so far."""

@@ -50,7 +50,7 @@ struct Record {
 // One execution of an instruction, or one run of a program.
 struct Event {
   static constexpr std::uint32_t kWhole = UINT32_MAX;
-  std::uint64_t program;      // the number of the executor that runs the program (next_program())
+  std::uint64_t program;      // the number that next_program() gave to the program's executor
   std::uint32_t instruction;  // the number of the instruction, or kWhole for a whole run
   std::uint64_t thread;       // the thread number of the operating system
   std::int64_t begin_ns, end_ns;

@@ -28,7 +28,8 @@ namespace ngd::kernels::fused {
 namespace {
 
 constexpr std::int64_t kKeyBlock = 128;  // keys per block
-// The most queries or keys of a range near the causal diagonal: for_query_rows(), for_key_rows().
+// The maximum number of queries or keys in a range near the diagonal of causal attention: see
+// for_query_rows() and for_key_rows().
 constexpr std::int64_t kDiagonalStep = 32;
 constexpr std::int64_t kGrainWork = 1 << 18;  // the minimum number of multiplications per thread
 
@@ -50,7 +51,6 @@ Shape heads_first(const KernelQuery& query, std::size_t input) {
   return shape;
 }
 
-// Return the shape [..., heads, queries, keys].
 Shape shape_of_scores(const KernelQuery& query) {
   Shape scores = heads_first(query, 0);
   scores.back() = heads_first(query, 1)[scores.size() - 2];
@@ -81,7 +81,6 @@ struct Problem {
   std::int64_t num_visible_keys(std::int64_t end) const {
     return causal ? std::min(keys, end) : keys;
   }
-  // Return the approximate number of multiplications in the matrix products of the forward kernel.
   std::int64_t multiplications() const {
     return units * heads_per_group * queries * keys * (extent + width) / (causal ? 2 : 1);
   }
@@ -105,11 +104,13 @@ struct Problem {
   std::int64_t blocks, key_blocks;            // blocks of queries, and of keys
 };
 
-// Return the i-th block of the order 0, n - 1, 1, n - 2, ... In causal attention, later blocks of
-// queries see more keys. In this order, numbers 2k and 2k + 1 together have about equal work.
+// Return the i-th number of the order 0, n - 1, 1, n - 2, ... of blocks. In causal attention, the
+// first block of queries sees the fewest keys, and the last block the most. So two neighbours in
+// this order, numbers 2k and 2k + 1, together have about the same work for every k.
 std::int64_t zigzag(std::int64_t i, std::int64_t n) { return i % 2 == 0 ? i / 2 : n - 1 - i / 2; }
 
-// The mask, added to the scores [..., heads, queries, keys]. Axes that broadcast have stride 0.
+// The mask, which is added to the scores. It has strides along [..., heads, queries, keys]. The
+// stride along an axis that broadcasts is 0.
 class Mask {
  public:
   Mask() = default;
@@ -124,9 +125,8 @@ class Mask {
     row_ = strides_[scores.size() - 2];
     column_ = strides_[scores.size() - 1];
   }
-  explicit operator bool() const { return exists_; }  // false: there is no mask
+  explicit operator bool() const { return exists_; }
 
-  // Return true if a mask of this type broadcasts to the shape of the scores.
   static bool fits(const TensorType& type, const Shape& scores) {
     if (type.shape.size() > scores.size()) return false;
     return std::equal(
@@ -142,7 +142,8 @@ class Mask {
     return offset;
   }
 
-  // Return true if a query sees one of the first `keys` keys: the mask of the pair is not -inf.
+  // Return true if query number `query` sees at least one of the first `keys` keys. It sees a key
+  // if the mask of the pair is not -inf.
   template <class T>
   bool sees_any(const void* mask, std::int64_t head, std::int64_t query, std::int64_t keys) const {
     const std::int64_t first = begin(head) + query * row_;
@@ -152,8 +153,9 @@ class Mask {
     return false;
   }
 
-  // Store the mask of a block of queries and keys in `out`, with one row per key, like the scores
-  // (attention.hpp). `mask_rows` is scratch memory for the block with one row per query.
+  // Store the mask of a block of queries and keys in `out`. Like a block of scores (attention.hpp),
+  // `out` has one row per key. The input has one row per query, so its block is transposed.
+  // `mask_rows` is scratch memory for the block before it is transposed.
   template <class T>
   void block(const void* mask, std::int64_t head, std::int64_t query, std::int64_t queries,
              std::int64_t key, std::int64_t keys, const AttentionLoops<T>& loops, T* mask_rows,
@@ -183,7 +185,6 @@ class Mask {
   std::int64_t row_ = 0, column_ = 0;
 };
 
-// Return the mask, which is input number `index`. Without this input, the result converts to false.
 Mask mask_of(const KernelQuery& query, std::size_t index) {
   if (query.inputs.size() <= index) return {};
   return {query.inputs[index], shape_of_scores(query)};
@@ -197,7 +198,8 @@ struct Block {
   std::int64_t columns;       // `count`, rounded up to whole vectors
 };
 
-// The common part of the two kernels: blocks of scores, and the scratch memory of the threads.
+// The common part of the forward and the backward kernel: blocks of scores, and the scratch memory
+// of the threads.
 template <class T>
 class Attention {
  public:
@@ -215,7 +217,6 @@ class Attention {
     return kQueries * (problem_.extent + kKeyBlock * (mask_ ? 3 : 1));
   }
 
-  // Return block number `block` of the queries of `head`, a number over the whole batch.
   Block block_of(std::int64_t head, std::int64_t block) const {
     const std::int64_t first = block * kQueries;
     const std::int64_t count = std::min(kQueries, problem_.queries - first);
@@ -223,18 +224,21 @@ class Attention {
     return {head / problem_.heads_per_group, head, first, count, columns};
   }
 
-  // Return the rows of block `b` in `tensor`, which has one row of `width` elements per query.
+  // Return the rows of the queries of block `b` in `tensor`, which has one row of `width` elements
+  // per query.
   template <class U>
   Dense<U> query_rows(U* tensor, const Block& b, std::int64_t width) const {
     return problem_.rows(tensor, b.head, problem_.heads, problem_.queries, b.first, width);
   }
-  // Return the rows of a unit, from key `key` on, in `tensor`, which has one row per key.
+  // Return the rows of one head of keys, from key `key` on, in `tensor`, which has one row per key.
+  // `unit` is the number of this head over the whole batch.
   template <class U>
   Dense<U> key_rows(U* tensor, std::int64_t unit, std::int64_t key, std::int64_t width) const {
     return problem_.rows(tensor, unit, problem_.groups, problem_.keys, key, width);
   }
-  // Return `rows` if their stride is `width`. Otherwise, return a copy of `count` rows in `space`:
-  // larger strides can compete for few sets of the first-level cache, so repeated reads are slow.
+  // Return the rows with stride `width`. If `rows` has this stride, the result is `rows` itself.
+  // Otherwise, `count` rows of `width` elements are copied to `space`: rows with a larger stride
+  // can compete for few sets of the first-level cache, which makes repeated reads slow.
   static Dense<const T> dense_copy(Dense<const T> rows, std::int64_t count, std::int64_t width,
                                    T* space) {
     if (rows.stride == width) return rows;
@@ -246,7 +250,8 @@ class Attention {
     return static_cast<const T*>(args.inputs[index]);
   }
 
-  // Compute the scores of `b` and a block of keys. `queries` is transposed and multiplied by scale.
+  // Compute the scores of a block of queries with a block of keys. `queries` is already transposed
+  // and multiplied by `scale`.
   void scores(const KernelArgs& args, const void* mask, const Block& b, const T* queries,
               std::int64_t key, std::int64_t keys, T* out) const {
     const Dense<const T> k = key_rows(input(args, 1), b.unit, key, problem_.extent);
@@ -336,7 +341,7 @@ class Attention {
     });
   }
 
-  std::size_t bytes(std::int64_t elements) const {  // for all threads; `elements`: for one
+  std::size_t bytes(std::int64_t elements) const {
     return static_cast<std::size_t>(pieces_ * elements) * sizeof(T);
   }
 
@@ -365,9 +370,8 @@ class Forward final : public Kernel, Attention<T> {
   }
 
  private:
-  std::int64_t elements() const { return Base::shared_elements() + 3 * kQueries; }  // per thread
+  std::int64_t elements() const { return Base::shared_elements() + 3 * kQueries; }
 
-  // Store the results and logsums of a block of queries. Skip outputs that are null.
   void run_block(const KernelArgs& args, const Block& b, T* scratch) const {
     const std::int64_t width = problem_.width,
                        num_keys = problem_.num_visible_keys(b.first + b.count);
@@ -394,7 +398,6 @@ class Forward final : public Kernel, Attention<T> {
     finish(args, b, maxima, sums, value);
   }
 
-  // Divide the results by `sums`, and store the logsums. The logsum of a query without keys is 0.
   void finish(const KernelArgs& args, const Block& b, const T* maxima, T* sums,
               Dense<T> value) const {
     constexpr T kNan = std::numeric_limits<T>::quiet_NaN();
@@ -412,7 +415,6 @@ class Forward final : public Kernel, Attention<T> {
     }
   }
 
-  // Return true if query number `query` of the head, not of the block, sees at least one key.
   bool sees_any(const KernelArgs& args, const Block& b, std::int64_t query) const {
     const std::int64_t num_keys = problem_.num_visible_keys(query + 1);
     return mask_ ? mask_.template sees_any<T>(args.inputs[3], b.head, query, num_keys)
@@ -420,8 +422,9 @@ class Forward final : public Kernel, Attention<T> {
   }
 };
 
-// The backward kernel. Inputs: query, key, value, the two outputs of the forward kernel, the
-// adjoints of these, and optionally a mask. Outputs: the adjoints of query, key and value.
+// The backward kernel. The inputs are query, key, value, the two outputs of the forward kernel, the
+// adjoints of these outputs, and optionally a mask. The outputs are the adjoints of query, key and
+// value.
 template <class T>
 class Backward final : public Kernel, Attention<T> {
   using Base = Attention<T>;
@@ -475,12 +478,11 @@ class Backward final : public Kernel, Attention<T> {
     T *query, *key, *value;  // the memory of each adjoint; null if it is not computed
   };
 
-  std::int64_t elements() const {  // of scratch memory per thread
+  std::int64_t elements() const {
     return Base::shared_elements() +
            kQueries * (problem_.extent + 2 * problem_.width + kKeyBlock + 2);
   }
 
-  // Store 0 in dk and dv, if they are not null, for the keys `key` to end - 1 of a unit.
   void clear(std::int64_t unit, std::int64_t key, std::int64_t end, T* dk, T* dv) const {
     const auto zeros = [&](T* tensor, std::int64_t width) {
       const Dense<T> rows = Base::key_rows(tensor, unit, key, width);
@@ -504,7 +506,6 @@ class Backward final : public Kernel, Attention<T> {
       }
   }
 
-  // Store the adjoint of a block of queries. Add to those of the keys and values `key` to end - 1.
   void run_block(const KernelArgs& args, const Adjoints& to, const Block& b, std::int64_t key,
                  std::int64_t end, T* scratch) const {
     const std::int64_t extent = problem_.extent, width = problem_.width;
@@ -560,7 +561,6 @@ class Backward final : public Kernel, Attention<T> {
   bool is_one_pass_;
 };
 
-// Return why a kernel refuses the query, or an empty text. Input `mask_index` may be the mask.
 std::string refusal(const KernelQuery& query, std::size_t mask_index) {
   const std::vector<TensorType>& in = query.inputs;
   const DType dtype = in[0].dtype;

@@ -92,7 +92,7 @@ class ElementwiseReduce final : public Kernel {
     });
   }
 
-  // Compute one task: reduce its chunk of the elements (reduce/geometry.hpp defines both). If no
+  // Reduce the chunk of elements of one task (reduce/geometry.hpp defines tasks and chunks). If no
   // other task has a part of the same results, also store the results.
   void run_task(std::int64_t task, TileWalk& walk, const KernelArgs& args) const {
     const Geometry& g = geometry_;
