@@ -201,7 +201,7 @@ checks them when it reads them.
 def check_variables() -> None:
     """Raise InitError if an environment variable of ngd has an invalid value.
 
-    Warn about environment variables whose names are probably misspelt, such as NGD_THREAD.
+    Warn about environment variables whose names are probably misspelt.
     """
     for check_variable in CHECKS:
         check_variable()
