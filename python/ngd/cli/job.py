@@ -216,7 +216,7 @@ class EndingSignals:
         self._old_handlers = {s: signal.signal(s, self._remember) for s in handled}
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
-        """Store the number of a signal for `read`. This is the handler of the ending signals."""
+        """Handle SIGINT, SIGTERM or SIGHUP: store its number, which `read` returns."""
         self._received.append(number)
 
     def read(self) -> list[int]:

@@ -60,7 +60,7 @@ class Guard:
         self._write(f"-{group}\n")
 
     def _write(self, line: str) -> None:
-        """Send the guard a line: "+" or "-", and the number of a process group."""
+        """Send the guard process a line: "+" (add) or "-" (remove), and a process group id."""
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # if the guard was killed, the ranks continue
             self.process.stdin.write(line.encode())

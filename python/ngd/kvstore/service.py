@@ -385,7 +385,10 @@ class Service:
         answer(Kind.ANSWER, value if kind == Kind.PULL else value[payload])
 
     def _apply(self, info: KeyInfo, gradient: Array) -> None:
-        """Apply a push. While the program uses the optimizer, retry; raise after NGD_TIMEOUT."""
+        """Apply a push. While another thread uses the optimizer, retry.
+
+        Raise BusyError after NGD_TIMEOUT.
+        """
         array, table = gradient.reshape(info.shape), self.table
         if isinstance(table, Plain):
             table.push(info.key, array)

@@ -334,7 +334,7 @@ class KVStore:
         self._table = copy_values(self._table, table)
 
     def _expect_new(self, where: str, key: Key) -> None:
-        """Raise KeyError if a key exists already, or if the other keys have another type."""
+        """Raise KeyError if `key` exists, or is a str and other keys are ints, or vice versa."""
         if key in self._shapes:
             raise KeyError(
                 f"{where}: key {key!r}: expected a new key; got one that was initialized before. "

@@ -277,6 +277,9 @@ def _orthogonal(gain: float, random: Generator, shape: Shape) -> Any:
 
 
 def _torch_default(fan_in: int | None, random: Generator, shape: Shape) -> Any:
-    """Draw uniformly from [-b, b), b = 1 / sqrt(fan_in). If `fan_in` is None, take the shape's."""
+    """Draw uniformly from [-b, b) with b = 1 / sqrt(fan_in).
+
+    If `fan_in` is None, compute it from `shape`.
+    """
     bound = 1.0 / math.sqrt((fans(shape)[0] if fan_in is None else fan_in) or 1)
     return random.uniform(-bound, bound, shape)

@@ -37,8 +37,8 @@ class Sharing(NamedTuple):
     variables: frozenset[Node] = frozenset()
     """The variables that the step updates as shards: each rank computes and writes its shard."""
     once: frozenset[Node] = frozenset()
-    """The variables that an earlier compiled step shares, or computes shared variables from, with a
-    whole copy on each host or rank. This step cannot divide their elements over the hosts."""
+    """The variables that an earlier compiled step shares, or reads to compute shared variables, and
+    of which each host or rank has a whole copy. This step cannot divide them over the hosts."""
     has_uniform_types: bool = False
     """True if all values of the step are known to have the same shapes and dtypes on all ranks."""
 

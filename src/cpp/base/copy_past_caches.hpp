@@ -44,7 +44,8 @@ inline constexpr bool kCanBypassCaches = true;
 }
 
 // Copy `bytes` bytes. Whole cache lines of `to` are written with non-temporal stores, the bytes
-// before and after them with normal stores. Call finish_past_caches() before you announce the copy.
+// before and after them with normal stores. Call finish_past_caches() before you
+// notify other threads or ranks of the new data.
 [[gnu::always_inline]] static inline void copy_past_caches(std::byte* to, const std::byte* from,
                                                            std::size_t bytes) {
   constexpr std::size_t kLine = 64;

@@ -67,7 +67,8 @@ std::string concat(Parts&&... parts) {
   return out.str();
 }
 
-// Throw an error of `kind` without ranks. The other arguments are joined to the message.
+// Throw an error of `kind` that is not about certain ranks. The other arguments are joined to the
+// message.
 template <class... Parts>
 [[noreturn]] void fail(ErrorKind kind, Parts&&... parts) {
   throw Error(kind, concat(std::forward<Parts>(parts)...));

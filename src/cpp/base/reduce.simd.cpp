@@ -66,8 +66,8 @@ struct Greatest {
   }
 };
 
-// Combine N arrays (2 to 4) element by element: s0 with s1, and the result with s2. If N is 4, s2
-// is first combined with s3. Unused pointers are null.
+// Combine N arrays element by element: s0 + s1 for N = 2, (s0 + s1) + s2 for N = 3, and
+// (s0 + s1) + (s2 + s3) for N = 4, where + stands for Op. Unused pointers are null.
 template <class Op, class T, int N>
 void leaf(const T* s0, const T* s1, const T* s2, const T* s3, T* out, std::size_t count) {
   NGD_INDEPENDENT
@@ -267,7 +267,7 @@ void run_divided(const Range& range) {
   if (is_past_caches) finish_past_caches();
 }
 
-// Reduce a range of elements of type T, block by block. A sum of floats is then divided.
+// Reduce a range of elements of type T, block by block. Float sums are divided by range.divisor.
 template <class Op, class T>
 void run(const Range& range) {
   if constexpr (std::is_floating_point_v<T> && std::is_same_v<Op, Add>)
@@ -332,8 +332,8 @@ void run_arithmetic(DType dtype, const Range& range) {
   }
 }
 
-// Call run() for a minimum or maximum. Comparisons depend on the sign, so each integer has its own
-// type.
+// Call run() for a minimum or maximum. Signed and unsigned integers compare differently, so each
+// integer dtype is computed as its own type.
 template <class Op>
 void run_ordered(DType dtype, const Range& range) {
   switch (dtype) {

@@ -162,8 +162,8 @@ void read(const XLA_FFI_CallFrame& call, Request& request) {
   comm::validate(collective, request.group->rank(), size);
 }
 
-// Run the collective, and wait until it is complete. Then copy the token to the next token. After a
-// send, also set the first element of the result to zero.
+// Run the collective, and wait until it is complete. Then copy the token operand to the token
+// result, which the next call takes. After a send, set the first element of the result to zero.
 void run(const Request& request) {
   const double timeout_seconds = config::timeout_seconds();
   comm::Communicator& group = *request.group;

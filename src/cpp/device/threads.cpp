@@ -98,7 +98,9 @@ cpu_set_t cores_of_kernels() {
   return cores;
 }
 
-// Set off_kernel_affinity.cores, and increase its version. If OpenMP binds no threads, do nothing.
+// Set off_kernel_affinity.cores to the cores of OpenMP's places to which no kernel thread is bound,
+// or to all cores of the places if each is bound. Increase the version. If OpenMP binds no threads,
+// do nothing.
 void find_off_kernel_cores() {
   if (omp_get_proc_bind() == omp_proc_bind_false) return;
   const cpu_set_t all = cores_of_places();

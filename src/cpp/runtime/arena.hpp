@@ -29,7 +29,7 @@ class Lent {
   Lent& operator=(const Lent&) = delete;
   ~Lent() { owner_.release(block_); }
   void* data() const noexcept { return block_.data; }
-  // Return true if `owner` has lent this block and it has at least `bytes` bytes.
+  // Return true if this block comes from `owner` and has at least `bytes` bytes.
   bool fits(const comm::Communicator& owner, std::size_t bytes) const noexcept {
     return &owner_ == &owner && block_.bytes >= bytes;
   }

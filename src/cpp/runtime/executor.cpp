@@ -360,7 +360,7 @@ class Executor::RunTimer {
     ngd::runtime::recording().add(executor_.number_, executor_.program_, events_);
   }
 
-  // Store the time of the next instruction. It began when the previous one ended, and ends now.
+  // Store the duration of instruction `next_`: from the end of the previous instruction until now.
   void end_instruction() {
     BoundInstruction& bound = executor_.bound_[next_];
     Timing& timing = record_.instructions[next_];

@@ -86,9 +86,10 @@ class Executor {
  private:
   struct BoundInstruction;
   class RunTimer;
-  // Return the memory for the private arena: from shared_arena_ if possible, otherwise own_arena_.
+  // Return memory for the private arena (values that only this rank uses): from shared_arena_ if
+  // possible, otherwise from own_arena_.
   void* private_memory();
-  // Copy the constants to the device, and bind all instructions.
+  // Copy the constants to the device, and call bind_instruction() for each instruction.
   void bind();
   // Append an instruction to bound_, with its kernel, collective or nested programs, and with the
   // addresses that do not change between runs.

@@ -41,13 +41,13 @@ kernels::KernelQuery query_of_statement(const kernels::KernelQuery& original, st
   return query;
 }
 
-// Return the faults of a number that is written in a kernel body, such as "#nan" or "#-inf".
+// Return the faults of a constant in a statement: a NaN for "#nan", an infinity for "#-inf".
 Faults immediate_faults(std::string_view text) {
   return {text.find("nan") != std::string_view::npos, text.find("inf") != std::string_view::npos};
 }
 
-// Return true if the compiler has made both ops from one op of the user. The result for a single op
-// (application -1) is false, even if `a` and `b` are the same op.
+// Return true if the compiler has expanded one op of the user into several ops, and `a` and `b` are
+// two of them. An op that was not expanded has application -1; for it, return false.
 bool are_of_one_op(const Member& a, const Member& b) {
   return a.application >= 0 && a.application == b.application;
 }

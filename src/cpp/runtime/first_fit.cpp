@@ -31,7 +31,7 @@ struct Run {
 // A set of bytes, as a sorted list of runs of consecutive bytes.
 class ByteSet {
  public:
-  // Add the bytes of a run to the set. Runs that overlap or touch it are merged with it.
+  // Add the run [begin, end) of bytes to this set. Merge it with runs that overlap or touch it.
   void add(Run added) {
     auto first = std::lower_bound(runs_.begin(), runs_.end(), added.begin,
                                   [](const Run& run, std::size_t at) { return run.end < at; });
@@ -61,7 +61,7 @@ class ByteSet {
   std::vector<Run> runs_;
 };
 
-// The segment tree, with the blocks that were placed so far.
+// A segment tree over the instructions. It stores the bytes of the memory blocks placed so far.
 class LifeTree {
  public:
   explicit LifeTree(std::size_t instructions)

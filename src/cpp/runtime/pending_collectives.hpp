@@ -96,10 +96,10 @@ class PendingCollectives {
   void drain() noexcept;
 
  private:
-  // Forget the collectives that the last run has started, and begin to watch the groups.
+  // Forget the collectives that the last run has started, and call watch(true).
   void begin() noexcept;
-  // Begin or end the watch of all groups for failures (Peers::watch). A single group is not
-  // watched.
+  // Begin or end the watch of all groups of the program for failures (Peers::watch). If the program
+  // has only one group, do nothing.
   void watch(bool on) noexcept;
   // Make the host buffers, events and queue that the collective needs on this device, if any.
   void add_staging(PendingCollective& pending, std::size_t operand_bytes, std::size_t result_bytes);

@@ -111,8 +111,8 @@ std::size_t extent_of(const Program& program, MemoryKind memory) {
   return 1;
 }
 
-// Throw Internal if the array of a value does not exist, or if a value is outside its arena or
-// constant.
+// Throw Internal if a value is in an input, output, variable or constant that does not exist, or if
+// some of its bytes are outside its arena or constant.
 void verify_values(const Program& program) {
   for (const Value& value : program.values) {
     const bool is_in_arena =
@@ -125,8 +125,8 @@ void verify_values(const Program& program) {
   }
 }
 
-// Throw Internal if an operand or result of instruction `i` is not a value of the program. An
-// operand also needs memory; only a result of a kernel, a Scan or a Cond may have none.
+// Throw Internal if an operand or result of instruction `i` is not a value of the program. Also
+// throw if it has no memory, unless it is a result of a kernel, a Scan or a Cond.
 void verify_operands(const Program& program, std::size_t i) {
   const Instruction& instruction = program.instructions[i];
   const int values = static_cast<int>(program.values.size());

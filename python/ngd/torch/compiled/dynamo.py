@@ -323,7 +323,11 @@ class _Outputs:
             self.outputs.append(self._output(number, result, bases))
 
     def _output(self, number: int, result: Any, bases: dict[int, int]) -> Output:
-        """Return the description of output `number`. If it needs a new value, append the value."""
+        """Return the description of output `number`.
+
+        A tensor outside the memory of inputs is a base, or a view of one. Append a new base to
+        `values`.
+        """
         if not isinstance(result, torch.Tensor):
             return Fixed(result)
         memory = memory_of(result)
@@ -342,7 +346,10 @@ class _Outputs:
     def _view(
         self, result: torch.Tensor, is_of_input: bool, number: int, base: torch.Tensor
     ) -> View:
-        """Return the description of `result` as a view of `base`, input or value `number`."""
+        """Return the description of `result` as a view of `base`.
+
+        `base` is input `number` if `is_of_input` is True, otherwise value `number`.
+        """
         if result.dtype != base.dtype or result.is_conj() or result.is_neg():
             refuse(self._where, f"an output of {result.dtype} that is a view of {base.dtype}")
         return View(
@@ -467,7 +474,10 @@ class _StaticCopy:
         return self.graph, "\n".join(self.lines)
 
     def _input(self, name: str, node: fx.Node | None) -> fx.Node:
-        """Add a placeholder to the copy, with the metadata of `node`, and name it for the text."""
+        """Add a placeholder with the metadata of `node` to the copy of the graph.
+
+        In the text of the graph, its name is "%input0", "%input1" and so on.
+        """
         placeholder_ = self.graph.placeholder(name)
         if node is not None:
             placeholder_.meta = dict(node.meta)
@@ -475,7 +485,10 @@ class _StaticCopy:
         return placeholder_
 
     def _copy(self, node: fx.Node) -> None:
-        """Add a node to the copy and the text, or only store its result if that is a constant."""
+        """Add `node` to the copy of the graph, and its description to the text of the graph.
+
+        If the node's result is a constant, store only the result.
+        """
         # A node without users is kept for its side effect.
         if node.users and _is_fixed(self.known[node]):
             value = self.known[node]

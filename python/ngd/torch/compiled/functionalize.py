@@ -148,7 +148,8 @@ class Plan:
     def _fits_variables(self, node: fx.Node) -> bool:
         """Return True if ngd can run the op of a node, or a functional op instead.
 
-        The op reads variables or draws numbers. Record its writes in `written` or `statistics`.
+        The op reads variables or draws random numbers. If it is an in-place op, store it in
+        `written`. If it is a batch normalization in training, store it in `statistics`.
         """
         if node.target is operator.getitem:
             return True

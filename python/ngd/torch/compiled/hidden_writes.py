@@ -81,7 +81,11 @@ class _Walk:
         return self.run(inner, bool(is_enabled), [self.values.get(each) for each in operands])
 
     def _call(self, node: fx.Node, has_grad: bool) -> Any:
-        """Return the Value of an op's result, and update `trained`; raise for a hidden write."""
+        """Return the Value of an op's result: the owner of its memory, and if it is detached.
+
+        Add memory that now requires a gradient to `trained`; raise for a write that autograd does
+        not see.
+        """
         operands = [self.values.get(each) for each in node.all_input_nodes]
         known = [each for each in operands if isinstance(each, Value)]
         is_trained = has_grad and any(

@@ -148,7 +148,10 @@ class Queue:
             self._waiting.popleft()
 
     def _submit(self, work: Work) -> None:
-        """Submit the calls of a work that are not submitted; BusyError if the core is in use."""
+        """Submit the collectives of `work` that are not submitted yet.
+
+        Raise BusyError if another thread is in a call of the C++ core.
+        """
         for call in work._calls:
             if not call.started:
                 call.start()
