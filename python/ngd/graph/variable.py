@@ -253,8 +253,8 @@ class Variable(Node):
         Parameters
         ----------
         value : array_like
-            A value of the variable's shape, which is cast to its dtype. If the ranks of a host
-            share the variable (`shard` of ngd.compile), all of them assign the same value.
+            A value of the variable's shape, which is cast to its dtype. If a step shares the
+            variable (`shard` of ngd.compile), all ranks of the step assign the same value together.
 
         Raises
         ------
