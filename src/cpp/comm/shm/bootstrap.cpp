@@ -121,12 +121,12 @@ class Rendezvous {
   virtual void notify(const Message& failure) noexcept = 0;
 
   Parcel& parcel(int rank) { return parcels_[static_cast<std::size_t>(rank)]; }
-  // Return true if this rank has the segment of `rank`, which comes with its Hello.
+  // Return true if this rank has the segment of `rank`. It arrives with that rank's first message.
   bool has_come(int rank) { return parcel(rank).segment.valid(); }
   // Create the segment of this rank, the memory that it shares with its peers. This may fail, so
   // call it only when this rank is connected and can notify the other ranks of a failure.
   void make_segment() { parcel(rank_).segment = create_segment(size_); }
-  // Return the other ranks of this host whose Hello has not arrived here yet.
+  // Return the other ranks of this host whose Hello (first message) has not arrived here yet.
   std::vector<int> missing() {
     std::vector<int> ranks;
     for (int r = 0; r < size_; ++r)
@@ -313,7 +313,7 @@ class Server final : public Rendezvous {
 
   Channel& channel(int rank) { return channels_[static_cast<std::size_t>(rank)]; }
 
-  // Send to each rank the Hello, the segment and the pidfd of each other rank, as Topic::Peer.
+  // Send to each rank, except 0, the Hello, segment and pidfd of each other rank, as Topic::Peer.
   void distribute() {
     for (int to = 1; to < size_; ++to)
       for (int r = 0; r < size_; ++r) {
@@ -343,7 +343,8 @@ class Server final : public Rendezvous {
       for (int i = 0; i < kAcceptedAtOnce && accept_stranger(); ++i) continue;
   }
 
-  // Handle a message of a connected rank, if one waits. Count a Ready; throw a failure or RankLost.
+  // Handle a message from a connected rank, if one has arrived. Count a Ready message. Throw the
+  // error of a Failure message. Throw RankLost if the rank has closed the connection.
   void receive_from(int rank) {
     Parcel received;
     switch (channel(rank).receive(received)) {
@@ -396,8 +397,8 @@ class Server final : public Rendezvous {
     const bool is_of_this_job = received.message.magic == kMagic && received.message.size == size_;
     if (is_of_this_job && received.message.topic == Topic::Failure) fail_relayed(received.message);
     if (is_of_this_job && received.cut) {
-      // Keep the connection, so that notify() sends the failure of this rank to the process at its
-      // other end, too.
+      // Keep the connection: notify() then sends the failure of this rank to the sender of the
+      // message, too.
       strangers_.push_back(std::move(stranger));
       fail_no_descriptors();
     }
@@ -535,7 +536,7 @@ class Client final : public Rendezvous {
     }
   }
 
-  // Wait for the next message of rank 0. At the deadline, throw an error that blames `waited_for`.
+  // Wait for a message from rank 0. At the deadline, throw an error that blames `waited_for`.
   Parcel next(const std::vector<int>& waited_for) {
     for (;;) {
       Parcel received;

@@ -71,7 +71,7 @@ class Channel {
  public:
   Channel() = default;
   explicit Channel(Descriptor socket) noexcept : socket_(std::move(socket)) {}
-  int fd() const noexcept { return socket_.get(); }  // -1 if the channel is not open
+  int fd() const noexcept { return socket_.get(); }  // the socket; -1 if it is not open
   // Return true if the channel has a socket, even if the other end is closed.
   bool open() const noexcept { return socket_.valid(); }
   void close() { socket_ = Descriptor(); }
@@ -95,8 +95,8 @@ class Channel {
 
  private:
   enum class Try { Sent, Full, TooManyDescriptors, Gone };
-  // Send once, without waiting. A descriptor of -1 is not sent; `pidfd` needs `segment_fd`. Full:
-  // the other end must read first.
+  // Try once to send, without waiting. A descriptor of -1 is not sent; `pidfd` is sent only with
+  // `segment_fd`. The result Full means that the other end must read first.
   Try try_to_send(const Message& message, int segment_fd, int pidfd) noexcept;
 
   Descriptor socket_;

@@ -5,7 +5,8 @@ namespace ngd::comm::shm {
 
 namespace {
 
-// Return true if the algorithms of nodes.cpp apply instead of those of flat.cpp.
+// Return true if the algorithms for several NUMA nodes (nodes.cpp) apply, not the flat ones
+// (flat.cpp).
 bool runs_by_nodes(const Group& group, const TaskHead& task) noexcept {
   return task.kind == Kind::AllReduce && group.nodes().count > 1 && !is_half(task.dtype);
 }
@@ -17,7 +18,7 @@ bool has_shared_operands(const Group& group, const TaskHead& task, int rank) noe
          (!gets_result(task, rank) || slot.destination_offset != kPrivate);
 }
 
-// Set NodesStaged or FlatStaged. Note that the task needs the staging buffers.
+// Set the algorithm to NodesStaged or FlatStaged, and set task.staging.is_needed to true.
 void choose_staged(const Group& group, Task& task) {
   task.staging.is_needed = true;
   if (runs_by_nodes(group, task))

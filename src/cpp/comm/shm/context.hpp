@@ -56,7 +56,8 @@ struct TaskHead {
   std::uint64_t waited_ns = 0;
   std::uint64_t completed_ns = 0;  // the time of completion, CLOCK_MONOTONIC
 
-  // Return the bytes of `count` elements: of the array, or of one block (Collective::count).
+  // Return the size in bytes of `count` elements. In some collectives, these are the whole array;
+  // in others, they are one block (Collective::count).
   std::size_t bytes() const noexcept { return count * size_of(dtype); }
   // Return the bytes of the counts that this rank publishes: one number per rank of the group, or 0
   // bytes if the caller has given no counts. The counts are stored before the payload.

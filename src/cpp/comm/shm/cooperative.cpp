@@ -67,7 +67,8 @@ void swap(std::byte* a, std::byte* b, std::size_t bytes) {
   std::swap_ranges(a + at, a + bytes, b + at);
 }
 
-// Swap with each peer one half of the two blocks that the pair exchanges (all_to_all in place).
+// Do this rank's half of the swap of two blocks with each peer (all_to_all in place). The lower
+// rank of a pair swaps the first halves of the blocks, the higher rank the second halves.
 void swap_my_halves(const Group& group, const TaskHead& task) {
   const int me = group.rank(), ranks = group.size();
   const std::size_t block = task.bytes();

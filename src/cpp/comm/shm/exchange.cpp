@@ -159,8 +159,9 @@ class Exchange::Pass {
     if (from != to) copy_piece(to, from, bytes, own_piece.bytes);
   }
 
-  // Take the next chunk of each producer, and report it in Slot::taken. Return false if no chunk is
-  // left, or if this rank must wait; a later call then continues with the same chunk.
+  // Take the next chunk of each producer (a rank that gives this rank a block), and report it in
+  // Slot::taken. Return false if no chunk is left, or if this rank must wait. After a wait, call
+  // this function again: it continues with the same chunk.
   bool take() {
     if (state_.taken_ == state_.in_chunks_) return false;
     if (state_.is_in_place_ && state_.taken_ == state_.filled_ &&

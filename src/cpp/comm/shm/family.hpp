@@ -72,12 +72,12 @@ class Family {
   Ladder& ladder() noexcept { return ladder_; }
   // Return the shared memory of a rank of the world, with its control block for the world.
   Segment segment(int rank) const noexcept { return memory_->segment(rank); }
-  RankRecord& record() const noexcept { return segment(rank()).record(); }  // of this rank
-  Monitor& monitor() noexcept { return monitor_; }  // the lock of the family
+  RankRecord& record() const noexcept { return segment(rank()).record(); }  // this rank's record
+  Monitor& monitor() noexcept { return monitor_; }  // the lock of this object
   // Return the counter of progress in all groups of this rank. If it has not changed, a waiting
   // rank has made no progress.
   std::uint64_t& moves() noexcept { return moves_; }
-  // Return true in a forked child of this rank, which must not use the family.
+  // Return true in a forked child of this rank. The child must not use this object.
   bool in_child() const noexcept { return fork_guard_.in_child(); }
 
   // join() adds a group of this rank to members(), and leave() removes it.
@@ -139,7 +139,7 @@ class Family {
   void retire(std::list<Retired> blocks) noexcept;
 
  private:
-  // Release the retired memory that no rank uses any more.
+  // Release the memory in retired_ that no rank uses any more.
   void sweep() noexcept;
 
   ForkGuard fork_guard_;

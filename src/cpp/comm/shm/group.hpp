@@ -62,7 +62,7 @@ class Group {
   int world(int rank) const noexcept { return ranks_[static_cast<std::size_t>(rank)].world; }
   // Return the number of a rank in the job, for messages and errors.
   int job_rank(int rank) const noexcept { return ranks_[static_cast<std::size_t>(rank)].job_rank; }
-  const Segment& mine() const noexcept { return segment(rank_); }  // of this rank
+  const Segment& mine() const noexcept { return segment(rank_); }  // this rank's segment
   RankRecord& record(int rank) const noexcept { return segment(rank).record(); }
   Control& control(int rank) const noexcept { return segment(rank).control(); }
   // Return text for messages, such as " in the group of rank 1, rank 3"; "" for the world.
@@ -76,8 +76,8 @@ class Group {
     ring_bells();
     protocol_step();
   }
-  // Raise this rank's flag Slot::step or Slot::taken of collective number `sequence`, and wake the
-  // ranks that sleep until it is raised.
+  // raise_step() raises this rank's flag Slot::step of collective number `sequence`, raise_taken()
+  // its flag Slot::taken. Both wake the ranks that sleep until the flag is raised.
   void raise_step(std::uint64_t sequence, std::uint64_t step) const noexcept {
     raise(mine().slot(sequence).step, step);
   }
@@ -107,8 +107,8 @@ class Group {
   Need one_step(std::uint64_t sequence, int rank, std::uint64_t step) const noexcept {
     return {Need::Flag::Step, rank, rank + 1, sequence, step};
   }
-  // Return true if `rank` has raised the flag of a need to its value. Always true for this rank;
-  // always false if another rank must send or receive (Letter).
+  // Return true if `rank` has raised the flag need.flag to at least need.value. The result is true
+  // for this rank. For Flag::Letter, which is not a flag in memory, it is false for other ranks.
   bool has(const Need& need, int rank) const noexcept;
   // Increment need.first past each rank that has raised the flag need.flag, and count these ranks
   // in `moves`. Stop at the first rank that has not. Return true if all ranks before need.last have

@@ -29,7 +29,7 @@ class JobRanks {
     const auto position = std::find(by_rank_.begin(), by_rank_.end(), job_rank);
     return position == by_rank_.end() ? -1 : static_cast<int>(position - by_rank_.begin());
   }
-  // Return the numbers in the job of these ranks of this host, in the same order.
+  // Convert rank numbers on this host to rank numbers in the job, in the same order.
   std::vector<int> of(std::vector<int> ranks) const {
     for (int& rank : ranks) rank = (*this)[rank];
     return ranks;

@@ -11,7 +11,8 @@ namespace ngd::comm::shm {
 
 namespace {
 
-// Return the call of a send or a receive, for messages. `world_peer`: the peer's rank in the job.
+// Return the Collective that describes a send or a receive in error messages. `world_peer`: the
+// peer's rank in the job.
 Collective call_of(const PendingLetter& pending, int world_peer) {
   Collective call;
   call.kind = pending.kind;

@@ -109,7 +109,8 @@ class Letters {
   Statistics::Entry stats_of(std::uint64_t work) const noexcept;
   // Return the need (the condition to wait for) of a pending send or receive.
   Need need_of(std::uint64_t work) const noexcept;
-  // Return the call of a send or receive, for messages; "send or recv" if it is not pending.
+  // Return a text that describes the call of a pending send or receive, for messages. Return "send
+  // or recv" if no such work is pending.
   std::string describe(std::uint64_t work) const;
   // Return the heap offsets of this rank's letter boxes: the shared memory for its sends, one box
   // per receiving rank. The caller must release the boxes.
@@ -129,24 +130,29 @@ class Letters {
   };
   // Return the pending send or receive with this number, otherwise null.
   const PendingLetter* find(std::uint64_t work) const noexcept;
-  // Allocate the letter box for sends to `peer`, and publish its offset.
+  // Allocate the letter box, the shared memory for sends to `peer`, and publish its offset.
   void open(int peer);
   void progress_sends(int peer);
   // Complete the receives from `peer`, in their order, as far as possible.
   void progress_receives(int peer);
-  // Write the letter of a send to the box. Return false if the box has no free letter.
+  // Write the letter of a send (its entry in shared memory). Return false if all kLetters entries
+  // for `peer` are in use.
   bool post(int peer, PendingLetter& send);
-  // Copy the source of a send to the box, chunk by chunk, while a chunk of the box is free.
+  // Copy the source of a send, chunk by chunk, to the letter box (the shared memory for sends to
+  // `peer`). Stop when neither of its two chunks is free.
   void fill(int peer, PendingLetter& send);
   // Copy the available data of the peer's next send. Return true if all its data are copied.
   bool receive(int peer, PendingLetter& receive);
-  // Copy the filled chunks of the box to the destination. Return true if all data are copied.
+  // Copy the filled chunks of the letter box (the shared memory for sends of `peer`) to the
+  // destination. Return true if all data are copied.
   bool drain(int peer, PendingLetter& receive);
   // Count a send or a receive as complete, in in_flight() and in the statistics.
   void finish(PendingLetter& pending) noexcept;
-  // Throw CollectiveMismatch if the letter has another dtype, number of elements or tag.
+  // Throw CollectiveMismatch if the receive and the letter (the entry of the peer's send) differ in
+  // dtype, number of elements or tag.
   void check_letter(const PendingLetter& receive, const Letter& letter) const;
-  // Raise a flag in a letter box, and wake `peer` if it sleeps and may wait for this rank.
+  // Raise a counter of a letter box (the memory for the sends of one rank to another rank). Wake
+  // `peer` if it sleeps until this rank, or any rank, raises a flag.
   void raise(std::atomic<std::uint64_t>& flag, std::uint64_t value, int peer) noexcept;
 
   Family& family_;

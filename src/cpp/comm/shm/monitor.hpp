@@ -38,7 +38,8 @@ class Monitor {
       give_way();
     return true;
   }
-  // End an engine call: clear both bits. The caller must be in it, and have `locked` set.
+  // End the engine call (such as wait) of this thread: clear `inside` and `locked`. Both must be
+  // set.
   void leave() noexcept { word_.store(0, std::memory_order_release); }
 
   // Both are called by the thread that is in an engine call (submit, wait, done or split).
@@ -49,9 +50,11 @@ class Monitor {
   // (wait.hpp).
   bool wanted_before_sleep() const noexcept { return wanted_.load() != 0; }
   void give_way() noexcept;
-  // Clear `locked` during an engine call, so that short calls can run.
+  // Clear `locked` during an engine call (such as wait), so that short calls (such as close) can
+  // run.
   void unlock_inside() noexcept { word_.store(kInside, std::memory_order_release); }
-  // Wait until no short call has `locked` set, and set it again for the engine call.
+  // Wait until no short call (such as close) has `locked` set. Then set `locked` for the engine
+  // call (such as wait) of this thread.
   void lock_inside() noexcept;
 
   // Wait until the bit `locked` is clear, and set it. Called at the beginning of a short call (such
@@ -64,8 +67,9 @@ class Monitor {
  private:
   static constexpr std::uint32_t kInside = 1, kLocked = 2;
 
-  // The rest of enter() if a bit is set: wait while only a short call holds `locked`. Return false
-  // if another thread is in an engine call.
+  // The rest of enter() if `inside` or `locked` is set. Return false if another thread is in an
+  // engine call (such as wait). Otherwise wait until no short call (such as close) has `locked`
+  // set, then set both bits and return true.
   bool enter_slowly() noexcept;
 
   alignas(kLine) std::atomic<std::uint32_t> word_{0};

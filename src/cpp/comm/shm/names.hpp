@@ -42,8 +42,8 @@ std::optional<uid_t> peer_user(int socket) noexcept;
 // For each name, the user that holds it; nullopt if no user does, or if the user is not known.
 using Holders = std::vector<std::optional<uid_t>>;
 Holders holders_of(const std::vector<Address>& addresses);
-// Return true if other users are known to hold all names, so that no rank 0 of this user can have
-// one.
+// Return true if other users are known to hold all socket names of the job. Then no rank 0 of this
+// user can have one.
 bool all_held_by_others(const Holders& holders);
 // Return "uid 1234 holds 3 and uid 1235 holds 1 of the 16 names ...", or "" if no user but this one
 // holds a name.

@@ -79,7 +79,8 @@ class Chunk {
   }
 
  private:
-  // The next five functions are the acts that the head of this file describes.
+  // Each of the next five functions carries out one act (a phase of the algorithm) on this chunk.
+  // The head of this file describes the acts.
   void copy_in() const {
     copy_around(buffer(group_.rank()), task_.source + range_.begin * element_, bytes(range_),
                 slice_.begin * element_, slice_.end() * element_);
@@ -117,7 +118,8 @@ class Chunk {
   // Return the rank with index `index` on NUMA node `node`.
   int rank_at(int node, int index) const { return node * nodes_.ranks + index; }
   std::size_t bytes(const Slice& range) const { return range.count * element_; }
-  // Return the piece of this rank's slice that the counterpart on NUMA node `node` combines.
+  // Return the piece of this rank's slice that NUMA node `node` combines. The rank with the same
+  // index on that node does this.
   Slice piece(int node) const { return lines_of(slice_, node, nodes_.count, element_); }
 
   // Return the address at which this rank reads this chunk of the source of `rank`. The source of

@@ -73,8 +73,8 @@ class Ring::Pass {
   // n - 1 rounds of the phase Gather.
   std::uint64_t steps_per_chunk() const { return 2 * static_cast<std::uint64_t>(ranks_ - 1) + 1; }
 
-  // Return part `number` (modulo n, at least -2n) of the current chunk, as elements of the whole
-  // operand.
+  // Return one of the n parts of the current chunk (n ranks), as a range of elements of the whole
+  // operand. `number`: the index of the part, modulo n; at least -2n.
   Slice part(int number) const {
     const std::size_t first = state_.chunk_ * chunk_elements_;
     const std::size_t count = std::min<std::size_t>(chunk_elements_, task_.count - first);

@@ -51,7 +51,8 @@ class Schedule {
   // and chunk, and one empty step if chunks are copied in one chunk ahead.
   constexpr std::uint64_t last() const noexcept { return num_ahead_ + chunks_ * num_acts_; }
 
-  // Return step `number`, from 1 to last(). The empty step is {CopyIn, chunks()}.
+  // Return step `number`, from 1 to last(). Return {CopyIn, chunks()} for the empty step, in which
+  // no chunk is left to copy in.
   constexpr Step at(std::uint64_t number) const noexcept {
     if (number <= num_ahead_) return {Act::CopyIn, 0};
     const std::uint64_t index = number - num_ahead_ - 1, act = index % num_acts_;

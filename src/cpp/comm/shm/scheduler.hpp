@@ -27,7 +27,8 @@ class Scheduler {
   bool take_staging(Task& task);
   // Note the time at which a task was completed, and add the task to the statistics.
   void count(Task& task) noexcept;
-  // Return the rank of the group that published a collective last, by Slot::arrived_ns.
+  // Return the rank that was the last one to publish a collective, by Slot::arrived_ns. The number
+  // is the rank in this group.
   int last_to_come(std::uint64_t sequence) const noexcept;
 
   Group& group_;

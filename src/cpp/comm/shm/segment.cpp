@@ -48,7 +48,8 @@ bool address_space_holds(std::size_t bytes) {
        limit.empty() ? "Start fewer ranks on this host" : limit);
 }
 
-// Return the size in bytes of each of `size` segments, as create_segment() describes it.
+// Return the size of a segment in bytes, by the rule in segment.hpp (create_segment()). `size`: the
+// number of ranks on this host, each with one segment.
 std::size_t fitting_bytes(int size) {
   const auto pages = static_cast<std::size_t>(std::max(0l, ::sysconf(_SC_PHYS_PAGES)));
   const std::size_t physical = pages * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));

@@ -73,18 +73,21 @@ class ShmCommunicator final : public Communicator, private Member, private Commo
   std::string describe_call(Collective collective) const;
   // Report the failure of this rank to the peers, with the text "rank N failed: " and then `why`.
   void report_failure(std::string_view why) noexcept;
-  // The work of submit and wait, called in an engine call (monitor.hpp). An error is reported to
-  // the peers. wait_inside() returns false if the patience has passed.
+  // Do the work of submit and wait, for a caller that has begun an engine call: it holds the lock
+  // (monitor.hpp). Report an error to the peers. wait_inside() returns false if
+  // limits.patience_seconds have passed.
   Work submit_inside(const Collective& collective);
   bool wait_inside(Work work, const WaitLimits& limits);
 
-  // The number of common memory is the offset of its header in the segment of its maker.
+  // make_common() allocates common memory (memory that all ranks of the group share). It returns
+  // the number of this memory: the offset of its header in the segment of the rank that made it.
   std::uint64_t make_common(std::size_t bytes) override;
   std::shared_ptr<void> open_common(int maker, std::uint64_t number) override;
   std::unique_ptr<CopyOnWriteMapping> map_common(int maker, std::uint64_t number,
                                                  std::size_t bytes) override;
 
-  // Do the work of split in an engine call. Return null if `color` is negative.
+  // Do the work of split, for a caller that has begun an engine call: it holds the lock
+  // (monitor.hpp). Return null if `color` is negative.
   std::unique_ptr<Communicator> split_inside(int color, int key);
   // The data that a rank sends to its peers in a split().
   struct Ticket {
@@ -94,8 +97,8 @@ class ShmCommunicator final : public Communicator, private Member, private Commo
     // new group; kPrivate if it has allocated none.
     std::uint64_t control;
   };
-  // Store the tickets of all ranks in `tickets` with an all_gather, and wait for it. On failure,
-  // call mark_left() and throw.
+  // Collect the Ticket of each rank (its color, its key and its control block) in `tickets`, with
+  // an all_gather. Wait for the all_gather. On failure, call mark_left() and throw.
   void exchange_tickets(const Ticket& mine, std::vector<Ticket>& tickets);
   // Return the new group of the ranks with this color, ordered by key and then by old rank.
   std::unique_ptr<Communicator> make_group(const std::vector<Ticket>& tickets, int color,

@@ -35,7 +35,8 @@ class SlotQueue {
   // the peers have finished.
   bool may_lack_slot() const noexcept { return submitted_ >= slots_free_to_; }
 
-  // Return the number of the last collective that was published, without the backlog.
+  // Return the number of the last collective that was published in a slot, where the peers read it.
+  // Collectives in the backlog, which wait for a slot, have higher numbers.
   std::uint64_t submitted() const noexcept { return submitted_; }
   // Return the largest n for which the collectives 1 to n are complete on this rank.
   std::uint64_t finished() const noexcept { return finished_; }
@@ -47,10 +48,12 @@ class SlotQueue {
     if (finished_ != before) report_finished(before);
   }
 
-  // Return the Task object of a published collective. Collective sequence + kSlots uses it again.
+  // Return the Task object of a published collective. The collective with number sequence + kSlots
+  // will use the same object.
   Task& task(std::uint64_t sequence) noexcept { return tasks_[sequence % kSlots]; }
   const Task& task(std::uint64_t sequence) const noexcept { return tasks_[sequence % kSlots]; }
-  // Return true if a collective is complete on this rank; false for one in the backlog.
+  // Return true if a collective is complete on this rank. Return false if it is in the backlog,
+  // where it waits for a slot.
   bool is_complete(std::uint64_t sequence) const noexcept {
     return sequence <= finished_ || (sequence <= submitted_ && task(sequence).is_complete);
   }
@@ -66,16 +69,16 @@ class SlotQueue {
   Collective backlogged(std::uint64_t sequence) const noexcept {
     return backlog_[sequence - submitted_ - 1].view();
   }
-  // Return the entry in the statistics of a collective in the backlog.
+  // Return the statistics entry of a collective in the backlog, where it waits for a slot.
   Statistics::Entry backlogged_stats(std::uint64_t sequence) const noexcept {
     return backlog_[sequence - submitted_ - 1].stats;
   }
-  // Return the need (the condition to wait for) of the oldest collective in the backlog. A slot is
-  // a record that the peers read. An earlier collective has used the slot that this one will use.
-  // All ranks must have reported that they have finished the earlier collective.
+  // Return the need (the condition to wait for) of the oldest collective in the backlog: its slot,
+  // a record that the peers read, must be free. The slot is free when all ranks have reported that
+  // they have finished the collective that used it before.
   const Need& need_of_slot() const noexcept { return next_slots_; }
-  // Return the number of collectives after finished(), including the backlog. Some of them can be
-  // complete, if an earlier one is not.
+  // Return how many submitted collectives have numbers above finished(), including the backlog.
+  // Some of them can be complete: finished() stops before the first incomplete one.
   std::uint64_t in_flight() const noexcept { return submitted_ - finished_ + backlog_.size(); }
 
  private:
@@ -94,7 +97,8 @@ class SlotQueue {
     Collective view() const noexcept;
   };
 
-  // Report finished_ to the peers if a multiple of kReportInterval is in (before, finished_].
+  // Report finished_ to the peers if it has reached or passed a multiple of kReportInterval since
+  // its value was `before`.
   void report_finished(std::uint64_t before);
   bool has_free_slot();
   // Append a collective to the backlog. Nothing is published yet.
@@ -104,7 +108,8 @@ class SlotQueue {
   // the time that the collective was in the backlog.
   void start(const Collective& collective, Statistics::Entry stats, const ProgramText& program,
              std::uint64_t waited_ns);
-  // Copy the call to its task. The task then needs that all ranks publish the collective.
+  // Copy the call to its task. Set task.need, the condition to wait for: all ranks have published
+  // the collective.
   void fill_in(Task& task, const Collective& collective);
   // Write the call and its operands to this rank's slot. Then raise the slot's flag `published`.
   void publish(Task& task, const Collective& collective, const ProgramText& program);

@@ -47,7 +47,7 @@ class Staging {
     while (buffer < kBuffers && is_free(group, buffer)) ++buffer;
     return buffer;
   }
-  // hold() marks the buffer of a ticket as in use until give_back() is called for it.
+  // hold() marks the buffer of a ticket (a staged chunk) as in use, until give_back() is called.
   void hold(std::uint64_t ticket) noexcept { is_held_[ticket % kBuffers] = true; }
   void give_back(std::uint64_t ticket) noexcept { is_held_[ticket % kBuffers] = false; }
   // Keep the buffer of a ticket (a staged chunk) in use until each rank has taken at least `chunks`
@@ -56,8 +56,8 @@ class Staging {
                          std::uint64_t chunks) {
     guard(ticket) = group.all(Need::Flag::Taken, sequence, chunks);
   }
-  // Return the condition after which no peer needs the buffer of a ticket. hold() is not part of
-  // it.
+  // Return the condition (a Need) that is met when no peer needs the buffer of a ticket (a staged
+  // chunk) any more. hold() and give_back() do not change the condition.
   Need& guard(std::uint64_t ticket) noexcept { return guards_[ticket % kBuffers]; }
 
  private:

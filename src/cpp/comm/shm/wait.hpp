@@ -56,7 +56,7 @@ inline void ring_bell(RankRecord& peer, int rank) noexcept {
 class Ladder {
  public:
   explicit Ladder(bool crowded) noexcept : is_crowded_(crowded) {}
-  // Begin a new wait with spins or yields. The measured limits of both are kept.
+  // Begin a new wait with spins or yields. The limits on both, adapted in earlier waits, are kept.
   void restart() noexcept { count_ = 0; }
   // Spin or yield once. Return false if it is time to sleep instead.
   bool spin_or_yield() noexcept;
@@ -66,7 +66,8 @@ class Ladder {
 
  private:
   bool spin() noexcept;
-  // Decide at the end of a period if this rank is disturbed (is_disturbed_). Do nothing before it.
+  // Decide if other programs often preempt this rank (is_disturbed_). Do nothing until 50 ms have
+  // passed since the last decision, or 1 s if its result was true.
   void update_disturbed() noexcept;
 
   bool is_crowded_;
@@ -88,8 +89,9 @@ class Ladder {
   static constexpr int kLeastYields = 10, kMostYields = 5'000;
 };
 
-// Sleep until a peer wakes this rank or limit_ns has passed. Return at once if the doorbell is not
-// `bell` any more. May return early, for example after a signal.
+// Sleep on the futex mine.doorbell until a peer wakes this rank or limit_ns has passed. Return at
+// once if the value of the futex is not `bell` any more. May return early, for example after a
+// signal.
 void sleep_on(RankRecord& mine, std::uint32_t bell, std::uint64_t limit_ns) noexcept;
 
 // Sleep until a peer rings the doorbell or `limit_ns` nanoseconds have passed. has_changed() checks

@@ -53,17 +53,19 @@ class Waiter {
     std::uint64_t slow_since_ns = 0;  // the time of the first inspect(); 0: no sleep yet
     bool is_published = false;        // peers can read the call of this wait (note_wait)
   };
-  // Return the deadline of a wait that begins now: its patience or its timeout.
+  // Return the deadline of a wait that begins now. The limit is limits.patience_seconds if it is
+  // set, otherwise limits.timeout_seconds.
   static Deadline deadline_of(const WaitLimits& limits);
 
-  // Wait until a work is complete and return true. Return false if the patience has passed.
+  // Wait until a work is complete, and return true. Return false if the deadline passes before that
+  // and is not an error (Deadline::is_error).
   bool block(Work work, Deadline& deadline);
-  // Sleep until a peer rings, but at most kSleepNs or until the deadline. Return without a sleep if
-  // a work has moved on, or if another thread wants the lock.
+  // Sleep until a peer wakes this rank, but at most kSleepNs or until the deadline. Return without
+  // a sleep if any work has made progress, or if another thread wants the lock.
   void sleep(Work work, const Deadline& deadline);
   std::uint32_t bell_of(Work work) const noexcept;
-  // Called before each sleep: throw an error if this wait must end (head of this file). Let the
-  // peers read the call of a long wait.
+  // Called before each sleep: throw an error if this wait must end (head of this file). If the wait
+  // is long, publish this rank's call, so that error messages of peers can name it.
   void inspect(Work work, Deadline& deadline);
   void publish_wait(Work work, Deadline& deadline, std::uint64_t now);
   // Run the interrupt callback without the lock. Throw Interrupted if it returns true, and

@@ -26,7 +26,7 @@ class Works {
   std::uint64_t in_flight() const noexcept { return queue_.in_flight() + letters_.in_flight(); }
   // Throw Internal if no collective, send or receive with this number was ever submitted.
   void check_known(Work work) const;
-  // Return the entry in the statistics of a pending work.
+  // Return the statistics entry of a pending work (a collective, a send or a receive).
   Statistics::Entry stats_of(Work work) const noexcept;
   // Return the time at which a complete work ended, for the statistics. The present time could be
   // too late, because the waiting thread may have lost its core after the work ended. For a
