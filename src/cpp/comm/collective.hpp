@@ -125,7 +125,8 @@ Algorithm algorithm_named(std::string_view name);  // throws InvalidArgument for
 Algorithm preferred_algorithm();  // from NGD_ALLREDUCE; throws InvalidArgument for an unknown name
 
 constexpr bool reduces(Kind kind) noexcept { return row_of(kind).reduces; }
-// Return false for a send and a receive too: their `root` is only the other rank.
+// Return true if this kind has a root, such as broadcast. Return false for a send and a receive:
+// their `root` is only the other rank.
 constexpr bool has_root(Kind kind) noexcept { return row_of(kind).of_root != Role::None; }
 // Return true if the source consists of one block or of one block per rank. Only these kinds accept
 // `counts`, the sizes of the blocks.

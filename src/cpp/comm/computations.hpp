@@ -19,11 +19,12 @@
 
 namespace ngd::comm {
 
-// The computations of the loaded steps that use one group, with the number of holders of each. Any
+// The computations of the loaded compiled steps that use one group. A computation is a hash of
+// everything that a step computes. Each computation has a count of its HeldComputation objects. Any
 // thread may call the functions.
 class Computations {
  public:
-  // Count one more holder of a computation. remove() removes one holder.
+  // Add 1 to the count of a computation, the hash of a loaded step. remove() subtracts 1.
   void add(std::uint64_t computation) {
     const std::lock_guard lock(mutex_);
     ++num_holders_[computation];
@@ -34,7 +35,7 @@ class Computations {
         entry != num_holders_.end() && --entry->second == 0)
       num_holders_.erase(entry);
   }
-  // Return true if at least one loaded step has this computation.
+  // Return true if `computation` is the hash of at least one loaded step.
   bool hold(std::uint64_t computation) const {
     const std::lock_guard lock(mutex_);
     return num_holders_.count(computation) != 0;

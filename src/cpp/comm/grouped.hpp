@@ -51,8 +51,9 @@ class Grouped {
 
   void describe_list(const std::vector<Tensor>& tensors);
   void plan(const std::vector<Tensor>& tensors);
-  // Copy the tensors of a pack into its block, and submit its collective. The first pack throws
-  // Busy if another thread uses the group; the later ones retry.
+  // Submit the collective on the tensors of `pack`. Several tensors are first copied into
+  // pack.block. If another thread uses the group, throw Busy for the first pack, and retry for a
+  // later pack.
   void start(Pack& pack);
   // Wait for the packs, one after the other, and copy their results to the tensors. A pack is one
   // collective: on one tensor, or on several small tensors. limits() returns the WaitLimits for the
@@ -60,7 +61,8 @@ class Grouped {
   // all packs. A later call continues with the first pack that is not complete.
   template <class Limits>
   Progress try_wait(Limits&& limits);
-  // Copy the results in the block of a pack to its tensors, and free the block.
+  // Copy the results from pack.block to the tensors of the pack, and free the block. Do nothing for
+  // a pack of one tensor, which has no block.
   void unpack(Pack& pack);
 
   Communicator& communicator_;

@@ -47,9 +47,10 @@ struct WaitLimits {
   double waited_seconds = 0;           // the part of the timeout that has passed before this call
   double patience_seconds = kForEver;  // after which NotYet is returned; needs timeout_seconds == 0
 
-  // Return limits without a timeout: the wait returns NotYet after `seconds`.
+  // Return limits for a wait that returns NotYet after `seconds`, and never throws
+  // CollectiveTimeout.
   static WaitLimits patience(double seconds) { return {0, 0, seconds}; }
-  // Return true if the patience is limited, so that the wait may return NotYet.
+  // Return true if patience_seconds is finite. The wait then returns NotYet after that time.
   bool has_patience() const noexcept { return patience_seconds != kForEver; }
 };
 

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kShortList = 6;
 
-// Return the text of an entry of a list, such as "6 float32" for an array of 6 elements.
+// Return the text of an array, such as "6 float32" for 6 elements. `entry` is from entry_of().
 std::string array_of(std::uint64_t entry) {
   return concat(entry >> 8, " ", name_of(static_cast<DType>(entry & 0xff)));
 }

@@ -32,8 +32,8 @@ std::string_view without_site(std::string_view line) { return line.substr(0, lin
 // The end of the collectives in ProgramIdentity::text. The name of the step follows.
 constexpr std::string_view kEnd = "\n\n";
 
-// collectives_of() returns the lines of the collectives in ProgramIdentity::text, and
-// name_of_program() the name of the step; "a compiled step" if the text has no name.
+// collectives_of() returns the lines of the collectives in ProgramIdentity::text. name_of_program()
+// returns the name of the step, or "a compiled step" if the text has no name.
 std::string_view collectives_of(std::string_view text) { return text.substr(0, text.find(kEnd)); }
 
 std::string_view name_of_program(std::string_view text) {

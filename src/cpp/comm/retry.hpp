@@ -57,8 +57,9 @@ auto retry_while_busy(Communicator& group, double timeout_seconds, Call&& call) 
   return result;
 }
 
-// Submit, wait for a work, or split the group with retry_while_busy(), and with its errors and
-// timeout. In wait_retrying(), each try_wait() also has the timeout.
+// Call try_submit(), try_wait() or try_split() of the group, and retry while another thread uses
+// the group. The errors and the timeout are those of retry_while_busy(). In wait_retrying(), each
+// try_wait() also has this timeout.
 inline Work submit_retrying(Communicator& group, const Collective& collective,
                             double timeout_seconds) {
   return *retry_while_busy(group, timeout_seconds, [&] { return group.try_submit(collective); });

@@ -53,7 +53,8 @@ class SelfCommunicator final : public Communicator {
   void close() noexcept override { close_with(""); }
 
  private:
-  // Throw GroupClosed if the group is closed. call() returns the name of the call for the message.
+  // Throw GroupClosed if the group is closed. For the error message, call() returns the name of the
+  // refused call, such as "wait".
   template <class Call>
   void check_open(Call&& call) const {
     if (!closed_.load(std::memory_order_acquire)) [[likely]]

@@ -68,12 +68,12 @@ class Hosts final : public mpi::HostLayer {
   bool is_here(int world_rank) const noexcept override { return number_here(world_rank) >= 0; }
   int awaited_by(int world_rank) const noexcept override;
 
-  // counterparts() returns the ranks with the same local rank as this rank, one per host.
-  // count() returns the number of hosts, and mine() the number of this host. Hosts are numbered
-  // from 0, in the order of their lowest ranks in the group. per_host() returns the number of ranks
-  // on each host, and ranks() the number of ranks in the group. The group must be regular (several
-  // hosts that all have the same number of ranks, at least two). This holds for all functions
-  // below, except host(), place() and neighbours().
+  // All public functions below, except host(), place() and neighbours(), need a regular group:
+  // several hosts that all have the same number of ranks, at least two. counterparts() returns the
+  // ranks with the same local rank as this rank, one per host. count() returns the number of hosts,
+  // and mine() the number of this host. Hosts are numbered from 0, in the order of their lowest
+  // ranks in the group. per_host() returns the number of ranks on each host, and ranks() the number
+  // of ranks in the group.
   const mpi::RankSet& counterparts() const noexcept { return counterparts_; }
   int count() const noexcept { return counterparts_.size(); }
   int mine() const noexcept { return counterparts_.rank; }

@@ -55,8 +55,10 @@ class LocalGroup final : public Communicator, private mpi::Member {
   void check_other_groups();
   std::uint64_t moves() const noexcept override { return num_done_; }
   Progress await(Work work, double seconds);
-  // Return the result of call(), which runs with the mutex of family_ held. If family_ has failed,
-  // throw its failure. If call() throws, report() the error. `name`: the call in error messages.
+  // Hold the mutex of family_ (all groups that use the same MPI communicator) while call() runs,
+  // and return the result of call(). If family_ has failed, throw its failure and do not run
+  // call(). If call() throws, pass the error to report(). `name` is the name of the call for error
+  // messages.
   template <class Call>
   auto locked(const char* name, Call&& call);
   template <class Call>

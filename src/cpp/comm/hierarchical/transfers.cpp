@@ -104,7 +104,7 @@ class HostWindows : public WindowedTransfer {
   // number, because all its steps were carried out, transfer no data and return false.
   virtual bool complete_step(Window& window) = 0;
 
-  // Let the window with the next number submit; window 0 follows the last one.
+  // Let the next window submit a collective inside this host; window 0 follows the last one.
   void end_turn() { ++turn_; }
   // A derived class calls this once per slice, when the last collective inside this host for the
   // slice was submitted. After the call for the last slice of the operand, the next transfer may
@@ -242,11 +242,11 @@ class AllReduce final : public HostWindows {
     return scratch_ + num_windows() * share_bytes_ +
            static_cast<std::size_t>(window.number) * wide_bytes_;
   }
-  // Return the data for the counterpart on host h: part h of this rank's sums().
+  // Return part h of sums(). The rank on host h with this rank's local rank reduces this part.
   std::span<const std::byte> contribution_to(const Window& window, int h) const {
     return {sum_of_part(window, h), part(window, h).count * partial_bytes_};
   }
-  // Return the bytes of the destination in which the result of part h is stored.
+  // Return the bytes of the destination for part h, the elements that a rank of host h reduces.
   std::span<std::byte> result_of(const Window& window, int h) const {
     const Slice theirs = part(window, h);
     return {destination(theirs), bytes(theirs)};
@@ -265,7 +265,7 @@ class AllReduce final : public HostWindows {
     return inside;
   }
 
-  // Reduce this rank's own part over all hosts, into the destination.
+  // Reduce this rank's part of the slice: combine the data of all hosts into the destination.
   void reduce_between(const Window& window) {
     const std::span<std::byte> result = result_of(window, rank_);
     std::byte* sum = sum_of_part(window, rank_);
@@ -399,8 +399,8 @@ class HostBlocks : public Transfer {
     return static_cast<const std::byte*>(data) + element * width_;
   }
 
-  // Return a collective inside this host, with the counts of the blocks of region(h). The caller
-  // sets its arrays.
+  // Return a collective inside this host, with the counts of the blocks of the ranks of host h. The
+  // caller sets its source and destination.
   Collective region_step(Kind kind, int h) const {
     Collective step = local_step(hosts_, collective_, kind);
     step.count = collective_.count;
@@ -439,7 +439,8 @@ class HostBlocks : public Transfer {
     std::optional<Work>& work = works_[static_cast<std::size_t>(h)];
     return work && hosts_.is_done(*work);
   }
-  // Prepare a message to or from the counterpart on host h. has_sent() or has_received() posts it.
+  // send() and receive() prepare a message to or from the rank on host h with this local rank.
+  // has_sent() and has_received() post the message.
   void send(int h, const void* data, std::size_t elements) {
     outgoing_[static_cast<std::size_t>(h)].emplace(hosts_.counterparts(), h, tag_, data, nullptr,
                                                    elements * width_);
@@ -468,7 +469,7 @@ class HostBlocks : public Transfer {
   std::vector<std::optional<LongMessage>> incoming_;
 };
 
-// The reduce_scatter that transfers.hpp describes.
+// The reduce_scatter inside and between hosts (algorithm: make_reduce_scatter() in transfers.hpp).
 class ReduceScatter final : public HostBlocks {
  public:
   ReduceScatter(Hosts& hosts, int tag, const Collective& collective)
@@ -514,9 +515,9 @@ class ReduceScatter final : public HostBlocks {
       begins.push_back(begins.back() + round_up(block(h).count * width_, 64));
     return begins;
   }
-  // Return the address of the block of the counterpart on host h, summed over this host.
+  // Return the address of block(h), a block of one rank of host h, summed over this host's ranks.
   std::byte* sums(int h) const { return scratch_ + begins_[static_cast<std::size_t>(h)]; }
-  // Return the address of this rank's block, summed over host h, as it arrives from there.
+  // Return the address at which this rank's block, summed over the ranks of host h, arrives.
   std::byte* contribution(int h) const {
     return contributions_ + block(hosts_.mine()).count * width_ * static_cast<std::size_t>(h);
   }
@@ -539,7 +540,7 @@ class ReduceScatter final : public HostBlocks {
   std::byte* const contributions_;
 };
 
-// The all_gather that transfers.hpp describes.
+// The all_gather inside and between hosts (algorithm: make_all_gather() in transfers.hpp).
 class AllGather final : public HostBlocks {
  public:
   AllGather(Hosts& hosts, int tag, const Collective& collective)

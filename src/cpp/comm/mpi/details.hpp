@@ -23,7 +23,7 @@ std::string encode_details(const Collective& collective);
 class DecodedDetails {
  public:
   DecodedDetails(const Header& header, std::optional<std::string> bytes);
-  // Return the details as those of the rank `world_rank`, for error messages.
+  // Return the decoded details as a CallDetails, whose field `rank` is `world_rank`.
   CallDetails of(int world_rank) const;
 
  private:

@@ -119,8 +119,8 @@ class BlockExchange final : public Transfer {
     return saved;
   }
 
-  // Add the message of `block`: a send to `peer` if `source` is not null, otherwise a receive from
-  // `peer`. An empty block needs no message.
+  // Append a message with the elements of `block` to messages_: a send to `peer` if `source` is not
+  // null, otherwise a receive from `peer`. If the block is empty, append nothing.
   void add(const RankSet& group, int peer, int tag, const void* source, void* destination,
            const Slice& block) {
     const std::size_t bytes = block.count * size_of(collective_.dtype);

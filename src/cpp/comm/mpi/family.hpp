@@ -26,7 +26,8 @@
 
 namespace ngd::comm::mpi {
 
-// A group of a family. The functions are those that the family calls, with its lock held.
+// The interface of a group for its family: the world group and all groups made from it. The family
+// calls these functions with its lock held.
 class Member {
  public:
   virtual ~Member() = default;
@@ -67,7 +68,8 @@ class Family {
   Family(const Family&) = delete;
   Family& operator=(const Family&) = delete;
 
-  // Return the MPI communicator of the family, and the numbers of this rank in it.
+  // Return the MPI communicator of the world group and all groups made from it, with this rank and
+  // the number of ranks.
   const Endpoint& endpoint() const noexcept { return endpoint_; }
   // Return the lock that protects all groups of the family (the world group and all groups made
   // from it) and every MPI call on their communicator.
@@ -109,8 +111,9 @@ class Family {
   // Return the seconds that are left for closing a group after a failure. The world group and all
   // groups made from it share one limit.
   double seconds_to_leave() noexcept;
-  // Throw the failure that a rank has reported in a watched group other than `member`
-  // (Member::expect_no_failure).
+  // Throw the failure that a rank has reported in a group other than `member`, if a running
+  // compiled step watches that group (Communicator::watch). `mine` is the call in which this rank
+  // waits.
   void expect_no_failure_beside(const Member& member, const CallRecord& mine);
   // Called after a collective, send or receive is submitted, so that the progress thread advances
   // it while no caller waits. Not called for a collective whose data travel with its headers.
@@ -121,7 +124,7 @@ class Family {
   void abandon() noexcept { is_clean_ = false; }  // MPI holds messages: never free the communicator
   // The number that this rank proposes for the next group: above the numbers of all its groups.
   int next_group = 1;
-  // Return the largest message tag of this MPI. No message of ngd has this tag.
+  // Return the largest message tag that this MPI allows. ngd sends no message with this tag.
   int tag_limit() const noexcept { return tag_limit_; }
 
   bool failed() const noexcept { return failed_; }  // may be called without the lock
@@ -146,9 +149,10 @@ class Family {
   void run();
   void touch_thread_locals() const noexcept;
   // Call MPI several times, so that it moves data and polls its sockets. Do nothing after
-  // leave_to_mpi().
+  // leave_to_mpi(), because MPI might then write to memory that was freed.
   void pump() const noexcept;
-  // Return the sum of Member::moves() over all groups.
+  // Return the sum over all groups of moves(), a counter that grows when a collective, send or
+  // receive of the group advances.
   std::uint64_t moves() const noexcept;
 
   const Endpoint endpoint_;

@@ -23,8 +23,8 @@ struct MpiEntry {
   std::vector<std::string> files;
 };
 
-// Return the MPIs that the build supports; earlier ones are preferred. NGD_MPIS lists the name of
-// each MPI, followed by the file names of its library.
+// Return the MPIs that the build supports; earlier ones are preferred. The macro NGD_MPIS lists
+// them: the name of each MPI, then the file names of its library.
 const std::vector<MpiEntry>& supported_mpis() {
   static const std::vector<MpiEntry> all = [] {
     std::vector<MpiEntry> result;
@@ -72,7 +72,8 @@ bool find_mpi(const MpiEntry& entry, int flags, std::string& reasons) {
   return false;
 }
 
-// Load the ngd module for an MPI, whose own library is loaded, and return its functions.
+// Load the ngd module for the MPI `entry`, and return its functions. The library of that MPI must
+// already be loaded.
 const Library* open_module(const MpiEntry& entry) {
   const std::string file = concat("ngd_mpi_", entry.name, ".so");
   void* const module = ::dlopen(file.c_str(), RTLD_NOW);

@@ -72,7 +72,8 @@ class Library {
   // succeeds.
   virtual int test_some(Request* requests, std::size_t n, Completed* completed,
                         std::size_t& count) const noexcept = 0;
-  // Set `complete` to true if the request is complete. MPI then sets `request` to no_request.
+  // Set `complete` to true if the request is complete, otherwise to false. When it is complete, MPI
+  // sets `request` to no_request.
   virtual int test(Request& request, bool& complete) const noexcept = 0;
   // Ask MPI to cancel a message. The request stays pending until test() completes it.
   virtual void cancel(Request& request) const noexcept = 0;
@@ -80,8 +81,8 @@ class Library {
   // tag, so the probe finds nothing.
   virtual void poke(int unused_tag, Comm comm) const noexcept = 0;
 
-  // Write the text of an MPI error code, or the name and version of the MPI library, into `text`.
-  // It has `size` bytes, and a longer text is cut.
+  // error_text() writes the text of an MPI error code into `text`. version() writes the name and
+  // version of the MPI library. `text` has `size` bytes, and a longer string is cut.
   virtual void error_text(int code, char* text, std::size_t size) const noexcept = 0;
   virtual void version(char* text, std::size_t size) const noexcept = 0;
 

@@ -179,8 +179,8 @@ class Implementation final : public Library {
   }
 
  private:
-  // Run test_some() on the requests from `begin` to `end`, at most kAtOnce. Append the complete
-  // ones to `completed`, and add their number to `count`.
+  // Do the work of test_some() for the requests [begin, end), at most kAtOnce. For each complete
+  // request, append an entry to `completed` and add 1 to `count`.
   static int test_part(Request* requests, std::size_t begin, std::size_t end, Completed* completed,
                        std::size_t& count) noexcept {
     MPI_Request handles[kAtOnce];

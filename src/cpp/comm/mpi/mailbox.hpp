@@ -37,7 +37,7 @@ class Mailbox {
   // Return the headers of the collectives of `peer` that have arrived and are not taken yet, in
   // their order.
   const std::deque<Message>& from(int peer) const { return peers_[index(peer)].arrived; }
-  // Remove the oldest header of from(peer), which must have one, and return it.
+  // Remove the oldest message of from(peer) and return it. from(peer) must not be empty.
   Message take(int peer);
   // Return the headers of the sends of `peer` to this rank that have arrived and are not taken yet,
   // in their order.
@@ -45,7 +45,8 @@ class Mailbox {
   // Return the message with which a peer has ended its part of the group (Failed or Left), if it
   // has arrived. The peer submits no collective afterwards.
   const std::optional<Message>& ended(int peer) const { return peers_[index(peer)].ended; }
-  // Return the time at which ended(peer) arrived. The message must have arrived.
+  // Return the time at which the message of ended(peer), Failed or Left, arrived. The message must
+  // have arrived.
   std::chrono::steady_clock::time_point ended_at(int peer) const {
     return peers_[index(peer)].ended_at;
   }
@@ -81,8 +82,8 @@ class Mailbox {
   static std::size_t index(int peer) { return static_cast<std::size_t>(peer); }
   // Return a name for error messages, such as "rank 2", with the world rank.
   std::string name(int peer) const { return concat("rank ", group_.world(peer)); }
-  // Store a copy of the header and the payload as an outgoing message, and return it. The caller
-  // sends it.
+  // Copy the header and the payload into a new outgoing message, and return a reference to the
+  // message. The caller sends it.
   Outgoing& compose(Header header, const void* payload, std::size_t payload_bytes);
   // Post the MPI receive for the next message of `peer`.
   void listen(int peer);

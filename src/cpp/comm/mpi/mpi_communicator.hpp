@@ -66,8 +66,8 @@ class MpiCommunicator final : public Communicator, private Member {
   void check_other_groups(Work work);
 
   bool progress() noexcept override;
-  // Fail the family with this error of MPI. The text names the first incomplete collective, if
-  // there is one.
+  // Fail the world group and all groups made from it with the MPI error `lost`. The text of the
+  // failure also names the first incomplete collective of this group, if there is one.
   void fail_unreachable(const Unreachable& lost) noexcept;
   std::uint64_t moves() const noexcept override { return works_.moves(); }
   void send_failure(const Failure& failure) noexcept override;

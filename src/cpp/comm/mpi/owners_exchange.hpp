@@ -83,7 +83,8 @@ class OwnersExchange {
   int after(int distance) const { return (rank_ + distance) % size_; }
   int before(int distance) const { return (rank_ - distance + size_) % size_; }
 
-  // Post the receives of the reduced part of each other rank into result_of(rank).
+  // For each other rank, post a receive of the part that this other rank has reduced, into
+  // result_of(rank).
   template <class ResultOf>
   void receive_results(Window& window, ResultOf& result_of) const {
     for (int distance = 1; distance < size_; ++distance) {

@@ -47,8 +47,9 @@ class Pairs {
   bool idle() const noexcept { return pending_ == 0; }
   // Return a number that grows when progress() completes a send or a receive, or moves its data.
   std::uint64_t moves() const noexcept { return moves_; }
-  // The next three functions take a number that submit() has returned, of a send or a receive that
-  // is not complete. stats_of() returns the entry of the statistics in which it is counted.
+  // call(), peer_of() and stats_of() take the number that submit() has returned for a send or a
+  // receive that is not complete. stats_of() returns the entry of the statistics that will count
+  // it.
   const CallRecord& call(std::uint64_t number) const { return find(number)->header.call; }
   int peer_of(std::uint64_t number) const;  // the world rank of the other side
   Statistics::Entry stats_of(std::uint64_t number) const { return find(number)->stats; }
@@ -71,8 +72,8 @@ class Pairs {
 
   // Return the pending send or receive with this number, or null.
   const Pair* find(std::uint64_t number) const;
-  // Advance `oldest`, the oldest pending send or receive of its queue. Return true if it is
-  // complete.
+  // Advance `oldest`, the oldest pending send to `peer` or receive from `peer`. Return true if it
+  // is complete.
   bool advance(Mailbox& mailbox, int peer, Pair& oldest);
   // Take the next header of `peer`, compare it with `receive`, and store data that came with it.
   // Return false if no header has arrived.

@@ -37,8 +37,8 @@ class PeerReports {
   // Return true if the peer has left the group without a failure.
   bool has_left_in_order(int peer) const;
   bool has_failed(int peer, Clock::time_point start) const;
-  // Throw the error for a peer that has ended: RankLost if it has left in order, otherwise the
-  // failure that it has reported.
+  // Throw the error for a peer that has failed or left the group: RankLost if it has left without a
+  // failure, otherwise the failure that it has reported.
   [[noreturn]] void throw_end(int peer, const CallRecord& mine) const;
 
   const GroupContext& group_;

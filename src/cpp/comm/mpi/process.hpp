@@ -8,7 +8,8 @@
 
 namespace ngd::comm::mpi {
 
-// An MPI communicator that only ngd uses, and the numbers of this rank in it and on its host.
+// An MPI communicator that only ngd uses, with the rank of this process and the number of ranks, in
+// the communicator and on this host.
 struct Endpoint {
   Comm comm = 0;  // used only by ngd; errors are returned, not fatal
   int rank = 0;

@@ -24,8 +24,8 @@ class FlatReduction final : public WindowedTransfer {
         owners_(group) {}
 
  private:
-  // Return how to cut the data into slices. In a reduce_scatter, the elements of the result are
-  // positions inside a block.
+  // Return how to cut the data into slices. In a reduce_scatter, a slice is a range of positions
+  // inside every block, so the number of elements is the size of the largest block.
   static Windowing windowing(const RankSet& group, const Collective& collective,
                              const Blocks& blocks) {
     const std::size_t elements = reduce_window(collective.dtype, group.size());
@@ -141,7 +141,8 @@ class RingAllReduce final : public WindowedTransfer {
            static_cast<std::size_t>(which) * largest * size_of(partial_dtype_);
   }
 
-  // Post the messages of step k of the reduce-scatter: send one partial sum, receive the next.
+  // Post the messages of step k of the reduce-scatter: send a partial sum to the next rank, and
+  // receive another one from the previous rank.
   void exchange_partials(Window& window, int k) {
     const Slice out = part(window, ring(rank_ - 1 - k));
     const Slice in = part(window, ring(rank_ - 2 - k));
@@ -177,7 +178,7 @@ class RingAllReduce final : public WindowedTransfer {
     }
   }
 
-  // Return `rank` modulo the number of ranks. It may be negative.
+  // Return `rank` modulo the number of ranks. `rank` may be negative: -1 gives the last rank.
   int ring(int rank) const { return (rank % size_ + size_) % size_; }
 
   const int next_;

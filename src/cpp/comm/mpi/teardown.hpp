@@ -34,7 +34,8 @@ class Teardown {
   void finish() noexcept;
 
  private:
-  // Add the failure mark of this group to the process. A second call adds no mark.
+  // Record with mark_failed() that a group of this process has failed. Further calls for this group
+  // do nothing.
   void mark() noexcept;
   // Wait until all peers have sent Left and all messages of this rank were sent, at most `seconds`.
   void await_peers(double seconds) noexcept;

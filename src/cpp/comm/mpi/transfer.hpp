@@ -93,7 +93,8 @@ class WindowedTransfer : public Transfer {
   const std::byte* source(const Slice& s) const;
   std::byte* destination(const Slice& s) const;
   std::size_t bytes(const Slice& s) const { return s.count * element_bytes_; }
-  // The next three functions return the fields of the transfer's Windowing.
+  // num_windows(), elements() and window_elements() return the fields of the Windowing that the
+  // constructor was given.
   std::size_t num_windows() const { return windows_.size(); }
   std::size_t elements() const { return windowing_.elements; }
   std::size_t window_elements() const { return windowing_.window_elements; }
@@ -117,8 +118,8 @@ class LongMessage {
   // Post the MPI messages that can be posted, and add the number of new ones to `steps`. Return
   // true when all messages have completed.
   bool advance(std::uint64_t& steps);
-  // Return the world rank of the peer if a posted MPI message has not completed; otherwise return
-  // an empty vector.
+  // Return a vector with the world rank of the peer if a posted MPI message has not completed.
+  // Otherwise return an empty vector.
   std::vector<int> pending_peers() const;
 
  private:

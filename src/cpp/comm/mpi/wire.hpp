@@ -85,8 +85,8 @@ struct Failure {
   }
 };
 
-// Return the header of a collective, send or receive in a group of `size` ranks. The topic is
-// Submitted; for a send, the caller sets Sent.
+// Return the header of a collective, send or receive in a group of `size` ranks. The field `topic`
+// is Topic::Submitted. For a send, the caller changes it to Topic::Sent.
 inline Header header_of(const Collective& collective, int size, std::uint64_t sequence) {
   Header header;
   header.sequence = sequence;

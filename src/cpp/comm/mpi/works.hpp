@@ -60,7 +60,7 @@ class Works {
   bool has_begun(Work work) const;
   // Return the ranks for which the work waits, by their numbers in the world.
   std::vector<int> awaited_ranks(Work work) const;
-  // Return the entry of the statistics in which `work` itself is counted.
+  // Return the entry of the statistics that counts `work`, even if an earlier collective delays it.
   Statistics::Entry stats_of(Work work) const;
 
   Statistics& statistics() noexcept { return statistics_; }
@@ -69,14 +69,14 @@ class Works {
  private:
   // Advance the first kActive collectives of works_, and remove complete ones from its front.
   void advance_collectives();
-  // Advance a collective whose headers have arrived. Return true if it is complete. `slot` is below
-  // kActive and gives its message tags.
+  // Advance a collective for which the headers of all peers have arrived. Return true if it is
+  // complete. The message tags of the collective depend on `slot`, a number below kActive.
   bool advance(PendingCollective& work, int slot);
   // Complete a small collective, whose data have arrived with the headers.
   void finish_with_headers(PendingCollective& work) const;
   void begin(PendingCollective& work, int slot) const;
-  // Advance the transfer of `work`. Return true if it is complete, and throw if a rank that it
-  // needs has ended.
+  // Advance the transfer of `work`. Return true if it is complete. Throw if a peer that the
+  // transfer still needs has failed or left.
   bool advance_transfer(PendingCollective& work);
   // Add a complete collective to the statistics.
   void count(const PendingCollective& work);
