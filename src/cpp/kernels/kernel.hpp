@@ -93,7 +93,8 @@ struct KernelRow {
 
 using KernelTable = std::span<const KernelRow>;
 
-// Return the rows of table.inc. find() uses the first row of an op that has a kernel for the query.
+// Return the rows of table.inc. Each row is one implementation of an op. find() uses the first row
+// of the op that does not refuse the query.
 KernelTable cpu_table();
 
 std::string onednn_version();  // "" in a build without oneDNN

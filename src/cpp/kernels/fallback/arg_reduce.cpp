@@ -32,8 +32,8 @@ bool is_more_extreme(T challenger, T best) {
   return is_max ? challenger > best : challenger < best;
 }
 
-// Return the index of the first largest (is_max) or smallest of `length` elements, or of the first
-// NaN. Elements are `stride` apart.
+// Return the index of the largest (is_max) or smallest of `length` elements, or of the first NaN.
+// If several elements are equal, the first one counts. Elements are `stride` apart.
 template <bool is_max, class T>
 std::int64_t best_index(const T* x, std::int64_t length, std::int64_t stride) {
   std::int64_t index = 0;

@@ -51,8 +51,8 @@ class CumSum final : public Kernel {
   }
 
  private:
-  // Compute the sums of `lines` neighbouring lines (at most kLines). A line is all elements along
-  // the axis. `x` and `sums` may be equal.
+  // Compute the cumulative sums of `lines` neighbouring lines (at most kLines). A line is the
+  // elements along the axis, at one index of the other axes. `x` and `sums` may be the same array.
   template <class T>
   void sum_lines(const T* x, T* sums, std::int64_t lines) const {
     Accumulator<T> accumulators[kLines] = {};

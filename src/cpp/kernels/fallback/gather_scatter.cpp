@@ -16,7 +16,8 @@ namespace {
 
 constexpr std::int64_t kGrainWork = 1 << 15;  // the minimum of elements per thread
 
-// Return the grain of device::for_range() for iterations that each process `work` elements.
+// Return the grain of device::for_range(), the number of iterations that are enough work for one
+// thread. Each iteration processes `work` elements.
 std::int64_t grain_for(std::int64_t work) {
   return std::max<std::int64_t>(1, kGrainWork / std::max<std::int64_t>(1, work));
 }

@@ -43,7 +43,8 @@ class ComputedArray {
     return narrow_ == nullptr ? static_cast<T*>(data) + first : scratch;
   }
   // Round `count` elements of `scratch` to 16-bit floats, and store them from element `first` on.
-  // Do nothing if the product was stored in the output itself.
+  // Do nothing if the output has no 16-bit floats, because the product is then in the output
+  // already.
   void store(void* data, std::int64_t first, std::int64_t count, const T* scratch) const {
     if (narrow_ == nullptr) return;
     std::byte* to = static_cast<std::byte*>(data) + first * item_bytes_;

@@ -71,8 +71,8 @@ class MomentsKernel final : public Kernel {
   }
 
  private:
-  // Compute the moments of one chunk, one per column. Store the result if it has only this chunk.
-  // Otherwise, leave the moments in scratch memory for combine_chunks().
+  // Compute the moments of one chunk of a result's elements, one per column. If the result has no
+  // other chunk, store it. Otherwise, leave the moments in scratch memory for combine_chunks().
   void run_task(std::int64_t task, const KernelArgs& args) const {
     const Geometry& g = geometry_;
     const std::int64_t result = task / g.chunks, columns = g.columns_of(result);

@@ -104,8 +104,8 @@ struct PoolShape : Windows {
   }
 
  private:
-  // Call read(position) for each position of the data in a window. z, y and x are its ranges along
-  // the three axes, and `position` is a flat index in the plane.
+  // Call read(position) for each position of the data that a window reads. z, y and x are the
+  // window's ranges along the three axes, without padding. `position` is a flat index in the plane.
   template <class Read>
   void visit(const Range& z, const Range& y, const Range& x, Read&& read) const {
     std::int64_t depth = z.position;

@@ -83,7 +83,7 @@ class Random final : public Kernel {
   static std::uint64_t word64(const std::uint32_t* words, std::int64_t i) {
     return std::uint64_t{words[2 * i + 1]} << 32 | words[2 * i];
   }
-  // Return number i of random_uniform: uniform64() for f64, and uniform32() for f32.
+  // uniform64() and uniform32() return element number i of random_uniform, for f64 and for f32.
   static double uniform64(const std::uint32_t* words, std::int64_t i) {
     return static_cast<double>(word64(words, i) >> 11) * 0x1p-53;
   }

@@ -51,8 +51,8 @@ class Reduce final : public Kernel {
     return static_cast<std::byte*>(args.scratch) + task * geometry_.columns * kCell;
   }
 
-  // Reduce one chunk. Store the result if it has only this chunk. Otherwise, leave the accumulators
-  // in the cells in scratch memory.
+  // Reduce one chunk of a result's elements. If the result has no other chunk, store it. Otherwise,
+  // leave the accumulators in scratch memory (in its cells).
   void run_task(std::int64_t task, const KernelArgs& args) const {
     const Geometry& g = geometry_;
     const std::int64_t result = task / g.chunks;
@@ -66,8 +66,8 @@ class Reduce final : public Kernel {
     if (g.chunks == 1) reducer_.store(g, result, cells, args.outputs[0]);
   }
 
-  // Add the segment that begins at element `offset` to `cells`, the accumulators of the task.
-  // `count` is its number of elements, or of rows.
+  // Combine one segment with `cells`, the accumulators of the task. A segment is `count` elements
+  // of one row (if by_rows is true), or `count` rows. It begins at element `offset`.
   void add_segment(const void* input, std::int64_t offset, std::int64_t count, std::int64_t columns,
                    void* cells) const {
     const auto* x =

@@ -27,9 +27,9 @@ class StridedCopy {
   };
   void merge_axes(const Shape& shape, const Shape& source_strides, const Shape& target_strides);
 
-  // Copy band number `band` of the `bands` equal parts of one matrix (in a transpose) or line.
-  // `source` and `target` point to the first element of this matrix or line. A task of a thread is
-  // one band.
+  // Copy band number `band` of a matrix (in a transpose) or of a line. Each matrix or line is
+  // divided into `bands` bands, which the threads share. `source` and `target` point to the first
+  // element of this matrix or line.
   void copy_band(const std::byte* source, std::byte* target, std::int64_t band,
                  std::int64_t bands) const;
 

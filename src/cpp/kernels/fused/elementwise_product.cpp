@@ -46,7 +46,7 @@ void prefetch_for_write(const void* line) {
 #endif
 }
 
-// Return the query of product number i as a separate matmul.
+// Return the query for a kernel that computes only product number i, as a matmul.
 KernelQuery matmul_of(const KernelQuery& query, std::size_t i) {
   KernelQuery result_query{
       "matmul", {query.inputs[2 * i], query.inputs[2 * i + 1]}, {}, query.attrs};
@@ -54,8 +54,8 @@ KernelQuery matmul_of(const KernelQuery& query, std::size_t i) {
   return result_query;
 }
 
-// Return the query of the body as an elementwise op. Its inputs include the products themselves,
-// not their operands.
+// Return the query for a kernel that computes only the body (the elementwise statements). The
+// products themselves are among its inputs, not their operands.
 KernelQuery elementwise_of(const KernelQuery& query) {
   KernelQuery result_query{"elementwise", {}, query.outputs, query.attrs};
   result_query.inputs.assign(
@@ -93,7 +93,8 @@ class BodySink {
     }
   }
 
-  // Compute the body for a block of the products. streaming_gemm.hpp explains the arguments.
+  // Compute the kernel body (the elementwise statements) for a block of the products.
+  // streaming_gemm.hpp explains the arguments.
   void write_block(gemm::Range rows, gemm::Range columns, const T* values,
                    std::int64_t product_stride) {
     const std::int64_t stride_bytes = product_stride * static_cast<std::int64_t>(sizeof(T)),

@@ -92,8 +92,8 @@ class ElementwiseReduce final : public Kernel {
     });
   }
 
-  // Reduce the chunk of elements of one task (reduce/geometry.hpp defines tasks and chunks). If no
-  // other task has a part of the same results, also store the results.
+  // Reduce the elements of one task, a chunk (reduce/geometry.hpp defines both). If no other task
+  // reduces elements to the same results, also store the results.
   void run_task(std::int64_t task, TileWalk& walk, const KernelArgs& args) const {
     const Geometry& g = geometry_;
     const std::int64_t result = task / g.chunks, columns = g.columns_of(result);
@@ -113,8 +113,9 @@ class ElementwiseReduce final : public Kernel {
       for (const std::size_t k : accumulated_) store_results(k, result, cells[k], args);
   }
 
-  // Compute the body for `count` elements of one row, from element number `offset` on. Combine the
-  // values that reduction k reduces with its accumulator, cells[k].
+  // Compute the kernel body (the elementwise statements) for `count` elements of one row, from
+  // element number `offset` on. Then update the accumulator cells[k] of reduction k with the values
+  // that this reduction reduces.
   void add_row(TileWalk& walk, std::int64_t offset, std::int64_t count,
                std::byte* const* cells) const {
     for (std::int64_t i = 0; i < count; i += plan_.tile_length) {
@@ -125,8 +126,9 @@ class ElementwiseReduce final : public Kernel {
     }
   }
 
-  // Compute the body for `count` rows of `columns` elements, from element number `offset` on. Then
-  // combine each column with its accumulator. cells[k] has the accumulators of reduction k.
+  // Compute the kernel body (the elementwise statements) for `count` rows of `columns` elements,
+  // from element number `offset` on. Then combine the values of each column with the accumulator of
+  // this column. cells[k] has the accumulators of reduction k.
   void add_columns(TileWalk& walk, std::int64_t offset, std::int64_t count, std::int64_t columns,
                    std::byte* const* cells) const {
     alignas(64) std::byte partials[kMaxReductions][kMaxColumns * kCell];

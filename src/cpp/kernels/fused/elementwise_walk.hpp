@@ -81,11 +81,11 @@ class TileWalk {
   const std::byte* values(int slot) const { return slots_[slot]; }
 
  private:
-  // Compute `count` elements of the body, from column `column` of row `row` on. `begin` is the
-  // row-major number of the first element.
+  // Compute the kernel body (the elementwise statements) for `count` elements, from column `column`
+  // of row `row` on. `begin` is the number of the first element in row-major order.
   void compute(std::int64_t row, std::int64_t column, std::int64_t begin, std::int64_t count);
-  // Let the slot of input i have its values for the elements of compute(). The slot is the
-  // memory of the input, or a buffer to which they are copied (see Reading).
+  // Set the slot of input i: the pointer from which loops read its values in compute(). It points
+  // to the memory of the input, or to a buffer with copies of the values (see Reading).
   void read_input(std::size_t i, std::int64_t row, std::int64_t column, std::int64_t begin,
                   std::int64_t count);
   std::int64_t row_offset(const InputPlan& input, std::int64_t row) const;

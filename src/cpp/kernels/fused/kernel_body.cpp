@@ -33,7 +33,7 @@ template <class... Parts>
   throw Refusal(concat(std::forward<Parts>(parts)...));
 }
 
-// Return a number whose first sizeof(T) bytes in memory are the value. Its other bytes are 0.
+// Return a number whose first sizeof(T) bytes in memory are `value`, and whose other bytes are 0.
 template <class T>
 std::uint64_t bits_of(T value) {
   std::uint64_t bits = 0;

@@ -110,14 +110,15 @@ void choose_reduced_tiles(Plan& plan, std::int64_t max_length, const reduce::Geo
   plan.tiles = divide_up(plan.rows, plan.rows_per_tile) * plan.tiles_per_row;
 }
 
-// Return true if an input of the body is a matrix product (Reading::Given).
+// Return true if input number `input` of the kernel body is a matrix product (Reading::Given).
 bool is_given(const Plan& plan, std::size_t input) {
   return std::find(plan.given.begin(), plan.given.end(), static_cast<std::int64_t>(input)) !=
          plan.given.end();
 }
 
-// Return the memory from which loops read an input. `dense` is the strides of a dense array of
-// plan.shape. Throws Refusal if a matrix product (is_given) is not read with these strides.
+// Return the kind of memory from which loops read an input: its own memory or a buffer. `dense` is
+// the strides of a dense array of plan.shape. Throws Refusal if the input is a matrix product
+// (is_given) and has other strides.
 Reading reading_of(const Plan& plan, const InputPlan& input, const Shape& dense, bool is_given) {
   const bool within_rows = plan.rows_per_tile == 1,
              one_tile_per_row = plan.tiles_per_row == 1 && plan.given.empty(),
@@ -135,7 +136,8 @@ Reading reading_of(const Plan& plan, const InputPlan& input, const Shape& dense,
   return Reading::EveryTile;
 }
 
-// Set `item` and `reading` of each input. Throws Refusal if an index would reach past its end.
+// Set `item` (bytes per element) and `reading` (the memory that loops read) of each input. Throws
+// Refusal if the strides of an input reach past its end.
 void choose_readings(Plan& plan, const KernelQuery& query) {
   const Shape dense = row_major_strides(plan.shape);
   for (std::size_t i = 0; i < plan.inputs.size(); ++i) {

@@ -37,7 +37,8 @@ TileFunction function_of(const Statement& statement) {
   return function;
 }
 
-// Part 4 of the planner (plan_parts.hpp): it makes the loops, and chooses the slots.
+// Part 4 of the planner (plan_parts.hpp): it makes the loops, and chooses the slots (tiles in
+// memory) that they read and write.
 class LoopPlanner {
  public:
   LoopPlanner(Plan& plan, const Body& body, const Pairs& pairs, const KernelQuery& query)
@@ -57,7 +58,8 @@ class LoopPlanner {
   static std::size_t as_index(std::int64_t t) { return static_cast<std::size_t>(t); }
   const Statement& statement(int t) const { return body_.statements[as_index(t)]; }
 
-  // Add the outputs to the plan. The slot of each output is a part of its own memory.
+  // Add the outputs to the plan. The slot of each output (the memory of one tile) is a part of the
+  // output's own memory.
   void place_outputs() {
     for (std::size_t k = 0; k < body_.results.size(); ++k)
       plan_.outputs.push_back({slots_.in_memory(), size_of(query_.outputs[k].dtype)});
@@ -83,7 +85,8 @@ class LoopPlanner {
     }
   }
 
-  // Set last_use_. A value that is reduced has its last use after all statements.
+  // Set last_use_[t] to the last statement whose loop reads the value of statement t, or to -1. If
+  // the value is reduced, set it to the number of statements.
   void find_last_uses() {
     last_use_.assign(body_.statements.size(), -1);
     for (std::size_t t = 0; t < body_.statements.size(); ++t)
@@ -97,13 +100,13 @@ class LoopPlanner {
     slot_of_.assign(body_.statements.size(), -1);
   }
 
-  // Add a loop with one operand, from slot `a` to slot `out`.
+  // Add a loop with one operand. It reads slot `a` (a tile in memory), and writes slot `out`.
   void add_loop(TileFunction function, int a, int out) {
     plan_.loops.push_back({function, a, out, out, out});
   }
 
-  // Add the loops that compute statement t, which is not the first of a pair. Then release the
-  // buffers that no later loop reads.
+  // Add the loops that compute statement t. A pair (two statements that one loop computes) is added
+  // when t is its second statement. Then release the buffers that no later loop reads.
   void add_statement(int t) {
     const Statement& s = statement(t);
     const int output = output_of(t);
@@ -152,7 +155,7 @@ class LoopPlanner {
     return loop;
   }
 
-  // Return the slot that has the values of an operand.
+  // Return the number of the slot (a tile in memory) with the values of an operand.
   int slot_of(const Operand& operand) {
     switch (operand.kind) {
       case Operand::Kind::Input:
@@ -173,8 +176,8 @@ class LoopPlanner {
     return -1;
   }
 
-  // Add a loop that converts the float32 values in `slot` to `dtype`, a 16-bit float, for output
-  // number `output`.
+  // Add a loop that converts the float32 values of a slot (a tile in memory) to `dtype`, a 16-bit
+  // float. The loop writes output number `output`.
   void narrow_into_output(DType dtype, int slot, int output) {
     add_loop(narrowing(dtype), slot, plan_.outputs[as_index(output)].slot);
   }

@@ -11,7 +11,8 @@ using tiles::tile_table;
 
 namespace {
 
-// Return the operation of a statement that is the first of a pair, or nullopt if it cannot be one.
+// Return the operation of the first statement of a pair (two statements in one loop), or nullopt if
+// a statement with this opcode cannot be the first.
 std::optional<First> first_of_pair(Opcode opcode) {
   if (opcode == Opcode::add) return First::Add;
   if (opcode == Opcode::subtract) return First::Subtract;
@@ -19,8 +20,9 @@ std::optional<First> first_of_pair(Opcode opcode) {
   return std::nullopt;
 }
 
-// Return the operation of the second statement of a pair, or nullopt if it cannot be one.
-// `first_is_left` is true if the value of the first statement is its left operand.
+// Return the operation of the second statement of a pair (two statements in one loop), or nullopt
+// if a statement with this opcode cannot be the second. `first_is_left` is true if its left operand
+// is the value of the first statement.
 std::optional<Second> second_of_pair(Opcode opcode, bool first_is_left) {
   if (opcode == Opcode::add) return Second::Add;
   if (opcode == Opcode::subtract) return first_is_left ? Second::Subtract : Second::SubtractFrom;

@@ -69,8 +69,9 @@ class Slots {
   void release(int slot);
 
  private:
-  // Add a slot, and return its number. `buffer` is the number of its buffer, or -1 if the slot is a
-  // part of an input or output. Throws Refusal if there are too many slots.
+  // Add a slot (the memory of one tile), and return its number. `buffer` is the number of its
+  // buffer, or -1 if the slot is a part of an input or output. Throws Refusal if there are too many
+  // slots.
   int add(int buffer);
 
   Plan& plan_;

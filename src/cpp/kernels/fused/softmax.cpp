@@ -144,7 +144,7 @@ struct Workspace {
     sums = maxima + rows.block;
     scale = sums + rows.block;
   }
-  // Return the number of elements in the scratch memory of one thread.
+  // Return the number of elements in the scratch memory for one piece, the work of one thread.
   static std::int64_t per_piece(const Rows& rows) {
     return round_up(2 * rows.block * rows.length + 3 * rows.block, 64);
   }

@@ -113,7 +113,7 @@ struct Blocking {
     return blocking;
   }
 
-  // Return the number of scratch elements for the work of all threads.
+  // Return the number of elements in the scratch memory of all threads together.
   std::int64_t scratch_elements() const { return num_parts * part_elements; }
 
   // Return the work of thread number `index`, which is less than num_parts. It may be empty.
@@ -131,7 +131,8 @@ struct Blocking {
   }
 
  private:
-  // Return a blocking without its b_elements, c_elements and part_elements, which the caller sets.
+  // Return the division of a GEMM into parts and blocks. The caller sets b_elements, c_elements and
+  // part_elements of the result.
   template <class T>
   static Blocking divide(const MatmulShape& shape, const GemmTile<T>& tile, std::int64_t threads,
                          BlockLimits limits) {

@@ -19,7 +19,8 @@ struct ChannelGroups {
   // Divide the channels into groups of whole SIMD vectors. A vector has tile.lanes channels, and a
   // group has at most as many channels as a GEMM tile has columns. The number of groups is the
   // smallest possible multiple of `multiple`. A caller may pass its number of threads, so that all
-  // threads get equally many groups. If there are fewer vectors, each vector is a group.
+  // threads get equally many groups. If this number is larger than the number of vectors, each
+  // vector is a group.
   ChannelGroups(std::int64_t channels, std::int64_t multiple, const GemmTile<float>& tile)
       : vectors(channels / tile.lanes), lanes(tile.lanes) {
     const std::int64_t max_vectors = tile.columns / lanes;

@@ -171,7 +171,7 @@ class Panels {
            bytes % kConflictBytes != 0 && num_columns_ <= kMaxTiles * tile_.columns;
   }
 
-  // Return true if GemmTile::multiply_narrow computes a panel of so few columns.
+  // Return true if GemmTile::multiply_narrow computes a panel of this number of columns.
   bool is_narrow(std::int64_t columns) const { return columns <= tile_.narrow_columns; }
 
   // Return the number of columns of the next panel, if `left` columns of the block are left. A

@@ -67,8 +67,8 @@ class Threaded {
     primitives_.emplace(plan_);
   }
 
-  // Run the primitives on `threads` threads, or on one if this process may start no others
-  // (device::thread_count() is 1).
+  // Run the primitives on the constructor's number of threads. Run them on one thread if this
+  // process may not start a second one (device::thread_count() is 1).
   void run(const KernelArgs& args) const {
     if (threads_ > 1 && device::thread_count() == 1) return run_on_one_thread(args);
     const ThreadScope scope(threads_);
@@ -76,7 +76,8 @@ class Threaded {
   }
 
  private:
-  // Return the plan for a query, constructed inside of a ThreadScope of `threads` threads.
+  // Return the Plan of a query, constructed while OpenMP regions have `threads` threads
+  // (ThreadScope).
   static Plan plan_for(const KernelQuery& query, int threads) {
     const ThreadScope scope(threads);
     return Plan(query);

@@ -59,7 +59,8 @@ struct Geometry {
   // Return the number of tasks. Task number (k * column_pieces + j) * chunks + c reduces chunk c of
   // the elements at index k of the axes `kept`, in the columns from j * columns on.
   std::int64_t tasks() const { return kept_count * column_pieces * chunks; }
-  // Return the number of cells in scratch memory. It is 0 if each result has only one task.
+  // Return the number of cells (accumulators) in scratch memory: 0 if one task computes each
+  // result.
   std::int64_t cells() const { return chunks > 1 ? tasks() * columns : 0; }
   // A result is a part of the output: one piece of the columns, at one index of the axes `kept`.
   // Result number k * column_pieces + j has piece j at index k. columns_of() returns the number of
@@ -72,7 +73,8 @@ struct Geometry {
   }
 };
 
-// Divide the reduction of a tensor of this shape over `axes`, which may be in any order.
+// Divide the reduction of a tensor of this shape into tasks. `axes` are the reduced axes, in any
+// order.
 Geometry make_geometry(const Shape& shape, const std::vector<std::int64_t>& axes);
 
 // Return the offset in elements of position number `index` in row-major order over the axes.

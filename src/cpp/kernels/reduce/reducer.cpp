@@ -21,7 +21,8 @@ std::optional<Reduction> reduction_named(const std::string& name) {
   return std::nullopt;
 }
 
-// Return the loops for a dtype; for 16-bit floats, those of f32. They are null if unsupported.
+// Return the loops for a dtype; for 16-bit floats, those of f32. The function pointers are null if
+// the dtype is not supported.
 const ReduceLoops& loops_of(Reduction reduction, DType dtype) {
   const DType computed = is_half(dtype) ? DType::F32 : dtype;
   return reduce_table()[static_cast<int>(reduction)][static_cast<int>(computed)];

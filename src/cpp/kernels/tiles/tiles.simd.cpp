@@ -73,8 +73,8 @@ bool compute_by_libm(const T* a, T* out, std::int64_t count) {
   return false;
 }
 
-// The TileFunction of an opcode for operands of T. If the result is a truth value, it is stored as
-// a byte, 0 or 1.
+// Compute an opcode for `count` elements of T, with the signature of a TileFunction. If the result
+// is a truth value, it is stored as a byte, 0 or 1.
 template <class Op, class T>
 void loop(const void* a_, const void* b_, const void* c_, void* out_, std::int64_t count) {
   using R = std::conditional_t<Op::result == Result::Truth, std::uint8_t, T>;
@@ -100,7 +100,8 @@ void loop(const void* a_, const void* b_, const void* c_, void* out_, std::int64
   }
 }
 
-// The TileFunction of a cast. If to_bool is true, each element other than 0 becomes 1.
+// Cast `count` elements, with the signature of a TileFunction. If to_bool is true, each element
+// other than 0 becomes 1.
 template <class From, class To, bool to_bool>
 void cast_loop(const void* in_, const void*, const void*, void* out_, std::int64_t count) {
   const auto* in = static_cast<const From*>(in_);
@@ -114,25 +115,26 @@ void cast_loop(const void* in_, const void*, const void*, void* out_, std::int64
   }
 }
 
-// The TileFunction that converts 16-bit floats (Half) to float32.
+// Convert `count` 16-bit floats (Half) to float32, with the signature of a TileFunction.
 template <class Half>
 void widen(const void* in, const void*, const void*, void* out, std::int64_t count) {
   widen_elements(static_cast<const Half*>(in), static_cast<float*>(out), count);
 }
 
-// The TileFunction that rounds float32 to 16-bit floats (Half).
+// Round `count` float32 numbers to 16-bit floats (Half), with the signature of a TileFunction.
 template <class Half>
 void narrow(const void* in, const void*, const void*, void* out, std::int64_t count) {
   narrow_elements(static_cast<const float*>(in), static_cast<Half*>(out), count);
 }
 
-// The TileFunction that rounds float32 to values of Half, but stores them as float32.
+// Round `count` float32 numbers to values of Half, but store them as float32. The signature is that
+// of a TileFunction.
 template <class Half>
 void round(const void* in, const void*, const void*, void* out, std::int64_t count) {
   round_elements<Half>(static_cast<const float*>(in), static_cast<float*>(out), count);
 }
 
-// Return the result of the first statement of a pair (tiles.hpp).
+// Return the value of the first statement of a pair, two statements that one loop computes.
 template <First first, class T>
 NGD_INLINE T apply_first(T a, T b) {
   if constexpr (first == First::Add) return a + b;
@@ -140,8 +142,8 @@ NGD_INLINE T apply_first(T a, T b) {
   return a * b;
 }
 
-// Return the result of the second statement of a pair. x is the result of the first one. Relu does
-// not use c.
+// Return the value of the second statement of a pair, two statements that one loop computes. x is
+// the value of the first one. Relu does not use c.
 template <Second second, class T>
 NGD_INLINE T apply_second(T x, T c) {
   if constexpr (second == Second::Add) return x + c;
@@ -151,7 +153,8 @@ NGD_INLINE T apply_second(T x, T c) {
   return x <= T(0) ? T(0) : x;
 }
 
-// The TileFunction of a pair: it stores second(first(a[i], b[i]), c[i]) in out[i].
+// Compute a pair, two statements in one loop, with the signature of a TileFunction: store
+// second(first(a[i], b[i]), c[i]) in out[i].
 template <First first, Second second, class T>
 void pair_loop(const void* a_, const void* b_, const void* c_, void* out_, std::int64_t count) {
   const auto *a = static_cast<const T*>(a_), *b = static_cast<const T*>(b_);
@@ -166,7 +169,7 @@ void pair_loop(const void* a_, const void* b_, const void* c_, void* out_, std::
   }
 }
 
-// The TileFunction that stores a[i] > b[i] ? c[i] : 0 in out[i].
+// Store a[i] > b[i] ? c[i] : 0 in out[i], with the signature of a TileFunction.
 template <class T>
 void where_greater(const void* a_, const void* b_, const void* c_, void* out_, std::int64_t count) {
   const auto *a = static_cast<const T*>(a_), *b = static_cast<const T*>(b_),
@@ -175,7 +178,8 @@ void where_greater(const void* a_, const void* b_, const void* c_, void* out_, s
   NGD_INDEPENDENT for (std::int64_t i = 0; i < count; ++i) out[i] = a[i] > b[i] ? c[i] : T(0);
 }
 
-// Set row[s], for each operation s of Second, to the loops for f32 and f64 of the pair (first, s).
+// For each operation s of Second, set row[s] to the loops for f32 and f64 that compute `first` and
+// then s.
 template <int first, int... seconds>
 constexpr void fill_pairs(TileFunction (*row)[2], std::integer_sequence<int, seconds...>) {
   ((row[seconds][0] = &pair_loop<First(first), Second(seconds), float>,
@@ -208,19 +212,20 @@ constexpr TileFunction cast_entry() {
   }
 }
 
-// Set row[d], for each dtype d, to the loop of an opcode, or to null.
+// For each dtype d, set row[d] to the loop of an opcode, or to null if it is not defined for d.
 template <class Op, int... dtypes>
 constexpr void fill_operation(TileFunction* row, std::integer_sequence<int, dtypes...>) {
   ((row[dtypes] = operation_entry<Op, dtypes>()), ...);
 }
 
-// Set row[d], for each dtype d, to the loop of the cast from `from` to d, or to null.
+// For each dtype d, set row[d] to the loop of the cast from `from` to d, or to null if `from` or d
+// is a 16-bit float.
 template <int from, int... to>
 constexpr void fill_casts(TileFunction* row, std::integer_sequence<int, to...>) {
   ((row[to] = cast_entry<from, to>()), ...);
 }
 
-// Return the table of all loops of this SIMD level. `all` has the numbers of all dtypes.
+// Return the table of all loops of this SIMD level. `all` is the sequence of the dtypes' numbers.
 template <int... dtypes>
 constexpr TileTable make_table(std::integer_sequence<int, dtypes...> all) {
   TileTable table{};

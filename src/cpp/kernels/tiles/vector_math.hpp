@@ -48,7 +48,7 @@ NGD_INLINE double with_sign_of(double x, double sign) { return __builtin_copysig
 NGD_INLINE float c_remainder(float a, float b) { return __builtin_fmodf(a, b); }
 NGD_INLINE double c_remainder(double a, double b) { return __builtin_fmod(a, b); }
 
-// Return |a|. The lowest signed integer has no positive counterpart, and is returned unchanged.
+// Return |a|. The lowest signed integer, such as -128, is returned unchanged: +128 does not fit.
 template <class T>
 NGD_INLINE T absolute(T a) {
   if constexpr (std::is_same_v<T, float>) {

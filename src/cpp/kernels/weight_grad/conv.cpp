@@ -85,8 +85,8 @@ class WeightGradient final : public Kernel {
   // column per channel of the group. If the threads divide the output positions, each thread has a
   // set of its own, and scratch_bytes() counts all of them. Otherwise, all threads share one set.
   std::int64_t sums() const { return s_.kernel_places() * s_.out * s_.in; }
-  // Return the offset in elements, in one set of sums, of the matrix for kernel position k and a
-  // group of the data's channels.
+  // Return the offset in elements of the matrix for kernel position k and a group of the data's
+  // channels, from the start of a set of sums (see sums()).
   std::int64_t sums_offset(std::int64_t k, std::int64_t group) const {
     return s_.out * (k * s_.in + in_.begin(group));
   }

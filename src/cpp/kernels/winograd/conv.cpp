@@ -154,8 +154,8 @@ class TileConv {
     return data_elements(phase_tiles_) + tiling_.pieces * (max_kernel_elements() + sums_elements());
   }
 
-  // Compute the op. For a data gradient, `data` is dy, and `out` is the gradient of the data.
-  // `bias` may be null.
+  // Compute the convolution or its data gradient. For the gradient, `data` is dy, and `out` is the
+  // gradient of the data. `bias` may be null.
   void run(const float* data, const float* kernels, const float* bias, float* out,
            float* scratch) const {
     divides_tiles_ ? run_by_tiles(data, kernels, bias, out, scratch)
@@ -174,7 +174,7 @@ class TileConv {
   std::int64_t data_elements(std::int64_t tiles) const {
     return kPlanes * plane_stride(tiles, depth_, tile_);
   }
-  // Return the number of the result's channels that a tile has in the sums of products (`sums`).
+  // Return the number of the result's channels per tile in `sums`, the sums of the products.
   std::int64_t sums_width() const { return divides_tiles_ ? columns_ : max_width_; }
   // Return the number of elements of the sums of a block of tiles, in all 36 planes.
   std::int64_t sums_elements() const { return kPlanes * plane_stride(block_, sums_width(), tile_); }

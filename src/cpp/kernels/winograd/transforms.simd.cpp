@@ -36,8 +36,8 @@ NGD_INLINE Element* address(const Tile<Element>& t, int i, int j) {
   return t.image + (t.at + i * t.row + j * t.column);
 }
 
-// The transform of a tile of the data. line() multiplies a line by the matrix that the paper calls
-// B^T.
+// The transform of a tile of the data. line() multiplies a line by the matrix that Lavin and Gray
+// (transforms.hpp) call B^T.
 struct DataTransform {
   static constexpr int from = kInputTile, to = kInputTile;
   NGD_INLINE void line(const Vector* d, Vector* v) {
@@ -52,7 +52,8 @@ struct DataTransform {
   }
 };
 
-// The transform of sums of products to a tile of the result. The paper calls its matrix A^T.
+// The transform of sums of products to a tile of the result. Lavin and Gray (transforms.hpp) call
+// its matrix A^T.
 struct ResultTransform {
   static constexpr int from = kInputTile, to = kTile;
   NGD_INLINE void line(const Vector* m, Vector* y) {
@@ -81,7 +82,7 @@ struct AdjointTransform {
   }
 };
 
-// The transform of a 3 x 3 kernel. The paper calls its matrix G.
+// The transform of a 3 x 3 kernel. Lavin and Gray (transforms.hpp) call its matrix G.
 struct WeightTransform {
   static constexpr int from = kKernel, to = kInputTile;
   NGD_INLINE void line(const Vector* g, Vector* u) {
