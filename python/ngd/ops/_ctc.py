@@ -3,8 +3,8 @@
 
 The *path* of a target of S labels has L = 2 S + 1 positions: the labels, with blanks before them,
 between them and after them. In each step an alignment stays at its position, goes to the next one,
-or skips a blank between two different labels. After step t, alpha[s] is the logarithm of a
-probability: the sum over all alignments of the steps 0 to t that end at position s. A scan over the
+or skips a blank between two different labels. After step t, alpha[s] is the logarithm of the sum of
+the probabilities of all alignments of the steps 0 to t that end at position s. A scan over the
 steps computes alpha (Graves et al. 2006, section 4.1).
 """
 

@@ -445,7 +445,8 @@ def pixel_unshuffle(x: Value, downscale_factor: int) -> Node:
 def _windows(where_: str, extents: Shape, options: Sequence[PerAxis]) -> list[Shape]:
     """Return kernel_size, dilation, padding, stride and the number of windows, each per axis.
 
-    There are two spatial axes, of the sizes `extents`. `options` has the user's values.
+    There are two spatial axes, of the sizes `extents`. `options` has the arguments kernel_size,
+    dilation, padding and stride of the public call.
     """
     kernel, dilation, padding, stride = (
         per_axis(where_, name, value, 2, lowest)

@@ -547,7 +547,7 @@ class Client final : public Rendezvous {
     }
   }
 
-  // Receive a message of rank 0. Return false if no message waits.
+  // Receive a message that rank 0 has sent. Return false if no message waits.
   bool receive(Parcel& received) {
     switch (server_.receive(received)) {
       case Channel::Got::Nothing:

@@ -60,7 +60,7 @@ class Group {
   }
   // Return the number of a rank of this group in the world, the group of all ranks of this host.
   int world(int rank) const noexcept { return ranks_[static_cast<std::size_t>(rank)].world; }
-  // Return the number of a rank in the job, for messages and errors.
+  // Return the number of a rank in the job, for error messages.
   int job_rank(int rank) const noexcept { return ranks_[static_cast<std::size_t>(rank)].job_rank; }
   const Segment& mine() const noexcept { return segment(rank_); }  // this rank's segment
   RankRecord& record(int rank) const noexcept { return segment(rank).record(); }

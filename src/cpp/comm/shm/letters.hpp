@@ -8,8 +8,8 @@
 // A payload of at most kLetterBytes is stored in its letter; the send is complete when the letter
 // is posted. The receiver reads a larger source in place if it is in the shared arena (memory that
 // all ranks of the host map); the send is complete when the receiver has reported that it has read
-// the source. Other sources pass through the two chunks of the letter box alternately; the send is
-// complete when its last chunk is filled.
+// the source. Other payloads are copied in chunks through two buffers of the letter box, which are
+// used in turn; the send is complete when its last chunk is in a buffer.
 #pragma once
 
 #include <atomic>

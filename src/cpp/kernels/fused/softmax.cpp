@@ -151,8 +151,9 @@ struct Workspace {
   T *x, *e, *maxima, *sums, *scale;
 };
 
-// Call body(workspace, row, rows) for each block of `rows` rows, from number `row` on. `workspace`
-// is scratch memory of the calling thread. The threads share the blocks.
+// Call body(workspace, row, rows) for each block of rows: the block begins at row number `row`, and
+// has `rows` rows. `workspace` is scratch memory of the calling thread. The blocks are divided among
+// the threads.
 template <class T, class Body>
 void for_blocks(const Rows& rows, void* scratch, Body&& body) {
   device::for_pieces(rows.pieces, [&](std::int64_t piece) {
