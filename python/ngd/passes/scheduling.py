@@ -40,13 +40,14 @@ class Schedule:
     direct: dict[Node, Node]
     """A dict {new value: variable} of the values that are computed in the memory of the variable.
 
-    If the ranks of a host share the variable, the dict has the part of it that this rank writes.
+    If the ranks of a host share the variable, the dict has only the part of the variable that this
+    rank writes.
     The new values are at the end of `order`.
     """
     stores: tuple[tuple[Node, Node], ...]
     """The updates that are not in `direct`, as pairs (variable, new value). A new value is computed
     in other memory, and copied to the variable after all nodes of `order`. If the ranks share the
-    variable, the pair has this rank's part of it instead."""
+    variable, the pair has the part of the variable that this rank writes, and its new value."""
 
 
 def schedule(graph: Graph, target: Target) -> Schedule:

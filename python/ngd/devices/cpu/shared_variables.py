@@ -155,8 +155,8 @@ def expect_private(whole: Mapping[Node, CpuStorage], equal: Equal, site: str) ->
     nodes whose values are proved equal on all ranks. For each variable there are three cases:
 
     - The ranks share it since an earlier step: this is an error.
-    - The ranks keep private copies of it equal since an earlier step: the new value that this step
-      computes must be in `equal.nodes`, or it is an error.
+    - Each rank has a private copy of it, and the copies are equal since an earlier step: the new
+      value that this step computes must be in `equal.nodes`, or it is an error.
     - Otherwise any new value is allowed. If it is not in `equal.nodes`, the storage's `varies` is
       set to the call site `site`. Steps compiled later then assume that its values may differ.
     """

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of library.hpp for one MPI: this file is compiled with its mpi.h. It is not linked with
-// MPI. Its undefined symbols are found in the MPI that was loaded before (library.cpp).
+// The table of MPI functions that library.hpp declares, for one MPI. This file is compiled with the
+// mpi.h of that MPI, but is not linked with it. Its undefined symbols are found in the MPI that was
+// loaded before (library.cpp).
 #include <mpi.h>
 
 #include <algorithm>

@@ -176,7 +176,8 @@ class TileConv {
   }
   // Return the number of the result's channels per tile in `sums`, the sums of the products.
   std::int64_t sums_width() const { return divides_tiles_ ? columns_ : max_width_; }
-  // Return the number of elements of the sums of a block of tiles, in all 36 planes.
+  // Return the number of elements of the sums (products added over channels) of a block of tiles,
+  // in all 36 planes.
   std::int64_t sums_elements() const { return kPlanes * plane_stride(block_, sums_width(), tile_); }
 
   // Transform all kernels. Then each thread takes a contiguous range of the tiles. It computes all
