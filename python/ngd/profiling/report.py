@@ -217,9 +217,9 @@ def format_runs(report: Report) -> str:
 def first_run(report: Report) -> str:
     """Return the part of the summary about the first run of the step.
 
-    If the report leaves out the first run, the text gives the time of this run. If the first run
-    was timed separately, but is the only run, the text says that it includes the warm-up. Otherwise
-    the text is empty.
+    `ngd profile` times the first run separately. If there are more runs, the report leaves the
+    first run out, and the text gives its time. If there is only one run, the text says that it
+    includes the warm-up. Without `ngd profile`, the text is empty.
     """
     if not report.has_first_run:
         return f" without the first run of {pages.micros(report.first_run_seconds)} us"

@@ -94,9 +94,9 @@ class Row:
     flight : float
         For a wait: the time from the start of the collective to the end of the wait, in seconds.
     last : mapping from int to int
-        For a wait: how often each rank arrived last. The counts are sums over all collectives of
-        this op and call site in the block, including first runs, because the runtime counts per
-        call site. So rows of the same op and call site have the same counts.
+        For a wait: how often each rank arrived last, as a sum over all collectives of this op and
+        call site. So rows of the same op and call site have the same counts. The sum is over all
+        runs in the newest block of `ngd.profile`, including first runs that the times leave out.
     variables : tuple of str
         For a start or wait: the names of the variables that are updated from the result. For
         example, the all-reduce of a gradient has the name of the parameter.

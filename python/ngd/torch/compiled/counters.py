@@ -21,7 +21,7 @@ from ...graph.node import Node
 from ...graph.variable import Variable, variable
 
 KEY: Final = "random_step"
-"""The key of the counter in `optimizer.param_groups[0]`, which `load_state_dict` restores."""
+"""The key under which RandomCounter stores its count in `optimizer.param_groups[0]`."""
 
 
 class RandomCounter:

@@ -227,8 +227,7 @@ class _FakeRun(fx.Interpreter):
         self.attributes = attributes
         self._history: dict[torch.Tensor, Any] = {}
         self._trained: set[int] = set()
-        """The memory of tensors that require a gradient, as the numbers that `memory_of`
-        returns."""
+        """The numbers of the memory (`memory_of`) of the tensors that require a gradient."""
 
     def run_node(self, node: fx.Node) -> Any:
         """Compute a node on fake tensors; raise UntranslatableError if its gradient would be lost.
@@ -325,8 +324,9 @@ class _Outputs:
     def _output(self, number: int, result: Any, bases: dict[int, int]) -> Output:
         """Return the description of output `number`.
 
-        A tensor outside the memory of inputs is a base, or a view of one. Append a new base to
-        `values`.
+        A tensor outside the memory of inputs is a value (a tensor with memory of its own), or a
+        view of a value. `bases` maps a storage to the index of the output that is its value.
+        Append the description of a new value to `values`.
         """
         if not isinstance(result, torch.Tensor):
             return Fixed(result)
@@ -476,7 +476,7 @@ class _StaticCopy:
     def _input(self, name: str, node: fx.Node | None) -> fx.Node:
         """Add a placeholder with the metadata of `node` to the copy of the graph.
 
-        In the text of the graph, its name is "%input0", "%input1" and so on.
+        The text that describes the copy calls the placeholders "%input0", "%input1" and so on.
         """
         placeholder_ = self.graph.placeholder(name)
         if node is not None:

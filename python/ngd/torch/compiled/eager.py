@@ -83,7 +83,7 @@ class EagerStep:
     def _update(self, total: float) -> None:
         """Average the gradients over the ranks, clip and apply them, and clear them.
 
-        `total` is the sum of this rank's weights since the last update.
+        `total` is the sum of the weights of this rank's losses since the last update.
         """
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         has_gradient = np.array([p.grad is not None for p in parameters], np.int32)

@@ -111,7 +111,7 @@ class Plan:
         return all(self._is_read_only(user) for node in aliases for user in node.users)
 
     def carry_out(self) -> None:
-        """Replace the in-place ops, and make the new contents of buffers outputs of the graph.
+        """Replace the in-place ops, and add the new contents of buffers to the graph's outputs.
 
         The Python code of the module is not generated again from the changed graph, which would
         take time. ngd reads only the graph.

@@ -83,8 +83,8 @@ class _Walk:
     def _call(self, node: fx.Node, has_grad: bool) -> Any:
         """Return the Value of an op's result: the owner of its memory, and if it is detached.
 
-        Add memory that now requires a gradient to `trained`; raise for a write that autograd does
-        not see.
+        Raise for a write that autograd does not see. If the op makes or writes a tensor that
+        then requires a gradient, add the node that owns the tensor's memory to `trained`.
         """
         operands = [self.values.get(each) for each in node.all_input_nodes]
         known = [each for each in operands if isinstance(each, Value)]

@@ -241,7 +241,7 @@ class TranslatedOptimizer:
         return int(any(value is not None for value in state.values()))
 
     def _add_cohort(self, number: int, count: int, parameters: Sequence[torch.Tensor]) -> Cohort:
-        """Create a cohort: the parameters of group `number` that have had `count` updates."""
+        """Create a cohort of parameters of parameter group `number`, each with `count` updates."""
         cohort_optimizer = copy.copy(self._group(number))
         cohort_optimizer.step = cohort_optimizer.state_variable(
             f"step_{next(self._names)}", (), np.dtype(np.int64)

@@ -262,7 +262,7 @@ class CompiledStep:
 
 
 def _weight(weight: Any) -> float:
-    """Return a weight as a float; ValueError unless it is a number in [0, inf)."""
+    """Return the weight of a loss as a float; ValueError unless it is a number in [0, inf)."""
     try:
         value = float(weight)
     except (TypeError, ValueError, RuntimeError):

@@ -28,8 +28,8 @@ ADVICE: Final = (
     'Replace the op by others, or use the backend "ngd" of torch.distributed, which runs any model.'
 )
 IGNORED: Final = frozenset({"device", "layout", "pin_memory", "memory_format"})
-"""The names of arguments of aten ops that do not change the values of the result, such as its
-layout in memory. The translation leaves these arguments out."""
+"""The names of arguments of aten ops that do not change the values of the result. For example,
+"memory_format" sets its layout in memory. The translation leaves these arguments out."""
 
 
 def translate(

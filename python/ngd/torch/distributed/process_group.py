@@ -56,8 +56,8 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         True if the group was created for torch.distributed, so `shutdown` closes it. False if it is
         ngd's own world, which stays open.
     counts : bool
-        True if ngd's errors about this group number the ranks within the group, from 0. False if
-        they give global ranks.
+        True if ngd's errors about this group report ranks as indices in the group, from 0. False if
+        they report global ranks.
     """
 
     def __init__(
@@ -434,7 +434,7 @@ class Call:
         counts: list[int] | None = None,
         receive_counts: list[int] | None = None,
     ) -> None:
-        """Add a collective to this call; `start` submits it. See the class for the counts."""
+        """Add a collective to this call; `start` submits it. For `counts`, see class Call."""
         tensors = [tensor for tensor in (source, destination) if tensor is not None]
         reduce, dtype, factor = "none", "uint8", 1
         for tensor in tensors:
@@ -507,7 +507,7 @@ class Call:
     def reduce_blocks(
         self, source: Tensor, output: Tensor, op: Any, counts: list[int] | None = None
     ) -> None:
-        """Add a reduce_scatter to this call: from the blocks in `source` to one in `output`."""
+        """Add a reduce_scatter: `source` has all blocks; `output` receives this rank's block."""
         self.submit(
             scale_operand(op, source), self.receive(output), output.numel(), op, counts=counts
         )

@@ -91,9 +91,10 @@ def index_put(
 
 
 def _put_where(x: Node, mask: Node, value: Node, accumulate: bool) -> Node:
-    """Return `x` with one value in place of, or added to, the elements where a mask is true.
+    """Return `x` with new values of the elements where a mask is true.
 
-    If the mask has fewer axes than `x`, its axes are the first axes of `x`.
+    `value` is one number: the new value, or the increment if `accumulate` is True. If the mask has
+    fewer axes than `x`, its axes are the first axes of `x`.
     """
     expect(value.size == 1, "an assignment of several values by a computed mask")
     mask = ops.reshape(mask, mask.shape + (1,) * (x.ndim - mask.ndim))
