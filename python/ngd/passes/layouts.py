@@ -59,9 +59,10 @@ def assign_layouts(graph: Graph, target: Target, options: CompileOptions) -> Gra
     computed: set[Transposition] = set()
 
     def use_variant(node: Node, variant: Op) -> Node | None:
-        """Return the value of a node, computed by `variant`: its op with another order of axes.
+        """Return a node that computes the value of `node` by `variant`, or None.
 
-        None if the variant cannot compute it, or if the device has no kernel for the variant.
+        `variant` is the op of `node` with another order of axes. The result is None if `variant`
+        cannot replace the op, or if the device has no kernel for `variant`.
         """
         replacement = variant.replace_row_major(node)
         if replacement is None:

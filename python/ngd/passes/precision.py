@@ -12,10 +12,11 @@ The pass uses these words:
 - A *product* is a matrix multiplication or a convolution.
 - A *move* is an op that copies, repeats or views elements, or an op such as average pooling, which
   adds only a few elements for each element of its result.
-- A float32 value is *exact* if the next value of a variable, or the operand of a collective, is
-  computed from it by elementwise ops and moves. An exact value is never rounded. A reduction with
-  an exact result makes its operand exact only if the operand is computed from variables and
-  constants, such as weights that are averaged. Activations that are reduced may be rounded.
+- A float32 value is *exact* if the step writes it to a variable or if it is the operand of a
+  collective. A value from which elementwise ops and moves compute an exact value is exact, too. An
+  exact value is never rounded. If the result of a reduction is exact, its operand is exact only if
+  it is computed from variables and constants, such as weights that are averaged. Activations that
+  are reduced may be rounded.
 - A float32 value is *wanted* in 16 bits if a product multiplies it. If an elementwise kernel
   computes a wanted value, the operands that this kernel reads without broadcasting are wanted, too.
 - A float32 value is needed *wide* if one of its readers cannot read 16-bit floats.
@@ -124,11 +125,11 @@ class Uses:
     def demand_exact(self, node: Node, floats: Sequence[Node]) -> None:
         """Add to `exact` the float32 operands of a node that must never be rounded.
 
-        `exact` has the values from which an operand of a collective, or the next value of a
-        variable, is computed. So the operands of a collective are added, and the operands of an
-        elementwise op or a move (copy, broadcast, view) that has a result in `exact`. If a
-        reduction has a result in `exact`, only its operands that are computed from variables and
-        constants are added.
+        At first, `exact` has the values that the step writes to variables. If the node is a
+        collective, its operands are added. If it is an elementwise op or a move (copy, broadcast,
+        view) with a result in `exact`, its operands are added, too. If it is a reduction with a
+        result in `exact`, only the operands that are computed from variables and constants are
+        added.
         """
         exact: set[Node] = set()
         reduces = node.op.kernel.reduction or is_reducing_kernel(node)
@@ -187,9 +188,9 @@ class Uses:
     def moves_16_bits(self, node: Node) -> bool:
         """Return whether an op that moves elements should move 16-bit floats.
 
-        It should if a reader needs a result in 16 bits, no result must stay float32, and the device
-        has a kernel. A broadcast or a view needs no kernel. A slice of a larger input, variable or
-        constant stays float32.
+        It should if three conditions hold: a reader needs a result in 16 bits, every result may be
+        stored in 16 bits, and the device has a kernel. A broadcast or a view needs no kernel. A
+        slice of a larger input, variable or constant stays float32.
         """
         floats = [r for r in node.results if r.dtype == float32]
         if not self.wanted.intersection(floats) or self.float32_values.intersection(floats):

@@ -59,7 +59,11 @@ def key_of(node: Node) -> Any:
 
 
 def fold_constant(node: Node) -> Node | None:
-    """Return the result of a small op on constants as a constant; None for another node."""
+    """Return a constant that replaces a node with constant inputs, or None.
+
+    The result is None if an input is not a constant, or if the node is a collective, has no inputs,
+    has several results, or has more than FOLD_LIMIT elements.
+    """
     for operand in node.inputs:
         if operand.op is not CONSTANT:
             return None

@@ -37,8 +37,8 @@ class Sharing(NamedTuple):
     variables: frozenset[Node] = frozenset()
     """The variables that the step updates as shards: each rank computes and writes its shard."""
     once: frozenset[Node] = frozenset()
-    """The variables that an earlier compiled step shares, or reads to compute shared variables, and
-    of which each host or rank has a whole copy. This step cannot divide them over the hosts."""
+    """Variables that this step cannot divide over the hosts: each host or rank has a whole copy.
+    An earlier compiled step shares them, or reads them to compute shared variables."""
     has_uniform_types: bool = False
     """True if all values of the step are known to have the same shapes and dtypes on all ranks."""
 

@@ -51,7 +51,7 @@ def updating_reads(plan: Plan) -> defaultdict[int, list[tuple[int, Storage, list
 
 
 def names_of(plan: Plan, positions: list[int]) -> tuple[str, ...]:
-    """Return the names of the variables at some indices of `plan.variables`, the plan's list.
+    """Return the names of the variables that have the indices `positions` in `plan.variables`.
 
     Optimizer state is left out, unless all of the variables are optimizer state.
     """

@@ -78,8 +78,8 @@ def profile() -> Iterator[Recording]:
     """Time each instruction of every step that runs in the block, for `Executable.report()`.
 
     The times of a step are those of the last block in which it ran. A rank may enter a block
-    without the other ranks. In the block, an instruction takes less than 0.1 us longer. Outside of
-    blocks, nothing is measured.
+    without the other ranks. Measuring adds less than 0.1 us to the time of an instruction. Outside
+    of blocks, nothing is measured.
 
     Yields
     ------
@@ -148,7 +148,7 @@ def register_step(step: Any) -> None:
 
 
 def leave_out_first_runs() -> None:
-    """In the running recording, leave out the first run of each step compiled from now on."""
+    """Make the running recording ignore the first run of each step compiled from now on."""
     global _leaves_out_first_runs
     _leaves_out_first_runs = True
 

@@ -337,7 +337,10 @@ def is_elementwise_kernel(node: Node) -> bool:
 
 
 def shape_of(node: Node) -> Shape:
-    """Return the shape over which a kernel computes: the one before its reductions."""
+    """Return the shape over which a kernel computes: that of the values that it reduces.
+
+    For a kernel without reductions, this is the shape of the node.
+    """
     if isinstance(node.op, FusedKernel) and (reductions := body_of(node).reductions) is not None:
         return reductions.shape
     return node.shape

@@ -114,9 +114,9 @@ def takes_post(match: Match) -> bool:
 
 
 def with_post(match: Match) -> Node:
-    """Return the result of an op such as relu, computed by the kernel of the matmul before it.
+    """Return the result of an op such as relu, computed by the kernel of the heavy op before it.
 
-    The op before it may also be another heavy op, such as a convolution.
+    For example, the kernel of a matmul (a heavy op) computes relu(a @ b).
     """
     return with_post_operation(match, post_operation_name(match["behind"]))
 

@@ -60,10 +60,10 @@ vary along them."""
 
 
 class SumBundle(NamedTuple):
-    """A sum that is computed from another sum, and the nodes that must come before it.
+    """A sum that `share_sums` computes from another sum, and the nodes that must come before it.
 
-    `order_bundles` puts the nodes in this order. `members` has one element, the sum. `outside` has
-    the nodes before it: the operand of the sum, and the operand of the other sum.
+    `order_bundles` puts the nodes in `outside` before the sum. They are the operand of the sum and
+    the operand of the other sum. `members` has one element, the sum.
     """
 
     members: Sequence[Node]
@@ -126,9 +126,10 @@ def shareable_sums(graph: Graph) -> Iterator[tuple[Node, tuple[Node, list[Node]]
 
 
 def factors(node: Node, max_factors: int = MAX_FACTORS) -> Iterator[Node]:
-    """Yield the factors of a product: a, b and c for a * b * c. Another node is its own factor.
+    """Yield the factors of a product: a, b and c for a * b * c.
 
-    At most `max_factors` are yielded, so a factor may itself be a product.
+    If the node is not a product, yield the node itself. At most `max_factors` are yielded, so a
+    factor may itself be a product.
     """
     if node.op.fusion.is_multiplication and max_factors > 1:
         for operand in node.inputs:

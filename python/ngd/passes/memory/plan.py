@@ -165,11 +165,12 @@ class Plan:
             )
 
     def verify_pending(self) -> None:
-        """Raise an error if an instruction uses a buffer of a pending collective illegally.
+        """Raise an error if an instruction misuses the memory of a pending collective.
 
-        While a collective is pending, no instruction may read or write its result, or write to its
-        operand. If the operand is a part of a storage, no instruction may write to any part of
-        this storage. Instructions and other collectives may read the operand.
+        A collective is pending from its start to its wait. Until the wait, no instruction may read
+        or write its result, or write to its operand. If the operand is a part of a storage, no
+        instruction may write to any part of this storage. Instructions and other collectives may
+        read the operand.
         """
         operands, results = Spans(), Spans()
         for number, step in enumerate(self.steps):
@@ -230,7 +231,7 @@ class Spans:
             insort(self.spaces.setdefault(space, []), (begin, end, number))
 
     def remove(self, space: str, begin: int, end: int, number: int) -> None:
-        """Remove a span, which is a range in `space`, that `add` added with these arguments."""
+        """Remove a span (a range in `space`). An earlier call of `add` had the same arguments."""
         if begin < end:
             runs = self.spaces[space]
             del runs[bisect_left(runs, (begin, end, number))]
@@ -257,9 +258,10 @@ def extent(value: tuple[Type, Storage]) -> tuple[str, int, int]:
 
 
 def extent_of_whole(value: tuple[Type, Storage]) -> tuple[str, int, int]:
-    """Return (space, begin, end) of a value, in the form of `extent`.
+    """Return where the storage of a value is, as (space, begin, end).
 
-    If the value is in a part of a larger storage in an arena, return those of the larger storage.
+    If the value is in a part of a larger storage in an arena, the tuple is that of the larger
+    storage. Otherwise it is the result of `extent`.
     """
     whole = value[1].whole
     return whole.span if whole is not None and whole.is_planned else extent(value)

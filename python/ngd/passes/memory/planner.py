@@ -175,8 +175,8 @@ class Planner:
         self.started: dict[Node, int] = {}
         """For each node that starts a collective: the number of its instruction."""
         self.gathered: dict[Node, Storage] = {}
-        """For the start of an all_gather whose operand is computed inside its result: the storage
-        of the result."""
+        """A dict from nodes that start an all_gather to the storage of its result, if the operand
+        of the all_gather is computed inside this storage."""
 
     def emit_all(self) -> None:
         """Emit all instructions.
@@ -404,8 +404,8 @@ class Planner:
 
         `node` is the operand of the all_gather. If `node` is computed in the block, the all_gather
         need not copy it there. Without the copy, an all_gather between 2 ranks on a Zen 5 EPYC is
-        1.25 times as fast for 1 MiB, and 1.4 times as fast for 16 MiB. Return None if `node` is not
-        such an operand (`Uses.sole_gathers`).
+        1.25 times as fast for 1 MiB, and 1.4 times as fast for 16 MiB. Return None if `node` must
+        not be computed in such a block (`Uses.sole_gathers`).
         """
         start = self.uses.gathers.get(node)
         if start is None:

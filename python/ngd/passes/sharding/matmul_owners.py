@@ -136,9 +136,10 @@ class Ends:
                 self.readers.setdefault(operand, []).append(node)
 
     def of(self, chain: Chain) -> Node | None:
-        """Return the end of a chain of matmuls: the node to broadcast; None if no node can be it.
+        """Return the end of a chain of matmuls: the node to broadcast.
 
-        The rest of the step reads the chain only through its end.
+        The rest of the step reads the chain only through its end. Return None if there is no node
+        that can be the end.
         """
         position = {node: i for i, node in enumerate(chain.nodes)}
         # The end is the last heavy op of the chain, or a node after it.
@@ -157,8 +158,9 @@ class Ends:
         """Return whether a node may be the end of a chain of matmuls: the node that is broadcast.
 
         The chain is computed from a sum over the ranks. The node must have the size and dtype of
-        this sum: the ranks that do not compute the chain receive the node's value in its memory.
-        The broadcast comes after all collectives of the step, so none may depend on the node.
+        this sum: the ranks that do not compute the chain receive the node's value in the memory of
+        the sum. The broadcast comes after all collectives of the step, so no collective may depend
+        on the node.
         """
         total = chain.total.type
         same_type = node.type.count == total.count and node.dtype == total.dtype

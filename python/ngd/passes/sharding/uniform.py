@@ -43,7 +43,7 @@ CONSTANT_ORIGIN = Origin()
 
 
 class NextValue(NamedTuple):
-    """The value that a step writes to a variable, if it should be equal on several ranks."""
+    """A value that a step writes to a variable, and that should be equal on several ranks."""
 
     variable: Node
     value: Node

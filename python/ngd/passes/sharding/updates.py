@@ -272,9 +272,9 @@ class ShardedGraph:
         """Return the broadcast of the result of a chain of matmuls to the ranks of this host.
 
         The root is the only rank of the host that computes the chain. There, the operand is `new`,
-        the result of the chain. On the other ranks, the operand is the sum over the ranks from
-        which the chain is computed. They do not send it. They receive the result in its memory,
-        which has the right size.
+        the result of the chain. The input of the chain is a sum over the ranks, which every rank
+        has. On the other ranks, the operand is this sum. These ranks do not send the sum: they
+        receive the result in the memory of the sum, which has the right size.
         """
         chain, here = self.needs.owned_chains[old], self.partition.host_ranks
         if chain.owner != here.rank:
