@@ -57,8 +57,8 @@ class Statistics {
   // if the table is full, calls are counted without their site
   static constexpr std::size_t kMostEntries = 4096;
 
-  // Return the index in cache_ for the kind and reduction of `collective`, and the address of
-  // `site`.
+  // Return an index in cache_. It depends on the kind and reduction of `collective`, and on the
+  // address of `site`.
   static std::size_t cache_index(const Collective& collective, const char* site) noexcept {
     const auto address = reinterpret_cast<std::uintptr_t>(site);
     return (address >> 4 ^ address >> 12 ^ static_cast<std::size_t>(collective.kind) << 3 ^

@@ -64,8 +64,8 @@ class Queue {
 
   virtual bool asynchronous() const noexcept = 0;
 
-  // These functions enqueue work. They throw only if they cannot enqueue it. If the work itself
-  // fails, a later wait or synchronize() throws.
+  // The functions from copy_from_host() to wait() enqueue work. They throw only if they cannot
+  // enqueue it. If the work itself fails, a later wait or synchronize() throws.
   virtual void copy_from_host(void* destination, const void* source, std::size_t bytes) = 0;
   virtual void copy_to_host(void* destination, const void* source, std::size_t bytes) = 0;
   virtual void copy(void* destination, const void* source, std::size_t bytes) = 0;

@@ -68,14 +68,14 @@ std::uint64_t start_time_of(std::int32_t pid) noexcept {
   // after the last parenthesis.
   const char* field = std::strrchr(text, ')');
   if (field == nullptr || field[1] == '\0') return kUnknownStart;
-  field += 2;  // field 3: the state
+  field += 2;  // field 3 of /proc/PID/stat: the state
   if (*field == 'Z' || *field == 'X') return 0;
   for (int i = 4; i <= 22 && field != nullptr; ++i) {
     field = std::strchr(field, ' ');
     if (field != nullptr) ++field;
   }
-  return field == nullptr ? kUnknownStart
-                          : std::strtoull(field, nullptr, 10);  // field 22: the start time
+  // Field 22 of /proc/PID/stat is the start time.
+  return field == nullptr ? kUnknownStart : std::strtoull(field, nullptr, 10);
 }
 
 std::unique_ptr<Liveness> make_process_liveness(std::vector<PeerProcess> peers) {

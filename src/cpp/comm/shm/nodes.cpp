@@ -169,7 +169,8 @@ class Chunk {
   Slice slice_;       // the elements that this rank reduces in Sum
 };
 
-// Return the schedule for operands that pass through the staging buffers.
+// Return the schedule (the acts and the number of chunks) for operands that pass through the
+// staging buffers.
 Schedule schedule_of(Context& context) {
   return {kNodesStaged, StagedChunks(context.group, context.task).number()};
 }

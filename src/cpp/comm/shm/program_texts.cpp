@@ -31,8 +31,9 @@ ProgramText ProgramTexts::text_of(const ProgramIdentity* program, std::uint64_t 
   return stored->second;
 }
 
-// Release the texts of programs that this rank has unloaded, if no peer can still read them. Peers
-// read a text only in the collectives of its program; the last of them is number `used`.
+// Release the texts of compiled steps that this rank has unloaded, if no peer can still read them.
+// A peer reads the text of a step only during the step's collectives, the last of which is number
+// `used`.
 // Number used + kSlots overwrites the record (slot) of number `used`. So if used + kSlots <=
 // slots_free_to, all ranks have finished number `used`.
 void ProgramTexts::release_unused(std::uint64_t slots_free_to) noexcept {

@@ -107,7 +107,8 @@ class Ring::Pass {
     task_.need = group_.one_step(task_.sequence, left_, step);
   }
 
-  // Do the first step of a chunk: make this rank's own part readable for the right neighbour.
+  // Do the first step of a chunk, which is cut into one part per rank: make part r, on rank r,
+  // readable for the right neighbour.
   void begin_chunk() {
     if (is_staged_) load(part(group_.rank()));
     state_.phase_ = Phase::Reduce;

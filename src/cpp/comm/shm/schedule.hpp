@@ -48,7 +48,7 @@ class Schedule {
 
   constexpr std::uint64_t chunks() const noexcept { return chunks_; }
   // Return the number of the last step, which is the number of all steps. There is one step per act
-  // and chunk, and one empty step if chunks are copied in one chunk ahead.
+  // and chunk. If the first act is CopyIn, there is also one empty step, a CopyIn without a chunk.
   constexpr std::uint64_t last() const noexcept { return num_ahead_ + chunks_ * num_acts_; }
 
   // Return step `number`, from 1 to last(). Return {CopyIn, chunks()} for the empty step, in which

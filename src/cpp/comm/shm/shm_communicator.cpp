@@ -64,8 +64,8 @@ std::optional<Work> ShmCommunicator::try_submit(const Collective& collective) {
   return submit_inside(collective);
 }
 
-// Return the text of a call that is refused, for the error message. The peer of a send or a receive
-// is shown with its number in the job, which may differ from its rank in this group.
+// Describe a call that is refused, for the error message. The peer of a send or a receive is given
+// by its number in the job, which may differ from its rank in this group.
 std::string ShmCommunicator::describe_call(Collective collective) const {
   const bool has_peer = between_two(collective.kind) && collective.root >= 0;
   if (has_peer && collective.root < group_.size())

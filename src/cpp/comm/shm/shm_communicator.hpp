@@ -73,9 +73,9 @@ class ShmCommunicator final : public Communicator, private Member, private Commo
   std::string describe_call(Collective collective) const;
   // Report the failure of this rank to the peers, with the text "rank N failed: " and then `why`.
   void report_failure(std::string_view why) noexcept;
-  // Do the work of submit and wait, for a caller that has begun an engine call: it holds the lock
-  // (monitor.hpp). Report an error to the peers. wait_inside() returns false if
-  // limits.patience_seconds have passed.
+  // submit_inside() does the work of submit, and wait_inside() the work of wait. The caller has
+  // begun an engine call: it holds the lock (monitor.hpp). An error is also reported to the peers.
+  // wait_inside() returns false if limits.patience_seconds have passed.
   Work submit_inside(const Collective& collective);
   bool wait_inside(Work work, const WaitLimits& limits);
 

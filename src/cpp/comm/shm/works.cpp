@@ -51,8 +51,9 @@ const Task* Works::blocker(Work work) const noexcept {
 
 int Works::only_awaited_rank(Work work) const noexcept {
   const Task* task = is_letter(work) ? nullptr : blocker(work);
-  // If this rank must still fill staging buffers for this work, any peer may have to wake it: when
-  // a peer reports that it has taken a chunk, this rank may fill the chunk's buffer again.
+  // If this rank must still fill staging buffers for this work, any peer may have to wake this
+  // rank. When a peer reports that it has taken a chunk, this rank may fill the chunk's buffer
+  // again.
   if (task != nullptr && task->staging.is_needed && !task->staging.has_ended &&
       (task->runs<Exchange>() || !task->has_arrived))
     return -1;

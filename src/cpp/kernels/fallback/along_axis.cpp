@@ -83,7 +83,8 @@ class AlongAxis final : public Kernel {
   }
 
   // Compute add_along_axis for outer index `outer`, and for inner indices from `first` to last - 1.
-  // Clear these lines of the output, and add the input's values in the order of the indices.
+  // Begin with sums of 0. Then add each value of input 0, in order, to the sum that its index
+  // selects.
   template <class T>
   void add(const KernelArgs& args, std::int64_t outer, std::int64_t first,
            std::int64_t last) const {

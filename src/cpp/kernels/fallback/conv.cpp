@@ -146,9 +146,9 @@ class Columns {
         });
   }
 
-  // Return `positions` output positions of one image's result, from number `begin` on, as a dense
-  // matrix with one row per channel. If a chunk has all output positions, the matrix is `result`
-  // itself, and otherwise a copy in `part`.
+  // Return the values of one image's result at `positions` output positions, from number `begin`
+  // on, as a dense matrix with one row per channel. If a chunk has all output positions, the matrix
+  // is `result` itself, and otherwise a copy in `part`.
   const T* chunk_of(const T* result, std::int64_t begin, std::int64_t positions, T* part) const {
     if (chunks_.part == 0) return result;
     copy_rows(result + begin, positions, chunks_.positions, part, positions);

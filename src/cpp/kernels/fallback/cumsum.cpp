@@ -13,7 +13,7 @@ namespace ngd::kernels::fallback {
 namespace {
 
 constexpr std::int64_t kGrainWork = 1 << 14;  // the minimum of elements per thread
-constexpr std::int64_t kLines = 64;           // neighbouring lines that are summed in one pass
+constexpr std::int64_t kLines = 64;           // neighbouring lines along the axis, in one pass
 
 // The type of the sums: f64 for f32, f32 for 16-bit floats, and the elements' own type for others.
 // Each result is rounded once.

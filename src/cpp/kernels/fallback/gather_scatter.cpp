@@ -48,7 +48,8 @@ struct Axes {
   IndexCheck range;
 };
 
-// gather. For each outer index and each index, copy the `inner` elements that the index selects.
+// gather from a tensor that is seen as [outer, length, inner]. For each o < outer and each index i,
+// copy the `inner` elements at [o, i].
 class Gather final : public Kernel {
  public:
   explicit Gather(const KernelQuery& query)

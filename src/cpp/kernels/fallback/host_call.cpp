@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// call_host: a call of a Python function by a step. It has operands and results, and runs on the
-// thread that runs the step.
+// The kernel of call_host, with which a compiled step calls a Python function. The function has
+// operands and results, and runs on the thread that runs the step.
 #include "kernels/host_call.hpp"
 
 #include <atomic>
@@ -21,7 +21,7 @@ namespace fallback {
 
 namespace {
 
-// Return the size of each operand in bytes.
+// Return the size in bytes of each array, given by its type.
 std::vector<std::size_t> bytes_of(const std::vector<TensorType>& types) {
   std::vector<std::size_t> bytes;
   for (const TensorType& type : types) bytes.push_back(type.bytes());

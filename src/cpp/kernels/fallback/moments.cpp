@@ -71,8 +71,9 @@ class MomentsKernel final : public Kernel {
   }
 
  private:
-  // Compute the moments of one chunk of a result's elements, one per column. If the result has no
-  // other chunk, store it. Otherwise, leave the moments in scratch memory for combine_chunks().
+  // Compute the moments of each column of one chunk, a part of the elements that are reduced to a
+  // result. If the result has no other chunk, store the result. Otherwise, leave the moments in
+  // scratch memory for combine_chunks().
   void run_task(std::int64_t task, const KernelArgs& args) const {
     const Geometry& g = geometry_;
     const std::int64_t result = task / g.chunks, columns = g.columns_of(result);
@@ -171,7 +172,7 @@ class MomentsKernel final : public Kernel {
     }
   }
 
-  // Return the moments of a task in scratch memory, one per column.
+  // Return the scratch memory of a task (the reduction of one chunk): one Moments per column.
   Moments* cells(const KernelArgs& args, std::int64_t task) const {
     return static_cast<Moments*>(args.scratch) + task * geometry_.columns;
   }

@@ -66,7 +66,9 @@ struct Loops {
     T shifts[kStripe], sums[kStripe], squares[kStripe];
   };
 
-  // Add `rows` rows of `vectors` whole vectors of columns to the sums, which stay in registers.
+  // In each of `rows` rows, read the first `vectors` * kColumns columns. Add the difference of
+  // each element from its column's shift to `sums`, and the square of the difference to `squares`.
+  // The sums stay in registers.
   template <int vectors>
   NGD_INLINE void add(const T* x, std::int64_t rows, std::int64_t stride, const T* shifts, T* sums,
                       T* squares) {

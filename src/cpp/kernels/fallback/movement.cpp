@@ -95,9 +95,9 @@ bool is_permutation(std::vector<std::int64_t> axes, std::size_t rank) {
   return axes.size() == rank;
 }
 
-// Return true if all elements of `tensor` that the attributes `starts` and `steps` select are
-// inside `tensor`. `part` is the shape of the selection: the result of slice, or the input of
-// pad_slice.
+// Return true if a selection from `tensor` has only indices in range. Along axis a, it selects the
+// indices starts[a] + i * steps[a], for i < part[a]. `part` is the shape of the selection: the
+// result of slice, or the input of pad_slice.
 bool is_inside(const Shape& part, const Shape& tensor, const Attrs& attrs) {
   const auto& starts = attrs.integers("starts");
   const auto& steps = attrs.integers("steps");

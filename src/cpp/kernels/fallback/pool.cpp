@@ -58,7 +58,7 @@ struct PoolShape : Windows {
     planes = data.shape[0] * data.shape[1];
   }
 
-  // Return the number of planes that are enough work for one thread.
+  // Return the number of planes (channels of images) that are enough work for one thread.
   std::int64_t grain() const {
     return std::max<std::int64_t>(
         1, kGrainWork / std::max<std::int64_t>(1, window_count() * kernel_places()));
@@ -105,7 +105,8 @@ struct PoolShape : Windows {
 
  private:
   // Call read(position) for each position of the data that a window reads. z, y and x are the
-  // window's ranges along the three axes, without padding. `position` is a flat index in the plane.
+  // window's ranges along the three axes, without padding. `position` is a flat index in the plane
+  // (one channel of one image).
   template <class Read>
   void visit(const Range& z, const Range& y, const Range& x, Read&& read) const {
     std::int64_t depth = z.position;
@@ -119,8 +120,8 @@ struct PoolShape : Windows {
   }
 };
 
-// max_pool. Output 0 has the largest element of each window, and output 1 its flat position in the
-// plane.
+// max_pool. Output 0 has the largest element of each window. Output 1 has the flat position of this
+// element in its plane (one channel of one image).
 class MaxPool final : public Kernel {
  public:
   explicit MaxPool(const KernelQuery& query)
@@ -166,7 +167,8 @@ class MaxPool final : public Kernel {
   }
 
   // Compute max_pool for window number k of a row of windows, and for `count` channels from
-  // `channel` on. Rows are numbered through all images.
+  // `channel` on. Row numbers, from 0, continue over the images: with 8 rows per image, row 9 is
+  // row 1 of image 1.
   template <class T>
   void compute_window(const KernelArgs& args, std::int64_t row, std::int64_t k,
                       std::int64_t channel, std::int64_t count) const {
@@ -265,7 +267,7 @@ class AvgPool final : public Kernel {
   }
 
  private:
-  // Store the mean of each window of the plane x in `means`.
+  // Store the mean of each window of x, a plane (one channel of one image), in `means`.
   template <class T>
   void average(const T* x, T* means) const {
     shape_.for_windows([&](std::int64_t window, auto&& body) {
@@ -275,9 +277,9 @@ class AvgPool final : public Kernel {
     });
   }
 
-  // Compute avg_pool_grad for one plane, x. `means` has the gradients of the means. Each gradient,
-  // divided by divisor(), is added to the elements of its window. `offset` is the index of the
-  // plane's first element.
+  // Compute avg_pool_grad for one plane (one channel of one image), and store the result in x.
+  // `means` has the gradients of the means. Each gradient, divided by divisor(), is added to the
+  // elements of its window. `offset` is the index of the plane's first element.
   template <class T>
   void distribute(const T* means, T* x, void* scratch, std::int64_t offset) const {
     Sum<T>* sums = nullptr;
