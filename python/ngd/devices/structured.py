@@ -102,9 +102,11 @@ def is_flat(structure: Structure) -> bool:
 
 
 def names_of(argument_structure: Structure, placeholders: Sequence[str]) -> list[str]:
-    """Return one name per argument of a call: its key, field, placeholder, or index as "[1]".
+    """Return one name per argument of a call.
 
-    `placeholders` has the names of all placeholders in order, including those in nested arguments.
+    It is the key of a dict or the field of a dataclass. In a list, it is the name of the argument's
+    placeholder, or for a nested argument its index, such as "[1]". `placeholders` has the names of
+    all placeholders in order, including those in nested arguments.
     """
     if argument_structure.kind is not list:
         return [str(key) for key in argument_structure.keys]
