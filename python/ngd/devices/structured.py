@@ -78,7 +78,7 @@ class StructuredStep(BoundToProcess):
         return self.step.report()
 
     def cost(self) -> Cost:
-        """Return FLOP and bytes of one run."""
+        """Return the FLOP of one run and the bytes that it reads and writes."""
         return self.step.cost()
 
     def explain(self, node: Node) -> str:

@@ -67,11 +67,11 @@ NO_MEMORY = 2**64 - 1
 Otherwise rank 0 broadcasts an id of the new memory, with which all ranks map it; see
 `common_memory`."""
 UNABLE: Final = -1
-"""The number that a rank sends for each variable in `share_frozen` if it could not lock them all.
+"""The number that a rank sends in `share_frozen`, once per variable, if it cannot lock all of them.
 
-It cannot lock a variable that another thread uses. Then no rank moves variables to common memory.
-A rank that has locked all sends 1 for a variable that is in common memory already, and 0 for the
-others."""
+A rank cannot lock a variable that another thread uses, or whose update failed half-way. Then no
+rank moves variables to common memory. A rank that has locked all variables instead sends 1 for a
+variable that is in common memory already, and 0 for any other variable."""
 
 
 def agree_on_sharing(
@@ -316,8 +316,8 @@ def share_frozen(
     """Keep one copy per host of variables that a step only reads and that are equal on all ranks.
 
     All ranks call this if the nodes of the step have the same shapes and dtypes on all ranks
-    (`have_uniform_types`). If a thread uses one of the variables, or a rank has no memory for them,
-    they stay in private memory.
+    (`have_uniform_types`). The variables stay in private memory if a thread uses one of them, if an
+    update of one failed half-way, or if a rank has no memory for them.
     """
     group: Group = sharing.group
     partition = sharing.partition
