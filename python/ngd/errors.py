@@ -141,7 +141,7 @@ class VaryingVariableWarning(UserWarning):
 
 
 class UpdatesWarning(UserWarning):
-    """The warning for a training step whose updates lack `state.updates` of nn.training.
+    """The warning for a training step that was compiled without `state.updates` of nn.training.
 
     Each call of such a step draws the same dropout masks, and running statistics do not change.
     """

@@ -168,8 +168,8 @@ class Sampler:
         Returns
         -------
         tuple of int
-            The given `rank` and `size`, the position in the mesh's axis and its length, or the rank
-            and the size of the world as it is now.
+            The arguments `rank` and `size`, if they were given. With a mesh: the position along its
+            axis and the length of the axis. Otherwise: the current rank and size of the world.
 
         Examples
         --------

@@ -41,9 +41,10 @@ class CollectiveSequence:
         self.lines: list[list[tuple[str, str]]] = [[]]
         self.heads: list[tuple[str, str]] = []  # the first line of each body that is being added
         self.branches: list[dict[int, int]] = []
-        """One dict per open branch of `ops.cond`: a branch that contains the next collective. The
-        innermost branch is last. Each group numbers its branches on its own (see `counted`). The
-        dict maps the index of a group to the number of the branch, after its first collective."""
+        """One dict per branch of `ops.cond` whose collectives are being added; the innermost branch
+        is last. The dict maps the index of a group to the number of the branch in this group (see
+        `counted`). A group is added at its first collective in the branch, outside of nested
+        branches."""
         self.counted: dict[int, int] = {}
         """A dict from the index of a group to the number of branches of `ops.cond` that have had a
         collective of this group so far. The next such branch gets this count plus 1 as its number.

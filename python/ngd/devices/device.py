@@ -2,8 +2,9 @@
 """The interface of a device to the compiler.
 
 `Device.agree` lets the ranks choose the variables that they share: they keep one copy in common
-instead of one copy per rank. It returns an object with a target, which passes ask for kernels and
-ranks. The compiler then compiles the graph for this target, and `Device.load` returns the step.
+instead of one copy per rank. It returns an object with a target, which gives passes the kernels
+of the device and the ranks of the step. The compiler then compiles the graph for this target, and
+`Device.load` returns the step.
 
 `LoweredStep` is the base class of steps with a compiled program: those of the CPU device, which
 runs the program, and those of the NULL device, which only compiles it.
@@ -47,7 +48,7 @@ class LoweredStep(CompiledStep):
         self.program = str(lowered.program)
 
     def cost(self) -> Cost:
-        """Return FLOP and bytes of one run, after fusion."""
+        """Return the FLOP of one run and the bytes that it reads and writes, after fusion."""
         return self.plan.cost
 
     def explain(self, node: Node) -> str:
@@ -63,7 +64,7 @@ class Agreement(Protocol):
 
     @property
     def target(self) -> Target | None:
-        """The object that passes ask for kernels and ranks; None on the INTERPRETER device.
+        """The object that gives passes the kernels and the ranks; None on the INTERPRETER device.
 
         The INTERPRETER device evaluates graphs and compiles no program.
         """
@@ -76,7 +77,8 @@ AgreementType = TypeVar("AgreementType", bound=Agreement)
 class Device(Protocol[AgreementType]):
     """A kind of device, such as CPU.
 
-    ngd.compile calls `agree`, compiles for the `target` of the agreement, and calls `load`.
+    ngd.compile calls `agree`, compiles for the `target` of the object that `agree` returned, and
+    calls `load`.
     """
 
     name: str

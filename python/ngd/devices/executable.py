@@ -119,7 +119,7 @@ class Executable(Protocol):
         ...
 
     def cost(self) -> Cost:
-        """Return FLOP and bytes of one run, after the compiler has fused ops.
+        """Return the FLOP of one run and the bytes that it reads and writes, after op fusion.
 
         A FLOP is one operation on one element, such as a multiplication, an addition, a comparison
         or an exponential. All iterations of a loop are counted. For `ops.cond`, only the branch
@@ -365,7 +365,7 @@ class CompiledStep(BoundToProcess):
         )
 
     def cost(self) -> Cost:
-        """Return FLOP and bytes of one run of the graph, without fusion."""
+        """Return the FLOP of one run and the bytes that it reads and writes, without fusion."""
         return cost_of_graph(self.graph)
 
     def explain(self, node: Node) -> str:

@@ -78,7 +78,7 @@ class StructuredStep(BoundToProcess):
         return self.step.report()
 
     def cost(self) -> Cost:
-        """Return FLOP and bytes of one run."""
+        """Return the FLOP of one run and the bytes that it reads and writes."""
         return self.step.cost()
 
     def explain(self, node: Node) -> str:
@@ -102,9 +102,11 @@ def is_flat(structure: Structure) -> bool:
 
 
 def names_of(argument_structure: Structure, placeholders: Sequence[str]) -> list[str]:
-    """Return one name per argument of a call: its key, field, placeholder, or index as "[1]".
+    """Return one name per argument of a call.
 
-    `placeholders` has the names of all placeholders in order, including those in nested arguments.
+    It is the key of a dict or the field of a dataclass. In a list, it is the name of the argument's
+    placeholder, or for a nested argument its index, such as "[1]". `placeholders` has the names of
+    all placeholders in order, including those in nested arguments.
     """
     if argument_structure.kind is not list:
         return [str(key) for key in argument_structure.keys]

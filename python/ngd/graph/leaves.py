@@ -30,7 +30,10 @@ class Leaf(Op):
 
 
 class Placeholder(Leaf):
-    """An input of a step, whose value each call gives; attrs: name, uniform."""
+    """An input of a step, whose value each call gives; attrs: name, uniform.
+
+    `uniform` is True if the caller promised that all ranks pass equal values.
+    """
 
     name = "placeholder"
 

@@ -239,7 +239,8 @@ class LiveState(Mapping[str, Variable]):
         """Raise a ValueError if a step that updates this state has run and `extra` has values.
 
         `extra` has the loaded values for which the state has no variable. After the first step,
-        such values would never be used, because the optimizer or average makes no more variables.
+        such values would never be used, because the owner of the state (an optimizer, or an average
+        of weights) makes no more variables.
         """
         if self._has_run and extra:
             raise ValueError(

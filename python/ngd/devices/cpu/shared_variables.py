@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Variables that ranks share: the ranks of a host, or all ranks together, keep one copy.
 
-A step with a sharded weight update (passes/sharding/updates.py) shares the variables when it is
-compiled. The ranks compare the variables' values and the computation of their next values. Then
-they move the values to common memory, a memory of the host that all its ranks map. From then on,
-every step reads such a variable from that memory, and all ranks take part in every write:
+When a step with a sharded weight update (passes/sharding/updates.py) is compiled, the ranks share
+the variables that it updates in shards. The ranks compare the values of these variables, and the
+computations of the new values. Then they move the values to common memory, a memory of the host
+that all its ranks map. From then on, every step reads such a variable from that memory, and all
+ranks take part in every write:
 
 - A step writes between two barriers of the ranks. Outside of the step, a rank reads only complete
   new values: the other ranks cannot write again before this rank takes part in the next write.
@@ -12,7 +13,7 @@ every step reads such a variable from that memory, and all ranks take part in ev
   each rank writes its shard.
 
 Over several hosts, each host keeps a copy. There is an exception for variables that are read only
-to compute next values, such as optimizer state: all hosts together may keep one copy. Then each
+to compute new values, such as optimizer state: all hosts together may keep one copy. Then each
 rank has a part of the variable, in its own memory. All ranks have to read the variable together,
 because a read gathers the parts.
 
@@ -66,11 +67,11 @@ NO_MEMORY = 2**64 - 1
 Otherwise rank 0 broadcasts an id of the new memory, with which all ranks map it; see
 `common_memory`."""
 UNABLE: Final = -1
-"""The number that a rank sends for each variable in `share_frozen` if it could not lock them all.
+"""The number that a rank sends in `share_frozen`, once per variable, if it cannot lock all of them.
 
-It cannot lock a variable that another thread uses. Then no rank moves variables to common memory.
-A rank that has locked all sends 1 for a variable that is in common memory already, and 0 for the
-others."""
+A rank cannot lock a variable that another thread uses, or whose update failed half-way. Then no
+rank moves variables to common memory. A rank that has locked all variables instead sends 1 for a
+variable that is in common memory already, and 0 for any other variable."""
 
 
 def agree_on_sharing(
@@ -276,11 +277,12 @@ def allocate(
     once_over_hosts: Mapping[CpuStorage, tuple[int, int]],
     record: SharingRecord,
 ) -> tuple[_core.CommonMemory | None, list[_core.Buffer]] | None:
-    """Allocate common memory of the host, and one buffer per part that this rank keeps.
+    """Allocate memory for variables that ranks share. All ranks of the host call this.
 
-    Return (memory, buffers), or None if there is too little memory. `once` has variables with one
-    copy per host. `once_over_hosts` has those with one copy over all hosts, each with (begin, end)
-    of the bytes that this rank keeps. All ranks of the host call this.
+    Return (memory, buffers), or None if there is too little memory. `memory` is common memory of
+    the host for `once`, the variables with one copy per host. `once_over_hosts` has the variables
+    with one copy over all hosts, each with (begin, end) of the bytes that this rank keeps.
+    `buffers` has one private buffer for each of these ranges.
     """
     memory, parts = None, []
     with suppress(MemoryError):
@@ -314,8 +316,8 @@ def share_frozen(
     """Keep one copy per host of variables that a step only reads and that are equal on all ranks.
 
     All ranks call this if the nodes of the step have the same shapes and dtypes on all ranks
-    (`have_uniform_types`). If a thread uses one of the variables, or a rank has no memory for them,
-    they stay in private memory.
+    (`have_uniform_types`). The variables stay in private memory if a thread uses one of them, if an
+    update of one failed half-way, or if a rank has no memory for them.
     """
     group: Group = sharing.group
     partition = sharing.partition

@@ -37,7 +37,10 @@ class SharingRecord:
         return any(g.closed or g.communicator.is_over for g in groups if isinstance(g, Group))
 
     def span(self, of: Type) -> tuple[int, int]:
-        """Return (begin, end) of this rank's shard in the copy that its host keeps, in bytes."""
+        """Return (begin, end), in bytes, of this rank's shard of a variable of type `of`.
+
+        The ranks of one host divide the whole variable into these shards.
+        """
         begin, end = self.partition.slice(of.count)
         return begin * of.dtype.itemsize, end * of.dtype.itemsize
 

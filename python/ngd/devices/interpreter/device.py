@@ -143,7 +143,7 @@ def submission(node: Node) -> dict[str, Any]:
 class InterpreterAgreement(NamedTuple):
     """The result of InterpreterDevice.agree. `target` is None, because no program is compiled.
 
-    On other devices, the target is the object that passes ask for kernels.
+    On other devices, the target is the object that gives passes the kernels of the device.
     """
 
     target: None = None
