@@ -123,8 +123,8 @@ void tree(const void* const* s, int n, std::size_t offset, T* out, std::size_t c
   }
 }
 
-// The same as tree(), for sources of 16-bit floats. `widen_block` converts them to float32, and the
-// result in `out` is float32.
+// Reduce 16-bit floats by the canonical tree, a balanced binary tree. `widen_block` converts the
+// sources to float32, and the result in `out` is float32.
 template <class Op>
 void tree_of_halves(const void* const* s, int n, std::size_t offset, Widen widen_block, float* out,
                     std::size_t count) {
@@ -284,8 +284,8 @@ void run(const Range& range) {
   if (is_past_caches) finish_past_caches();
 }
 
-// The same as run(), for 16-bit floats: bfloat16 if `is_bf16` is true, otherwise float16. They are
-// accumulated in float32, and rounded once.
+// Reduce a range of bfloat16 elements if `is_bf16` is true, otherwise of float16 elements. They are
+// accumulated in float32. Sums are divided by range.divisor. The result is rounded once.
 template <class Op>
 void run_halves(const Range& range, bool is_bf16) {
   alignas(64) float accumulators[kBlock];
@@ -332,7 +332,7 @@ void run_arithmetic(DType dtype, const Range& range) {
   }
 }
 
-// Call run() for a minimum or maximum. Signed and unsigned integers compare differently, so each
+// Compute a minimum or maximum of arrays. Signed and unsigned integers compare differently, so each
 // integer dtype is computed as its own type.
 template <class Op>
 void run_ordered(DType dtype, const Range& range) {
@@ -360,7 +360,7 @@ void run_ordered(DType dtype, const Range& range) {
   }
 }
 
-// Reduce 16-bit floats with run_halves(), and elements of all other dtypes with `native`.
+// Reduce 16-bit floats with run_halves(). For all other dtypes, call the function `native`.
 template <class Op>
 void run_any(DType dtype, const Range& range, void (*native)(DType, const Range&)) {
   if (is_half(dtype)) return run_halves<Op>(range, dtype == DType::BF16);

@@ -38,8 +38,8 @@ struct XLA_FFI_Api_Version {
   int minor_version;
 };
 
-// The version and the traits of a handler, which XLA asks for. The header has more members after
-// these. They are left out, because the handler does not set them.
+// The version and the traits of a handler, which XLA asks for. XLA's structure has more members
+// after these. They are left out, because the handler does not set them.
 struct XLA_FFI_Metadata {
   std::size_t struct_size;
   XLA_FFI_Api_Version api_version;

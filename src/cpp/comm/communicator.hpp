@@ -96,7 +96,7 @@ class Communicator : public Collectives, public HostMemory, public Peers {
   explicit Communicator(Membership membership, std::shared_ptr<Computations> computations =
                                                    std::make_shared<Computations>())
       : membership_(membership), computations_(std::move(computations)) {}
-  // Replace the kind, ranks and sizes that the constructor has set.
+  // Replace the Membership (kind, rank and size of the group) that the constructor has set.
   void set_membership(const Membership& membership) noexcept { membership_ = membership; }
 
   // A guard that marks a call of try_submit, try_wait or try_split as running while the guard

@@ -21,8 +21,8 @@ class ForkGuard {
 
  private:
   unsigned char* page_;
-  // The id of the process that made the object, if the kernel cannot zero the page (before Linux
-  // 4.14); otherwise 0. in_child() compares it with getpid().
+  // The id of the process that made the object, if the kernel cannot zero a page in a forked
+  // child (before Linux 4.14); otherwise 0. in_child() compares it with getpid().
   pid_t pid_ = 0;
 };
 

@@ -20,7 +20,7 @@ namespace {
 
 // The data that each rank sends to all ranks in the rendezvous.
 struct HostInfo {
-  std::uint32_t random[4];  // from rank 0: the key of the job
+  std::uint32_t random[4];  // those of rank 0 make a key that no other job has
   char host[240];
 };
 

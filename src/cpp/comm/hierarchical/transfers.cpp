@@ -26,15 +26,15 @@ bool averages_inside(const Hosts& hosts, const Collective& collective) {
          std::has_single_bit(static_cast<unsigned>(hosts.per_host()));
 }
 
-// Return the divisor of the reduction between hosts. For a mean: the number of hosts if
-// averages_inside(), otherwise the number of all ranks. For other reductions: 1.
+// Return the divisor of the reduction between hosts. For a mean: the number of hosts if each host
+// has averaged its own ranks, otherwise the number of all ranks. For other reductions: 1.
 double divisor_between(const Hosts& hosts, const Collective& collective) {
   return divisor_of(collective.op,
                     averages_inside(hosts, collective) ? hosts.count() : hosts.ranks());
 }
 
-// Return a collective inside this host, with the dtype and the op for `collective`. A mean that is
-// divided only between hosts becomes a sum.
+// Return a collective inside this host, with the dtype of `collective`, and with its op if `kind`
+// reduces. Without averages_inside(), a mean becomes a sum: the reduction between hosts divides it.
 Collective local_step(const Hosts& hosts, const Collective& collective, Kind kind) {
   const bool is_summed_inside =
       collective.op == ReduceOp::Mean && !averages_inside(hosts, collective);
@@ -242,11 +242,12 @@ class AllReduce final : public HostWindows {
     return scratch_ + num_windows() * share_bytes_ +
            static_cast<std::size_t>(window.number) * wide_bytes_;
   }
-  // Return part h of sums(). The rank on host h with this rank's local rank reduces this part.
+  // Return part h of this rank's share, reduced over this host. The rank that reduces it over all
+  // hosts is on host h, and has the same local rank as this rank.
   std::span<const std::byte> contribution_to(const Window& window, int h) const {
     return {sum_of_part(window, h), part(window, h).count * partial_bytes_};
   }
-  // Return the bytes of the destination for part h, the elements that a rank of host h reduces.
+  // Return the destination of part h of this rank's share, as bytes. A rank on host h reduces it.
   std::span<std::byte> result_of(const Window& window, int h) const {
     const Slice theirs = part(window, h);
     return {destination(theirs), bytes(theirs)};
@@ -347,7 +348,7 @@ class Broadcast final : public HostWindows {
   // The local rank of the root. The rank with this local rank is the leader of its host.
   const int leader_;
   const bool is_leader_;
-  const int hop_;  // the number of hosts from the root's host to this one
+  const int hop_;  // this host's position in the order of the hosts; 0: the root's host
 };
 
 // The base class of the transfers of blocks (reduce_scatter and all_gather). Each rank sends one
@@ -449,7 +450,7 @@ class HostBlocks : public Transfer {
     incoming_[static_cast<std::size_t>(h)].emplace(hosts_.counterparts(), h, tag_, nullptr, data,
                                                    elements * width_);
   }
-  // Advance the message that send(h) or receive(h) has prepared. Return true if it is complete.
+  // Advance the message that send(h) has prepared. Return true if it is complete.
   bool has_sent(int h) { return outgoing_[static_cast<std::size_t>(h)]->advance(steps_); }
   // Return true after send(h), including when the message is complete.
   bool is_sending(int h) const { return outgoing_[static_cast<std::size_t>(h)].has_value(); }
@@ -515,7 +516,7 @@ class ReduceScatter final : public HostBlocks {
       begins.push_back(begins.back() + round_up(block(h).count * width_, 64));
     return begins;
   }
-  // Return the address of block(h), a block of one rank of host h, summed over this host's ranks.
+  // Return the address at which block(h), summed over the ranks of this host, is stored.
   std::byte* sums(int h) const { return scratch_ + begins_[static_cast<std::size_t>(h)]; }
   // Return the address at which this rank's block, summed over the ranks of host h, arrives.
   std::byte* contribution(int h) const {
@@ -531,8 +532,8 @@ class ReduceScatter final : public HostBlocks {
            divisor_between(hosts_, collective_));
   }
 
-  // Element h: the offset in scratch_, in bytes, of the block of the rank on host h with this
-  // rank's local rank, summed over the ranks of this host. Last element: the end of the last block.
+  // Element h: the byte offset in scratch_ at which block(h), summed over the ranks of this host,
+  // is stored. Last element: the end of the last block.
   const std::vector<std::size_t> begins_;
   // One block per host, summed over the ranks of this host, in memory that these ranks share.
   std::byte* const scratch_;

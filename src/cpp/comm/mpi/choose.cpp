@@ -65,7 +65,7 @@ std::unique_ptr<Transfer> choose_transfer(const RankSet& group, HostLayer* hosts
     case Kind::Send:
     case Kind::Receive:
     case Kind::Barrier:
-      break;  // no transfer: a barrier has no data, and Pairs moves the data of sends and receives
+      break;  // a barrier has no data, and class Pairs (pairs.hpp) runs sends and receives
   }
   fail(ErrorKind::Internal, describe(collective), ": no transfer of this kind");
 }

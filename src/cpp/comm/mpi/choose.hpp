@@ -32,11 +32,11 @@ class HostLayer;
 // all other kinds of collectives, which have no choice.
 Algorithm choose_algorithm(const Collective& collective, Algorithm preferred);
 
-// Return true if the data that each rank gives are so small that they travel with its header. The
-// result is the same on all ranks.
+// Return true if the data that each rank gives are so small that they are sent in one message with
+// the header, the description of the collective. The result is the same on all ranks.
 bool travels_with_header(const Collective& collective, int size);
 
-// Return the transfer of a collective whose data do not travel with its headers. The result is the
+// Return the transfer of a collective for which travels_with_header() is false. The result is the
 // transfer of `hosts` (shared memory inside a host, MPI between hosts) if `hosts` is not null and
 // has one for this collective. In all other cases, the result uses only MPI. The transfer may use
 // kTagsPerCollective message tags, beginning with `tag`.

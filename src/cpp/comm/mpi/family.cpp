@@ -48,7 +48,7 @@ void ask_for_short_slices() noexcept {
   attributes.policy = SCHED_OTHER;
   attributes.nice = ::getpriority(PRIO_PROCESS, 0);
   attributes.runtime_ns = 100'000;
-  ::syscall(SYS_sched_setattr, 0, &attributes, 0);  // on failure, the thread may wake up later
+  ::syscall(SYS_sched_setattr, 0, &attributes, 0);  // on failure, the time slices stay long
 }
 
 // Return true if NGD_PROGRESS asks for a progress thread. "auto" asks for one if the ranks are on
@@ -155,7 +155,7 @@ void Family::expect_no_failure_beside(const Member& member, const CallRecord& mi
 }
 
 void Family::pump() const noexcept {
-  if (left_to_mpi()) return;  // MPI might write messages to memory that was freed
+  if (left_to_mpi()) return;  // a call of MPI could write to memory that was freed
   for (int i = 0; i < kCallsForSockets; ++i) library().poke(tag_limit_, endpoint_.comm);
 }
 

@@ -56,8 +56,8 @@ class Member {
 };
 
 // The longest time that a rank waits for the delivery of its last message: that it has failed, or
-// that it leaves. kQuickLeaveSeconds is the limit for a short failure text while no long messages
-// are pending, and for a group that is closed without a failure.
+// that it leaves. kQuickLeaveSeconds applies in two cases: the group is closed without a failure,
+// or the failure text is short and no long messages are pending.
 inline constexpr double kLeaveSeconds = 1.0;
 inline constexpr double kQuickLeaveSeconds = 0.05;
 
@@ -116,7 +116,8 @@ class Family {
   // waits.
   void expect_no_failure_beside(const Member& member, const CallRecord& mine);
   // Called after a collective, send or receive is submitted, so that the progress thread advances
-  // it while no caller waits. Not called for a collective whose data travel with its headers.
+  // it while no caller waits. Not called for a small collective (travels_with_header()),
+  // whose data are sent in the same messages as its description.
   void submitted() noexcept {
     gate_->set_in_flight(true);
     gate_->wake_thread();
