@@ -26,8 +26,8 @@ std::optional<std::unique_ptr<Communicator>> try_split_group(MpiCommunicator& pa
 
 // Return the lowest number that is above the numbers of all groups of this rank.
 int next_group(const MpiCommunicator& world);
-// Return a group of the ranks `members` of `world`. Only they call this: see make_group_of in
-// communicator.hpp.
+// Return a group of the ranks `members` of `world`. Only these ranks call the function, which does
+// the work of make_group_of() (communicator.hpp).
 std::unique_ptr<Communicator> make_group(MpiCommunicator& world, const std::vector<int>& members,
                                          int number, const HostLayer::Rendezvous& rendezvous);
 

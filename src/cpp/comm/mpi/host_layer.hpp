@@ -50,8 +50,8 @@ class HostLayer {
     double timeout_seconds;
     const std::function<bool()>& interrupt;
   };
-  // Return a HostLayer for `group`, which make_group_of() makes. Only the ranks of `group` take
-  // part in the call. Those on this host connect to each other over shared memory.
+  // Return a HostLayer for `group`, a new group that make_group_of() makes. Only the ranks of
+  // `group` call this function. The ranks of `group` on one host connect over shared memory.
   virtual std::unique_ptr<HostLayer> for_members(const RankSet& group,
                                                  const Rendezvous& rendezvous) const = 0;
   // Return true if all ranks of `group` are on this host.
@@ -59,8 +59,8 @@ class HostLayer {
 
   // Return true if the rank is on this host.
   virtual bool is_here(int world_rank) const noexcept = 0;
-  // Return the rank that rank `world_rank` waits for, as that rank has published. Return -1 if it
-  // waits for none, or is on another host.
+  // Each rank publishes to its host the rank that it awaits. Return the rank that `world_rank` has
+  // published; -1 if it waits for none, or is on another host.
   virtual int awaited_by(int world_rank) const noexcept = 0;
 
   // Take the host group, local(), out of this object, and return a group that uses it. All waits in

@@ -13,7 +13,7 @@
 namespace ngd::comm::mpi {
 namespace {
 
-// Return an MPI handle stored as a machine word. handle_of() is the inverse.
+// Convert an MPI handle to a machine word. handle_of() converts the word to the handle again.
 template <typename Word, typename Handle>
 Word word_of(Handle handle) noexcept {
   Word word = 0;

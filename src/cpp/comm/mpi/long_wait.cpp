@@ -24,10 +24,10 @@ void LongWait::publish() {
 }
 
 // Find the ranks that cause a late collective. At the call, `missing` has the ranks that this rank
-// waits for. Each rank publishes to the ranks of its host which rank it waits for. So replace a
-// rank of `missing` by the rank that it waits for, and repeat this with the new rank. Stop at a
-// rank that waits for this rank, or has published no awaited rank, or after as many steps as the
-// group has ranks. Return one line of text per replacement.
+// waits for. Each rank publishes to the ranks of its host which rank it waits for. So if rank 1 is
+// in `missing` and waits for rank 2, replace 1 by 2, and return the line "rank 1 waits for rank
+// 2.". Continue with rank 2 in the same way. Stop at a rank that waits for this rank or has
+// published no awaited rank, or after as many replacements as the group has ranks.
 //
 // A rank found in this way has certainly stopped if it is on this host and waits for no rank. If
 // there is such a rank, set `is_certain` to true, and keep only such ranks in `missing`. Otherwise

@@ -26,9 +26,9 @@ class Mailbox {
   Mailbox(const Mailbox&) = delete;
   Mailbox& operator=(const Mailbox&) = delete;
 
-  // Send a message to all other ranks, or only to `peer`. Both functions copy the payload and do
-  // not wait.
-  void post(const Header& header, const void* payload, std::size_t payload_bytes);  // to all ranks
+  // post() sends a message to all other ranks, and post_to() only to `peer`. Both functions copy
+  // the payload and do not wait.
+  void post(const Header& header, const void* payload, std::size_t payload_bytes);
   void post_to(int peer, const Header& header, const void* payload, std::size_t payload_bytes);
   // Store the messages that have arrived, separately for each sender. Throws Unreachable if MPI
   // could not complete a message, and Init if a peer runs another version of ngd.

@@ -2,8 +2,8 @@
 // A buffer that MPI messages are sent from or received into.
 //
 // Rule: declare a buffer before the requests that use it, so that C++ destroys the requests first.
-// If MPI still holds the memory of a request after a failure, left_to_mpi() (process.hpp) returns
-// true. Then the destructors of this class free no buffer until the process ends.
+// After a failure, MPI may still use the memory of a message that could not be cancelled. Then
+// left_to_mpi() (process.hpp) returns true, and no MessageBuffer is freed until the process ends.
 #pragma once
 
 #include <cstddef>

@@ -28,7 +28,7 @@ std::uint64_t nanoseconds(Clock::duration time) {
   return static_cast<std::uint64_t>(std::chrono::nanoseconds(time).count());
 }
 
-// Return all ranks of the MPI communicator, with the tags of group 0.
+// Return the set of all ranks of the MPI communicator. Its first message tag is 0.
 RankSet all_ranks(const Endpoint& endpoint) {
   RankSet ranks{endpoint.comm, std::vector<int>(static_cast<std::size_t>(endpoint.size)),
                 endpoint.rank, 0};
@@ -71,7 +71,8 @@ std::uint64_t MpiCommunicator::first_incomplete() const {
 }
 
 std::vector<CallStats> MpiCommunicator::stats() const {
-  if (in_child()) return {};  // a thread of the parent may have left the lock held
+  // Do not lock in a forked child: if a thread of the parent held the lock, nothing releases it.
+  if (in_child()) return {};
   const std::lock_guard lock(group_.family->mutex());
   return works_.statistics().report();
 }
@@ -257,8 +258,8 @@ SharedBlock MpiCommunicator::allocate(std::size_t bytes) {
   return {data, bytes};
 }
 
-// Release memory that allocate() has returned. If MPI may still use it after a failure, do not free
-// it.
+// Release memory that allocate() has returned. Do not free the memory if MPI may still use it after
+// a failure.
 void MpiCommunicator::release(SharedBlock block) noexcept {
   if (left_to_mpi()) return;
   if (group_.hosts) {

@@ -48,10 +48,10 @@ class Pairs {
   // Return a number that grows when progress() completes a send or a receive, or moves its data.
   std::uint64_t moves() const noexcept { return moves_; }
   // call(), peer_of() and stats_of() take the number that submit() has returned for a send or a
-  // receive that is not complete. stats_of() returns the entry of the statistics that will count
-  // it.
+  // receive that is not complete. stats_of() returns the entry of the statistics to which the send
+  // or receive is added when it is complete.
   const CallRecord& call(std::uint64_t number) const { return find(number)->header.call; }
-  int peer_of(std::uint64_t number) const;  // the world rank of the other side
+  int peer_of(std::uint64_t number) const;  // the world rank of the peer
   Statistics::Entry stats_of(std::uint64_t number) const { return find(number)->stats; }
   // Give up all messages of MPI. The pending sends and receives never complete.
   void abandon() noexcept;
@@ -63,7 +63,7 @@ class Pairs {
     Header header;
     Statistics::Entry stats;
     std::chrono::steady_clock::time_point start;
-    bool is_matched = false;  // of a receive: the header of the sender has arrived
+    bool is_matched = false;  // true for a receive if the sender's header has arrived
     std::optional<LongMessage> message;
   };
   // The pending sends to one peer, or the pending receives from it, oldest first. Only the data of

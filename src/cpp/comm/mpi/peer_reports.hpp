@@ -21,9 +21,10 @@ class PeerReports {
   // Throw if a peer that the collective still needs has ended. `has_headers`: the headers of all
   // peers have arrived.
   void check_needed(const PendingCollective& work, bool has_headers) const;
-  // Throw if the peer of a send or a receive has ended. `is_matched`: the header of the sender has
-  // arrived. If it is false, also throw if another rank has failed, and more than 100 ms have
-  // passed since `start` and since the report of that failure.
+  // Throw if the peer of a send or a receive has failed or has left. `is_matched` is true if this
+  // rank receives and the sender's header has arrived. Then do not throw if the peer has left
+  // without a failure. If `is_matched` is false, also throw if any other rank has failed, but only
+  // when 100 ms have passed since `start` and since the report of that failure arrived.
   void check_pair(int peer, const CallRecord& mine, bool is_matched, Clock::time_point start) const;
   // Throw if any peer has failed. `mine` is the call in which this rank waits, maybe in another
   // group; the error message shows it.

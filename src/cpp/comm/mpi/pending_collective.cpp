@@ -7,8 +7,8 @@
 namespace ngd::comm::mpi {
 namespace {
 
-// Copy the `size` counts of the caller to `copy`, and set `counts` to the copy. Do nothing if it is
-// null.
+// Copy the caller's `size` counts from `counts` to `copy`, and let `counts` point to the copy. Do
+// nothing if `counts` is null.
 void copy_counts(const std::uint64_t*& counts, std::vector<std::uint64_t>& copy, int size) {
   if (counts == nullptr) return;
   copy.assign(counts, counts + size);

@@ -30,8 +30,8 @@ struct PendingCollective {
   bool complete = false;
   Statistics::Entry stats = 0;
   std::chrono::steady_clock::time_point start;
-  // The rank whose header was found missing last, which is the rank that arrived last. -1: no check
-  // has found a missing header.
+  // The rank that arrived last: the highest rank without a header in the last check that found
+  // headers missing. -1: no check has found a missing header.
   int last_missing = -1;
 };
 

@@ -138,8 +138,8 @@ void keep_for_good(const void* memory) noexcept {
   try {
     blocks.push_back(memory);  // so that a leak checker finds a pointer to it
   } catch (const std::bad_alloc&) {
-    // If `blocks` cannot grow, the block `memory` is still never freed, but a leak checker reports
-    // it.
+    // The vector `blocks` could not grow. `memory` is still never freed, but a leak checker
+    // reports it, because `blocks` has no pointer to it.
   }
 }
 

@@ -16,9 +16,9 @@ class ProgressGate {
   ProgressGate(const ProgressGate&) = delete;
   ProgressGate& operator=(const ProgressGate&) = delete;
 
-  // The callers of the functions from here to is_needed() hold the mutex. Only end_wait() calls
-  // wake_thread() without the mutex. set_in_flight() records if collectives, sends or receives are
-  // pending.
+  // A caller must hold the mutex for each function from set_in_flight() to is_needed(). The only
+  // exception: end_wait() calls wake_thread() without the mutex. set_in_flight() records if
+  // collectives, sends or receives are pending.
   void set_in_flight(bool in_flight) noexcept { in_flight_ = in_flight; }
   // Wake the thread from sleep_until_needed(). It sleeps again if is_needed() is false.
   void wake_thread() noexcept {

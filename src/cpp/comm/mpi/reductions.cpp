@@ -75,8 +75,8 @@ class FlatReduction final : public WindowedTransfer {
       owners_.send_results_to(collective_.root, window, reduced, result_of);
   }
 
-  // Return where this rank stores the result of its own part. A rank that does not keep the result
-  // has no destination, so it uses scratch memory.
+  // Return the address to which this rank writes the reduced part of the slice that it owns. In a
+  // reduce, only the root has a destination, so the other ranks use scratch memory.
   std::byte* result_of_mine(const Window& window) const {
     const Slice mine = owned(window, rank_);
     if (is_scatter_) return destination({window.slice.begin, mine.count});

@@ -34,7 +34,8 @@ class Requests {
 
  private:
   Request& prepare(std::size_t bytes, int peer);
-  // Throw Unreachable if MPI could not post the last message. Its request then counts as complete.
+  // Throw Unreachable if `code`, which MPI returned when the last message was posted, is an error.
+  // Then mark the request of this message as complete.
   void check_posted(int code);
 
   const RankSet* group_;

@@ -64,8 +64,8 @@ void Teardown::await_peers(double seconds) noexcept {
       std::this_thread::sleep_for(std::chrono::microseconds(100));
     }
   } catch (const std::exception&) {
-    // A message that could not be sent stays in the mailbox. finish() never frees its memory,
-    // because MPI may still use it.
+    // A message that could not be sent stays in the mailbox. finish() does not free the memory of
+    // this message, because MPI may still use it.
   }
 }
 

@@ -84,8 +84,8 @@ class WindowedTransfer : public Transfer {
   // slice needs more steps. SliceComplete: the slice is transferred, so advance() can begin the
   // next one. Blocked: the step has not begun and had no effect; advance() tries it again later.
   enum class Outcome { Continues, SliceComplete, Blocked };
-  // Carry out step number window.step. Return SliceComplete if there is no such step, because the
-  // slice was complete before.
+  // Carry out step number window.step. If the slice has no step with this number, the slice is
+  // complete: return SliceComplete.
   virtual Outcome step(Window& window) = 0;
 
   // source() and destination() return the address of `s` in the caller's arrays. bytes() returns
@@ -94,7 +94,7 @@ class WindowedTransfer : public Transfer {
   std::byte* destination(const Slice& s) const;
   std::size_t bytes(const Slice& s) const { return s.count * element_bytes_; }
   // num_windows(), elements() and window_elements() return the fields of the Windowing that the
-  // constructor was given.
+  // constructor was given. They define how the elements are cut into slices.
   std::size_t num_windows() const { return windows_.size(); }
   std::size_t elements() const { return windowing_.elements; }
   std::size_t window_elements() const { return windowing_.window_elements; }
@@ -144,9 +144,9 @@ class LongMessage {
 std::unique_ptr<Transfer> make_flat_reduction(const RankSet& group, int tag,
                                               const Collective& collective);
 
-// The ring (reductions.cpp): n - 1 steps of reduce-scatter and n - 1 steps of all-gather, each to
-// the next rank. Part r is summed in the order r + 1, r + 2, ..., r. Partial sums of 16-bit floats
-// travel as float32.
+// The ring (reductions.cpp): n - 1 steps of reduce-scatter, then n - 1 steps of all-gather. In each
+// step, each rank sends to the next rank. The elements of part r are added in the order of ranks
+// r + 1, r + 2, ..., r (modulo n). Partial sums of 16-bit floats travel as float32.
 std::unique_ptr<Transfer> make_ring_all_reduce(const RankSet& group, int tag,
                                                const Collective& collective);
 

@@ -61,8 +61,8 @@ struct Failure {
 
   static constexpr std::size_t kMaxRanks = 1024;
 
-  // Return the payload of a Failed message: the ranks and the text. Fill in the fields of its
-  // header.
+  // Return the payload of a Failed message: the ranks and the text. Set the fields topic, error and
+  // number of `header`.
   std::string pack(Header& header) const {
     header.topic = Topic::Failed;
     header.error = kind;

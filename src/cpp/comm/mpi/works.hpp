@@ -51,10 +51,10 @@ class Works {
   // Return true if a work is a send or a receive, false if it is a collective.
   static bool is_pair(Work work) noexcept { return work.sequence >= Pairs::kFirst; }
   // The following functions take a work (collective, send or receive) that is not complete. For a
-  // send or a receive, they describe that work. For a collective, call_of(), has_begun() and
-  // awaited_ranks() describe the first incomplete collective of the group. This may be an earlier
-  // collective, which delays the given one: this rank receives the peers' headers in the order of
-  // the collectives, and transfers the data of at most kActive collectives at once.
+  // collective, call_of(), has_begun() and awaited_ranks() describe the first incomplete collective
+  // of the group. This may be an earlier collective, which delays `work`: this rank receives the
+  // peers' headers in the order of the collectives, and transfers the data of at most kActive
+  // collectives at once. In all other cases, the functions describe `work` itself.
   const CallRecord& call_of(Work work) const;
   // Return true if the data of the collective are being transferred. False for a send or a receive.
   bool has_begun(Work work) const;

@@ -375,8 +375,8 @@ class Server final : public Rendezvous {
     return peer_user(stranger.fd()) == ::geteuid();
   }
 
-  // Accept a connection, and keep it if a process of the same user has made it. Return true if a
-  // connection waited.
+  // Accept a connection, and keep it if a process of the same user has made it. Return false if
+  // no connection was accepted.
   bool accept_stranger() {
     Channel stranger = accept();
     if (!stranger.open() && (errno == EMFILE || errno == ENFILE)) fail_no_descriptors();
@@ -397,8 +397,8 @@ class Server final : public Rendezvous {
     const bool is_of_this_job = received.message.magic == kMagic && received.message.size == size_;
     if (is_of_this_job && received.message.topic == Topic::Failure) fail_relayed(received.message);
     if (is_of_this_job && received.cut) {
-      // Keep the connection: notify() then sends the failure of this rank to the sender of the
-      // message, too.
+      // Keep the connection. Then notify() sends the failure of this rank also to the process that
+      // has sent `received`.
       strangers_.push_back(std::move(stranger));
       fail_no_descriptors();
     }
@@ -481,8 +481,8 @@ class Client final : public Rendezvous {
     if (server_.open()) server_.send(failure);
   }
 
-  // Connect to rank 0. Retry until the deadline (CollectiveTimeout), or until other users hold all
-  // socket names of the job (Init).
+  // Connect to rank 0, with repeated tries. Throws CollectiveTimeout at the deadline, and Init if
+  // other users hold all socket names of the job.
   void connect() {
     std::uint64_t last_look_ns = now_ns();
     for (;;) {
@@ -501,8 +501,8 @@ class Client final : public Rendezvous {
     }
   }
 
-  // Connect to an address. Return true if a process of this user listens there. Nothing is sent
-  // before that is known.
+  // Connect to an address. Return true if a process of this user listens there. The function sends
+  // no data.
   bool connect_to(const Address& address) {
     Descriptor socket = open_socket();
     const int flags = ::fcntl(socket.get(), F_GETFL);
@@ -520,9 +520,8 @@ class Client final : public Rendezvous {
     return true;
   }
 
-  // Send a message to rank 0. If rank 0 does not read messages any more, throw the failure that
-  // rank 0 has sent to this rank before. If there is no such message, throw an error that says that
-  // rank 0 is lost or does not read.
+  // Send a message to rank 0. If rank 0 has closed the connection or does not read, throw the
+  // failure that rank 0 has sent before. If it has sent none, throw RankLost or Init.
   void send_to_server(const Message& message, int segment_fd = -1, int pidfd = -1) {
     const Channel::Sent sent = server_.send(message, segment_fd, pidfd, clock_);
     if (sent == Channel::Sent::Yes) return;

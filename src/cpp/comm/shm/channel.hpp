@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The messages of the rendezvous, and the descriptors that travel with them.
+// The messages with which the ranks of a host find each other at the start (the rendezvous), and
+// the file descriptors that travel with the messages.
 #pragma once
 
 #include <sched.h>
@@ -54,7 +55,7 @@ Message make_message(Topic topic, int rank, int size);
 class Clock {
  public:
   Clock(double timeout_seconds, const std::function<bool()>& interrupt);
-  bool expired() const noexcept;                        // always false if there is no limit
+  bool expired() const noexcept;                        // true after the deadline, if there is one
   double seconds() const noexcept { return seconds_; }  // the timeout; 0 = no limit
   // Return the time to pass to the next poll(): at most 100 milliseconds. Throws Interrupted.
   int next_poll_ms() const;
@@ -88,8 +89,9 @@ class Channel {
   // descriptors, try again for at most five seconds, but not after the deadline of `clock`. Throws
   // Interrupted.
   Sent send(const Message& message, int segment_fd, int pidfd, const Clock& clock);
-  // Receive one message and its descriptors, without waiting. Nothing: no message waits. End: the
-  // other end is closed. A message of a wrong length gets the magic number 0.
+  // Receive one message and its descriptors, without waiting. Parcel: a message was received; if
+  // its length is wrong, its magic number is set to 0. Nothing: no message waits. End: the other
+  // end is closed.
   enum class Got { Parcel, Nothing, End };
   Got receive(Parcel& parcel) noexcept;
 

@@ -26,8 +26,8 @@
 namespace ngd::comm::shm {
 
 // Return Ring if the caller requests the ring for an all_reduce of several ranks. Otherwise return
-// Flat: the functions below then choose any algorithm but the ring. If the caller requests Auto,
-// `preferred` is used as the request. All ranks must get the same result.
+// Flat, which means: the functions below choose the algorithm, but not the ring. If the caller
+// requests Auto, `preferred` is the request. All ranks must get the same result.
 Algorithm requested_algorithm(const Collective& collective, Algorithm preferred,
                               int ranks) noexcept;
 

@@ -40,7 +40,7 @@ struct TaskHead {
   Algorithm algorithm = Algorithm::Flat;  // Ring or Flat: the result of requested_algorithm()
   int root = 0;
   bool has_counts = false;   // the caller has given the sizes of the blocks
-  bool has_arrived = false;  // all ranks have published it, and their calls agree
+  bool has_arrived = false;  // all ranks have published their calls, which agree
   bool is_complete = false;
   std::uint64_t count = 0;
   const std::byte* source = nullptr;
@@ -59,8 +59,8 @@ struct TaskHead {
   // Return the size in bytes of `count` elements. In some collectives, these are the whole array;
   // in others, they are one block (Collective::count).
   std::size_t bytes() const noexcept { return count * size_of(dtype); }
-  // Return the bytes of the counts that this rank publishes: one number per rank of the group, or 0
-  // bytes if the caller has given no counts. The counts are stored before the payload.
+  // Return the size in bytes of the counts that this rank publishes: one number per rank of the
+  // group. Return 0 if the caller has given no counts. The counts are stored before the payload.
   std::size_t counts_bytes(int ranks) const noexcept {
     return has_counts ? static_cast<std::size_t>(ranks) * sizeof(std::uint64_t) : 0;
   }

@@ -199,7 +199,8 @@ class Exchange::Pass {
     copy_piece(task_.destination + piece.destination + begin, from, bytes, piece.bytes);
   }
 
-  // Reduce the next chunk of this rank's block from all ranks, into the destination.
+  // Reduce the next chunk of the block that each rank gives this rank (reduce_scatter), and write
+  // the result to the destination.
   void combine() {
     const Piece& own_piece = piece_of(group_.rank());
     const auto [begin, bytes] =
@@ -222,7 +223,8 @@ class Exchange::Pass {
   struct Cut {
     std::uint64_t begin, bytes;
   };
-  // Return the part of a block that belongs to a chunk.
+  // Return the range of bytes of the block `piece` that chunk number `chunk` has. `share` is the
+  // number of bytes of the block per chunk; the last chunk may have fewer.
   static Cut cut(const Piece& piece, std::uint64_t chunk, std::uint64_t share) {
     const std::uint64_t begin = std::min(chunk * share, piece.bytes);
     return {begin, std::min(share, piece.bytes - begin)};
@@ -231,7 +233,7 @@ class Exchange::Pass {
   const Piece& piece_of(int producer) const {
     return state_.pieces_->incoming[static_cast<std::size_t>(producer)];
   }
-  // Return true if this rank takes data of `producer` from its staging buffers.
+  // Return true if this rank takes the data of `producer` from the staging buffers of `producer`.
   bool is_staged(int producer) const {
     return piece_of(producer).direct == nullptr && piece_of(producer).bytes > 0;
   }

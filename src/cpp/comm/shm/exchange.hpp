@@ -41,9 +41,9 @@ class Exchange {
   // Return true if this rank's published call allows the cooperative algorithm.
   bool may_be_cooperative() const noexcept { return may_be_cooperative_; }
 
-  // Call one of the two after this rank has written its record for the peers: publish_inline() if
-  // the record has the data of the source, publish_operands() if it has the operands' offsets.
-  // Both determine how many chunks this rank copies to its staging buffers for its peers.
+  // After this rank has written its record for the peers, call publish_inline() if the record has
+  // the data of the source, or publish_operands() if it has the operands' offsets. Both functions
+  // determine how many chunks this rank copies to its staging buffers for its peers.
   void publish_inline() noexcept { out_chunks_ = 0; }
   void publish_operands(const Group& group, TaskHead& task) noexcept;
 

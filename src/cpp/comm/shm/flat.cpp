@@ -51,7 +51,8 @@ class Chunk {
         range_(StagedChunks(group_, task_)[number]),
         part_(lines_of({0, range_.count}, group_.rank(), group_.size(), element_)) {}
 
-  // copy_in(), reduce() and copy_out() carry out the acts CopyIn, Reduce and CopyOut (see above).
+  // copy_in(), reduce() and copy_out() carry out the acts CopyIn, Reduce and CopyOut. The head of
+  // this file describes them.
   void copy_in() const {
     copy_around(buffer(group_.rank()), task_.source + range_.begin * element_,
                 range_.count * element_, part_.begin * element_, part_.end() * element_);
@@ -91,7 +92,7 @@ class Chunk {
   std::uint64_t number_;
   std::size_t element_;
   Slice range_;  // the elements of the operand in this chunk
-  Slice part_;   // the elements of the chunk that this rank reduces
+  Slice part_;   // in this chunk, this rank reduces these elements
 };
 
 // Reduce this rank's part of all sources into the destinations, all in the shared arena.

@@ -25,7 +25,8 @@ class FlatStaged {
  public:
   // Call this before all ranks have arrived: copy chunk 0 to its staging buffer, if it is free.
   void start_early(Context& context);
-  // The same as FlatDirect::advance().
+  // Continue as far as possible. Return true if the collective is complete on this rank. Call it
+  // when all ranks have arrived.
   bool advance(Context& context);
 
  private:

@@ -14,14 +14,14 @@ namespace {
 // Return the published text of the compiled step that made the call of a slot, or "".
 std::string_view program_text(const Segment& segment, const Slot& slot) {
   const std::uint64_t offset = slot.program_offset, bytes = slot.program_length;
-  // If the rank has not published the text of its compiled step, the offset is kPrivate, which is
-  // larger than any segment.
+  // If the rank has not published a text, the offset is kPrivate, which is larger than the size of
+  // any segment. So the function returns "".
   if (offset > segment.bytes() || bytes > segment.bytes() - offset) return {};
   return {reinterpret_cast<const char*>(segment.at(offset)), bytes};
 }
 
-// Return the published layout of the operands of collective number `sequence`; the default layout
-// for a plain sequence of elements.
+// Return the layout of the operands that a rank has published in `segment` for collective number
+// `sequence`. If the operands are a plain sequence of elements, return the default Layout.
 Layout layout_of(const Segment& segment, std::uint64_t sequence) {
   const Slot& slot = segment.slot(sequence);
   if (slot.layout == Layout::Of::Row) return {};
@@ -67,9 +67,9 @@ bool Group::has(const Need& need, int rank) const noexcept {
     case Need::Flag::Step:
       return slot.step.load() >= need.value;
     case Need::Flag::Taken: {
-      // If `rank` has written a later collective to this record (slot), it has read all that it
-      // needs for collective need.sequence: a rank overwrites a record only when all ranks have
-      // finished the collective in it.
+      // A rank overwrites its record (slot) only when all ranks have finished the collective in the
+      // record. So if the record of `rank` has a later collective, `rank` has finished collective
+      // need.sequence, and takes no more of its chunks.
       const std::uint64_t published = slot.published.load();
       return published > need.sequence ||
              (published == need.sequence && slot.taken.load() >= need.value);

@@ -84,7 +84,8 @@ class Group {
   void raise_taken(std::uint64_t sequence, std::uint64_t chunks) const noexcept {
     raise(mine().slot(sequence).taken, chunks);
   }
-  // Wake the peers that sleep until this rank, or any rank, raises a flag.
+  // Wake the peers that sleep until this rank raises a flag, and those that sleep until any rank
+  // does.
   void ring_bells() const noexcept {
     for (int r = 0; r < size_; ++r)
       if (r != rank_) ring_bell(record(r), world(rank_));
@@ -96,8 +97,8 @@ class Group {
       if (r != rank_) wake(record(r));
   }
 
-  // These three functions return a need: all ranks, or one rank, must raise a flag to at least
-  // `value` or `step`.
+  // Return a need (a condition to wait for). all(): all ranks must raise `flag` to `value` or more.
+  // all_step(), one_step(): all ranks, or only `rank`, must raise Slot::step to `step` or more.
   Need all(Need::Flag flag, std::uint64_t sequence, std::uint64_t value) const noexcept {
     return {flag, 0, size_, sequence, value};
   }
@@ -107,8 +108,8 @@ class Group {
   Need one_step(std::uint64_t sequence, int rank, std::uint64_t step) const noexcept {
     return {Need::Flag::Step, rank, rank + 1, sequence, step};
   }
-  // Return true if `rank` has raised the flag need.flag to at least need.value. The result is true
-  // for this rank. For Flag::Letter, which is not a flag in memory, it is false for other ranks.
+  // Return true if `rank` is this rank, or has raised the flag need.flag to need.value or more. For
+  // Flag::Letter, which is not a flag in memory, return true only if `rank` is this rank.
   bool has(const Need& need, int rank) const noexcept;
   // Increment need.first past each rank that has raised the flag need.flag, and count these ranks
   // in `moves`. Stop at the first rank that has not. Return true if all ranks before need.last have

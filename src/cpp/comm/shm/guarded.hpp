@@ -6,9 +6,9 @@
 
 namespace ngd::comm::shm {
 
-// Run an engine call (submit, wait, done or split). If it throws, report to the peers that
-// this rank has failed (Family::fail_with). Do not report an error of the kind GroupClosed: the
-// thread that closed the group has notified the peers already.
+// Run call(), which carries out submit, wait, done or split for a group. If it throws, report to
+// the peers that this rank has failed (Family::fail_with). Do not report an error of the kind
+// GroupClosed: the thread that closed the group has notified the peers already.
 template <class Call>
 decltype(auto) guarded(Family& family, Call&& call) {
   return notify_on_failure(call, [&](const FailureView& failure) {

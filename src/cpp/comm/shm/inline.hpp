@@ -18,8 +18,9 @@ inline std::byte* inline_payload(const Segment& segment, std::uint64_t sequence,
   return segment.payload(sequence) + counts_bytes;
 }
 
-// The inline algorithm. Every rank that gets the result reduces the payloads of all ranks, in the
-// canonical order (base/reduce.hpp).
+// The inline algorithm, for small reductions and barriers. Every rank publishes the data of its
+// source (the payload). Every rank that gets the result reduces all payloads in the canonical order
+// (base/reduce.hpp).
 class Inline {
  public:
   // Complete the collective on this rank, and return true. Call it when all ranks have arrived.

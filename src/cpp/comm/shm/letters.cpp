@@ -133,11 +133,11 @@ void Letters::progress() {
 
 // ---- sending
 
-// Advance the sends to `peer`, in their order: post the letter (the entry in shared memory) of each
-// send, and copy data from private memory to the chunks of the letter box.
+// Advance the sends to `peer`, in their order. Write the letter of each send, which is its entry in
+// the shared memory for this peer (the letter box). Copy private data to the letter box in chunks.
 void Letters::progress_sends(int peer) {
   auto& sends = outgoing_[static_cast<std::size_t>(peer)].sends;
-  bool may_fill = true;  // no earlier send still has to copy private data to shared memory
+  bool may_fill = true;  // all earlier sends have copied their private data to shared memory
   for (PendingLetter& send : sends) {
     if (send.is_complete) continue;
     if (!send.is_posted && !post(peer, send)) break;
