@@ -31,7 +31,7 @@ constexpr std::size_t kMaxProducts = 4;
 const std::vector<std::int64_t>& products_of(const KernelQuery& query) {
   return query.attrs.integers("products");
 }
-// Return the number of operands of the products, which are the first inputs of the kernel.
+// Return the number of operands of all matrix products. They are the first inputs of the kernel.
 std::size_t num_operands(const KernelQuery& query) { return 2 * products_of(query).size(); }
 
 // Fetch a cache line for writing. This removes the line from the caches of the other cores now, so
@@ -54,8 +54,8 @@ KernelQuery matmul_of(const KernelQuery& query, std::size_t i) {
   return result_query;
 }
 
-// Return the query for a kernel that computes only the body (the elementwise statements). The
-// products themselves are among its inputs, not their operands.
+// Return the query for a kernel that computes only the body (the elementwise statements). This
+// kernel reads the results of the matrix products, not the operands of these products.
 KernelQuery elementwise_of(const KernelQuery& query) {
   KernelQuery result_query{"elementwise", {}, query.outputs, query.attrs};
   result_query.inputs.assign(
@@ -93,7 +93,7 @@ class BodySink {
     }
   }
 
-  // Compute the kernel body (the elementwise statements) for a block of the products.
+  // Compute the kernel body (the elementwise statements) for one block of all matrix products.
   // streaming_gemm.hpp explains the arguments.
   void write_block(gemm::Range rows, gemm::Range columns, const T* values,
                    std::int64_t product_stride) {

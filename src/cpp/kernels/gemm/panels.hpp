@@ -124,8 +124,8 @@ class Panels {
     std::int64_t row_bytes = 0, stride = 0;
 
     // Let the tile of `work` prefetch cache line number `line` of every row of the next panel of B.
-    // If its rows have no such line, the tile prefetches `fallback`, which is in the cache already.
-    // So every tile prefetches an address, and needs no branch.
+    // If the rows of this panel have no such line, the tile prefetches `fallback`, which is in the
+    // cache already. So every tile prefetches an address, and needs no branch.
     void add_to(TileWork<T>& work, std::int64_t line, const void* fallback) const {
       constexpr std::int64_t kLine = 64;
       const bool exists = data != nullptr && (line - 1) * kLine < row_bytes - 1;
