@@ -46,7 +46,7 @@ void prefetch_for_write(const void* line) {
 #endif
 }
 
-// Return the query for a kernel that computes only product number i, as a matmul.
+// Return the query for a matmul kernel that computes only matrix product number i.
 KernelQuery matmul_of(const KernelQuery& query, std::size_t i) {
   KernelQuery result_query{
       "matmul", {query.inputs[2 * i], query.inputs[2 * i + 1]}, {}, query.attrs};
@@ -172,7 +172,7 @@ class ElementwiseProduct final : public Kernel {
   gemm::StreamingGemm<T> gemm_;
   std::int64_t width_;  // columns of each matrix product
   // kernel_inputs_[i] is the number of the kernel's input that is input i of the body. If input i
-  // of the body is a product, kernel_inputs_[i] is 0 and not used.
+  // of the body is a matrix product, kernel_inputs_[i] is 0 and not used.
   std::vector<std::size_t> kernel_inputs_;
 };
 

@@ -61,7 +61,8 @@ struct NoSink {
 template <class T>
 class Panels {
  public:
-  // keeps_b: other blocks read the packed panels of B again, so each panel has its own memory.
+  // keeps_b: true if later blocks read the packed panels of B again. Each packed panel then has its
+  // own memory.
   Panels(const MatmulShape& shape, const GemmTile<T>& tile, bool keeps_b)
       : tile_(tile),
         num_columns_(shape.n),
