@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls of Python functions inside a step (ngd.call_host). ngd's Cython code sets the callback
-// below, once per process.
+// Calls of Python functions inside a compiled step (ngd.call_host). ngd's Cython code sets the
+// callback below, once per process.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ struct HostBuffer {
 
 // The type of the callback, which calls Python function number `function` of the program. It
 // returns false if the Python function has raised an exception. The exception then stays set in the
-// calling thread, and the call that runs the step raises it later.
+// calling thread, and the call that runs the compiled step raises it later.
 using HostCallback = bool (*)(std::int64_t function, std::span<const HostBuffer> inputs,
                               std::span<const HostBuffer> outputs) noexcept;
 

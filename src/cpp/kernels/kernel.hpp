@@ -70,7 +70,7 @@ class Kernel {
 // The answer to a query by one row of the table, an implementation of an op: a kernel, or the
 // reason for a refusal.
 struct Offer {
-  std::unique_ptr<Kernel> kernel;  // null if the row refuses the query
+  std::unique_ptr<Kernel> kernel;  // null if the implementation refuses the query
   // The reason for a refusal, for the error message of find(). A row of the table leaves the text
   // empty if a later row offers the same kernel for more queries. If the later row also refuses
   // the query, find() reports the reason of the later row.
@@ -101,7 +101,8 @@ std::string onednn_version();  // "" in a build without oneDNN
 
 // The result of find(): the first row of the table that has a kernel, and this kernel.
 struct Found {
-  const KernelRow* row = nullptr;  // null: all rows refused, and offer.refusal has their reasons
+  // Null if no row of the table has a kernel; offer.refusal then has the reasons of the rows.
+  const KernelRow* row = nullptr;
   Offer offer;
 };
 

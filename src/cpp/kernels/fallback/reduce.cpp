@@ -51,8 +51,8 @@ class Reduce final : public Kernel {
     return static_cast<std::byte*>(args.scratch) + task * geometry_.columns * kCell;
   }
 
-  // Reduce one chunk of a result's elements. If the result has no other chunk, store it. Otherwise,
-  // leave the accumulators in scratch memory (in its cells).
+  // Reduce one chunk, a part of the elements that are reduced to one result. If the chunk is all of
+  // these elements, store the result. Otherwise, leave the accumulators in the scratch memory.
   void run_task(std::int64_t task, const KernelArgs& args) const {
     const Geometry& g = geometry_;
     const std::int64_t result = task / g.chunks;

@@ -27,9 +27,9 @@ class StridedCopy {
   };
   void merge_axes(const Shape& shape, const Shape& source_strides, const Shape& target_strides);
 
-  // Copy band number `band` of a matrix (in a transpose) or of a line. Each matrix or line is
-  // divided into `bands` bands, which the threads share. `source` and `target` point to the first
-  // element of this matrix or line.
+  // Copy band number `band` of one matrix (in a transpose), or of one line along the inner axis (in
+  // other copies). `source` and `target` point to the first element of this matrix or line. It is
+  // divided into `bands` bands, which the threads share.
   void copy_band(const std::byte* source, std::byte* target, std::int64_t band,
                  std::int64_t bands) const;
 

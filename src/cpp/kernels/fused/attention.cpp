@@ -269,8 +269,8 @@ class Attention {
   }
 
   // Divide the `keys` keys from number `key` on into ranges, and call body(row, rows, column) for
-  // each range. The range has `rows` keys, from number key + row on. In block `b`, query number
-  // `column` is the first that sees any of them. Without causal attention, one range has all keys.
+  // each range. The range has `rows` keys, from number key + row on. Query number `column` of `b`
+  // is the first that sees a key of the range. Without causal attention, one range has all keys.
   // In causal attention, the first range has the keys that all queries of the block see: those
   // before its first query. Each further range has up to kDiagonalStep keys.
   template <class Body>
@@ -284,7 +284,7 @@ class Attention {
   // Divide the queries of block `b` into ranges, and call body(row, rows, depth) for each range. A
   // range has `rows` queries, from number `row` of the block on. The block is combined with the
   // `keys` keys from number `key` on. In causal attention, the queries of the range see only the
-  // first `depth` of these keys, so products skip the other ones.
+  // first `depth` of these keys, so the matrix products skip the other keys.
   template <class Body>
   void for_query_rows(const Block& b, std::int64_t key, std::int64_t keys, Body&& body) const {
     if (!problem_.causal || key + keys <= b.first) return body(std::int64_t{0}, b.count, keys);
@@ -295,8 +295,8 @@ class Attention {
   }
 
   // Store left @ right in `out`, a block with one row per key and one column per query. `left` has
-  // one row per key, and `right` has one column per query. In causal attention, some elements of
-  // queries that do not see the key are not written.
+  // one row per key, and `right` has one column per query. In causal attention, an element
+  // may stay unwritten if its query does not see its key.
   void multiply_to_scores(const Block& b, std::int64_t key, std::int64_t keys, Dense<const T> left,
                           const T* right, std::int64_t depth, T* out) const {
     for_key_rows(b, key, keys, [&](std::int64_t row, std::int64_t rows, std::int64_t column) {
@@ -306,8 +306,8 @@ class Attention {
     });
   }
 
-  // Add block @ right to `out`, which has one row per key, from number `key` on. `block` has one
-  // row per key and one column per query of `b`. `right` has one row per query.
+  // Add block @ right to `out`. Row 0 of `out` is for key number `key`, row 1 for the next key.
+  // `block` has one row per key and one column per query of `b`. `right` has one row per query.
   void multiply_to_keys(const Block& b, std::int64_t key, std::int64_t keys, const T* block,
                         Dense<const T> right, Dense<T> out, std::int64_t width) const {
     for_key_rows(b, key, keys, [&](std::int64_t row, std::int64_t rows, std::int64_t column) {

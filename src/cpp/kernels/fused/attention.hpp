@@ -52,7 +52,7 @@ struct AttentionLoops {
   // The online softmax (Milakov and Gimelshein 2018, arXiv:1805.02867, algorithm 3). Update the
   // maximum and the sum of each query with its scores, and replace the scores by e^(score -
   // maximum). `factors` becomes e^(old maximum - new maximum): the caller multiplies its earlier
-  // sums of values by it.
+  // sums of weighted values by these factors.
   void (*exponentials)(T* scores, std::int64_t keys, std::int64_t columns, T* maxima, T* sums,
                        T* factors);
   // Replace the scores by the weights, e^(score - logsum).

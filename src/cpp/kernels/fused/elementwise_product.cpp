@@ -31,7 +31,7 @@ constexpr std::size_t kMaxProducts = 4;
 const std::vector<std::int64_t>& products_of(const KernelQuery& query) {
   return query.attrs.integers("products");
 }
-// Return the number of operands of the products, which are the first inputs of the kernel.
+// Return the number of operands of all matrix products. They are the first inputs of the kernel.
 std::size_t num_operands(const KernelQuery& query) { return 2 * products_of(query).size(); }
 
 // Fetch a cache line for writing. This removes the line from the caches of the other cores now, so
@@ -46,7 +46,7 @@ void prefetch_for_write(const void* line) {
 #endif
 }
 
-// Return the query for a kernel that computes only product number i, as a matmul.
+// Return the query for a matmul kernel that computes only matrix product number i.
 KernelQuery matmul_of(const KernelQuery& query, std::size_t i) {
   KernelQuery result_query{
       "matmul", {query.inputs[2 * i], query.inputs[2 * i + 1]}, {}, query.attrs};
@@ -54,8 +54,8 @@ KernelQuery matmul_of(const KernelQuery& query, std::size_t i) {
   return result_query;
 }
 
-// Return the query for a kernel that computes only the body (the elementwise statements). The
-// products themselves are among its inputs, not their operands.
+// Return the query for a kernel that computes only the body (the elementwise statements). This
+// kernel reads the results of the matrix products, not the operands of these products.
 KernelQuery elementwise_of(const KernelQuery& query) {
   KernelQuery result_query{"elementwise", {}, query.outputs, query.attrs};
   result_query.inputs.assign(
@@ -93,7 +93,7 @@ class BodySink {
     }
   }
 
-  // Compute the kernel body (the elementwise statements) for a block of the products.
+  // Compute the kernel body (the elementwise statements) for one block of all matrix products.
   // streaming_gemm.hpp explains the arguments.
   void write_block(gemm::Range rows, gemm::Range columns, const T* values,
                    std::int64_t product_stride) {
@@ -172,7 +172,7 @@ class ElementwiseProduct final : public Kernel {
   gemm::StreamingGemm<T> gemm_;
   std::int64_t width_;  // columns of each matrix product
   // kernel_inputs_[i] is the number of the kernel's input that is input i of the body. If input i
-  // of the body is a product, kernel_inputs_[i] is 0 and not used.
+  // of the body is a matrix product, kernel_inputs_[i] is 0 and not used.
   std::vector<std::size_t> kernel_inputs_;
 };
 

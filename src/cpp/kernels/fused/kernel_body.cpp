@@ -150,8 +150,8 @@ std::uint64_t bits_of_immediate(const Operand& operand) {
 
 namespace {
 
-// Return the numbers of statements that an attribute of the query lists. If the query does not have
-// the attribute, return an empty list. Throw Refusal if there is no statement of a number.
+// Return the statement numbers that an attribute of the query lists, or an empty list if the query
+// does not have the attribute. Throw Refusal if a number is not in [0, num_statements).
 std::vector<std::int64_t> statements_in(const KernelQuery& query, const char* attribute,
                                         std::size_t num_statements) {
   if (!query.attrs.has(attribute)) return {};

@@ -61,7 +61,8 @@ struct Body {
 
   std::vector<Statement> statements;
   std::vector<std::int64_t> results;  // results[k] is the statement whose value is output k
-  // The kernel reduces the value of statement reduced[k] to output number results.size() + k.
+  // reduced[k] is the number of the statement whose values are reduced (for example, summed) to
+  // output number results.size() + k.
   std::vector<std::int64_t> reduced;
   Shape shape;  // the values of all statements have this shape
 };

@@ -118,7 +118,7 @@ bool is_given(const Plan& plan, std::size_t input) {
 
 // Return the kind of memory from which loops read an input: its own memory or a buffer. `dense` is
 // the strides of a dense array of plan.shape. Throws Refusal if the input is a matrix product
-// (is_given) and has other strides.
+// (is_given) and its strides differ from `dense`.
 Reading reading_of(const Plan& plan, const InputPlan& input, const Shape& dense, bool is_given) {
   const bool within_rows = plan.rows_per_tile == 1,
              one_tile_per_row = plan.tiles_per_row == 1 && plan.given.empty(),

@@ -86,7 +86,7 @@ class LoopPlanner {
   }
 
   // Set last_use_[t] to the last statement whose loop reads the value of statement t, or to -1. If
-  // the value is reduced, set it to the number of statements.
+  // a reduction reads the value, set last_use_[t] to the number of statements.
   void find_last_uses() {
     last_use_.assign(body_.statements.size(), -1);
     for (std::size_t t = 0; t < body_.statements.size(); ++t)
@@ -183,8 +183,8 @@ class LoopPlanner {
   }
 
   // Release the buffers of earlier values that no loop reads after the loop of statement t. If no
-  // loop reads the value of t, also release the buffer of t, except if `has_no_buffer` is true. The
-  // value of t is then in the memory of an output, or in the buffer of its operand.
+  // loop reads the value of t, also release the buffer of t. If `has_no_buffer` is true, t has no
+  // buffer of its own: its value is in the memory of an output, or in the buffer of its operand.
   void release_dead(int t, bool has_no_buffer) {
     if (last_use_[as_index(t)] < 0 && !has_no_buffer) slots_.release(slot_of_[as_index(t)]);
     for (int r = 0; r < t; ++r)

@@ -32,8 +32,8 @@ class Pairs {
   // One loop can compute two statements, a pair. If t is the second statement of a pair, return the
   // first one. Otherwise, return -1.
   int first_of(int t) const { return first_[static_cast<std::size_t>(t)]; }
-  // Return true if statement t is the first of a pair, two statements that one loop computes. This
-  // is the loop of the second one, so t has no loop of its own.
+  // Return true if statement t is the first of a pair, two statements that one loop computes. The
+  // loop belongs to the second statement, so t has no loop of its own.
   bool is_first(int t) const { return second_[static_cast<std::size_t>(t)] >= 0; }
   // Return the statement whose loop computes statement t. It is t itself, or a later statement if
   // one loop computes both.

@@ -72,7 +72,7 @@ struct Blocking {
   // True if the threads divide the columns of C, false if they divide its rows. Not used if
   // divides_batch is true.
   bool divides_columns = false;
-  bool has_one_row_block = false;  // one block has all rows that a thread computes of a product
+  bool has_one_row_block = false;  // a thread's rows of a product are all in one block
   // True if PackedGemm keeps the packed rows of A, over the whole depth, while it computes the next
   // blocks of columns. False if it packs them again.
   bool keeps_a = false;

@@ -19,7 +19,8 @@ inline tiles::TileFunction cast_to_computed(DType dtype) {
   if (size_of(dtype) >= 4) return nullptr;
   return tiles::tile_table().casts[static_cast<int>(dtype)][static_cast<int>(DType::U32)];
 }
-// Return the cast from the dtype in which ngd's GEMM computes to the dtype of an array, or null.
+// Return the cast from the dtype in which ngd's GEMM computes to the dtype of an array, or null if
+// the two dtypes are the same.
 inline tiles::TileFunction cast_to_stored(DType dtype) {
   if (is_half(dtype)) return tiles::narrowing(dtype);
   if (size_of(dtype) >= 4) return nullptr;

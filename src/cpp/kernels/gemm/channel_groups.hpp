@@ -11,8 +11,8 @@
 
 namespace ngd::kernels::gemm {
 
-// A division of channels into groups. Each group has a whole number of vectors, and these numbers
-// differ by at most 1.
+// A division of channels into groups. Each group has a whole number of SIMD vectors of channels,
+// and these numbers differ by at most 1.
 struct ChannelGroups {
   std::int64_t vectors, lanes, count;
 
@@ -31,7 +31,7 @@ struct ChannelGroups {
   std::int64_t width(std::int64_t group) const { return share_of(group).size() * lanes; }
 
  private:
-  // Return the range of vectors that are the channels of a group.
+  // Return the range of a group's channels, counted in SIMD vectors of `lanes` channels.
   device::Range share_of(std::int64_t group) const {
     return device::share(vectors, 1, group, count);
   }

@@ -61,7 +61,8 @@ struct NoSink {
 template <class T>
 class Panels {
  public:
-  // keeps_b: other blocks read the packed panels of B again, so each panel has its own memory.
+  // keeps_b: true if later blocks read the packed panels of B again. Each packed panel then has its
+  // own memory.
   Panels(const MatmulShape& shape, const GemmTile<T>& tile, bool keeps_b)
       : tile_(tile),
         num_columns_(shape.n),
@@ -124,8 +125,8 @@ class Panels {
     std::int64_t row_bytes = 0, stride = 0;
 
     // Let the tile of `work` prefetch cache line number `line` of every row of the next panel of B.
-    // If its rows have no such line, the tile prefetches `fallback`, which is in the cache already.
-    // So every tile prefetches an address, and needs no branch.
+    // If the rows of this panel have no such line, the tile prefetches `fallback`, which is in the
+    // cache already. So every tile prefetches an address, and needs no branch.
     void add_to(TileWork<T>& work, std::int64_t line, const void* fallback) const {
       constexpr std::int64_t kLine = 64;
       const bool exists = data != nullptr && (line - 1) * kLine < row_bytes - 1;

@@ -187,7 +187,7 @@ void multiply_tile(const TileWork<T>& work) {
   const T *a = work.a, *b = work.b;
   const std::byte* prefetch = work.prefetch;
   for (std::int64_t p = 0; p < work.depth; ++p, a += work.a_step, b += work.b_step) {
-    __builtin_prefetch(prefetch, 0, 2);  // an address that is not mapped does no harm
+    __builtin_prefetch(prefetch, 0, 2);  // harmless if the address is not mapped
     prefetch += work.prefetch_stride;
     Vector<T> row[vectors];
     NGD_UNROLL

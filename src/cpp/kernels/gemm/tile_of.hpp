@@ -3,7 +3,7 @@
 //
 // tile_of() is not in tile.hpp, because files that are compiled for one SIMD level include
 // tile.hpp. The inline functions of this header would then also be compiled for that level, and the
-// linker could pick that copy for code of the baseline.
+// linker could pick that copy for code that must run on every supported CPU.
 #pragma once
 
 #include <type_traits>

@@ -124,8 +124,8 @@ dnnl::primitive_desc describe(const ConvShape& s) {
   }
 }
 
-// An operand: the layout in memory, and the layout that the primitive requires. If they differ, the
-// operand has a copy in scratch memory.
+// An operand of the convolution: its layout in memory (`stored`), and the layout that the primitive
+// requires. If the layouts differ, the operand has a copy in scratch memory.
 struct Operand {
   int argument;
   memory::desc stored, required;
@@ -237,7 +237,7 @@ class Primitives {
     std::unordered_map<int, memory> arguments;
   };
 
-  // Generate the code of a primitive, and append the primitive to the steps of run().
+  // Generate the code of a primitive, and append the primitive to the list that run() executes.
   void add(const dnnl::primitive_desc_base& descriptor, std::unordered_map<int, memory> arguments) {
     memory scratchpad(descriptor.query_md(dnnl::query::scratchpad_md), engine(), nullptr);
     arguments.emplace(DNNL_ARG_SCRATCHPAD, scratchpad);
@@ -262,9 +262,9 @@ class Primitives {
 // for each thread that libgomp would end.
 int threads_for(const ConvShape& s, const Machine& machine) {
   // Limits in FLOP. A convolution of at most kSmall runs on one thread. A weight gradient also runs
-  // on one thread if it has at most num_ended_threads * kPerThread.
+  // on one thread if it has at most kPerThread for each thread that libgomp would end.
   constexpr std::int64_t kSmall = 1'000'000, kPerThread = 4'000'000;
-  // The number of input channels, and of output channels, of a part of a weight gradient.
+  // Each of oneDNN's parts of a weight gradient has kChannels input and kChannels output channels.
   constexpr std::int64_t kChannels = 16;
   const int all = machine.threads;
   if (dnnl::get_effective_cpu_isa() < dnnl::cpu_isa::avx512_core) return all;

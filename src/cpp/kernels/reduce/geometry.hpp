@@ -105,7 +105,7 @@ inline std::int64_t grain_of(const Geometry& g) {
 
 // If several tasks compute each result (g.chunks > 1), call combine(i) for each result i, which
 // combines the partial results of its tasks. The threads share the calls. If one task computes a
-// whole result, call nothing.
+// whole result, do nothing.
 template <class Combine>
 void combine_results(const Geometry& g, const Combine& combine) {
   if (g.chunks == 1) return;

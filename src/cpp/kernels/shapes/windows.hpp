@@ -59,8 +59,8 @@ struct Windows {
     return {};
   }
 
-  // Return the number of positions over all spatial axes: of one kernel, of the windows, and of the
-  // data without padding.
+  // Return the number of positions in one kernel, over all spatial axes. window_count() returns the
+  // number of windows, and data_places() the number of positions in the data without padding.
   std::int64_t kernel_places() const { return kernel[0] * kernel[1] * kernel[2]; }
   std::int64_t window_count() const { return counts[0] * counts[1] * counts[2]; }
   std::int64_t data_places() const { return extents[0] * extents[1] * extents[2]; }

@@ -19,7 +19,7 @@ enum class Opcode : std::uint8_t {
 inline constexpr int kTabledOpcodes = static_cast<int>(Opcode::cast);
 
 // Store f(a[i], b[i], c[i]) in out[i], for i < count. An opcode with fewer operands does not read
-// the others. `out` may be an operand whose elements have the same size.
+// the others. `out` may be the memory of an operand if both have elements of the same size.
 using TileFunction = void (*)(const void* a, const void* b, const void* c, void* out,
                               std::int64_t count);
 
