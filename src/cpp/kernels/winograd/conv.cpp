@@ -168,7 +168,8 @@ class TileConv {
   std::int64_t kernels_stride(std::int64_t group) const {
     return depth_ * groups_.width(group) + kLine;
   }
-  // Return the number of elements of the transformed kernels of the widest group, in all 36 planes.
+  // The channels of the result are divided into groups. Return the number of elements of the
+  // transformed kernels of the widest group, in all 36 planes.
   std::int64_t max_kernel_elements() const { return kPlanes * (depth_ * max_width_ + kLine); }
   // Return the number of elements of the transformed data of `tiles` tiles, in all 36 planes.
   std::int64_t data_elements(std::int64_t tiles) const {
