@@ -379,7 +379,7 @@ def expect_states(
 
     A state is a LiveState, such as `optimizer.state`. It can store loaded values for variables
     that do not exist before the first step. A copy of all its variables, such as
-    `dict(optimizer.state)`, cannot. The copy is incomplete if the file has more values of the state.
+    `dict(optimizer.state)`, cannot. It is incomplete if the file has more values of the state.
     """
     state_ids = {id(state) for state in states}
     copied = {id(v.owner): v.owner for v in by_name.values() if id(v.owner) not in state_ids}

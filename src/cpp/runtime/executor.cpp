@@ -66,7 +66,7 @@ struct Executor::BoundInstruction {
   const Instruction* instruction = nullptr;
   const kernels::Kernel* kernel = nullptr;  // of a Run instruction
   std::unique_ptr<Nested> nested;           // of a Scan or a Cond: its nested programs
-  BoundInstruction* started = nullptr;      // of a Wait: its Start
+  BoundInstruction* started = nullptr;      // for a Wait: the Start whose collective it waits for
   PendingCollective* pending = nullptr;     // of a Start or a Wait: its collective
   std::vector<const void*> inputs;
   std::vector<void*> outputs;
@@ -161,8 +161,8 @@ void* Executor::private_memory() {
 void Executor::bind() {
   for (const auto& bytes : program_.constants)
     constants_.emplace_back(device_, bytes.size()).write(bytes.data());
-  // The element of a Wait in bound_ has a pointer to the element of its Start, so bound_ must not be
-  // reallocated.
+  // In bound_, the element of a Wait has a pointer to the element of its Start. So bound_ must not
+  // be reallocated.
   bound_.reserve(program_.instructions.size());
   for (const Instruction& instruction : program_.instructions) bind_instruction(instruction);
 }
