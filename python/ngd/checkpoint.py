@@ -375,10 +375,11 @@ def names_in(saved_states: Mapping[str, Any], state: str) -> list[str]:
 def expect_states(
     by_name: Mapping[str, Variable], states: Iterable[LiveState], saved_states: Mapping[str, Any]
 ) -> None:
-    """Raise ValueError for a copy of a state if the file has values that the copy lacks.
+    """Raise ValueError if the user passed an incomplete copy of a state, not the state itself.
 
-    A copy, such as `dict(optimizer.state)`, cannot store loaded values for variables that do not
-    exist before the first step. The state itself (a LiveState) can.
+    A state is a LiveState, such as `optimizer.state`. It can store loaded values for variables
+    that do not exist before the first step. A copy of all its variables, such as
+    `dict(optimizer.state)`, cannot. It is incomplete if the file has more values of the state.
     """
     state_ids = {id(state) for state in states}
     copied = {id(v.owner): v.owner for v in by_name.values() if id(v.owner) not in state_ids}

@@ -92,10 +92,10 @@ def choose(name: str, values: Sequence[str]) -> str:
 
 
 def expect_whole_number(name: str, maximum: int, word: str = "") -> None:
-    """Raise InitError unless a variable is empty or unset, or a whole number from 0 to `maximum`.
+    """Raise InitError if an environment variable has a value that is not allowed.
 
-    The variable may also have the value `word`, such as "auto", unless `word` is empty. Nothing is
-    returned, because the C++ core reads the variable itself.
+    The variable `name` may be unset, empty, a whole number from 0 to `maximum`, or `word`, such as
+    "auto". Nothing is returned, because the C++ core reads the variable itself.
     """
     text = os.environ.get(name, "")
     is_number = text.isascii() and text.isdecimal() and len(text) < 10 and int(text) <= maximum
@@ -191,10 +191,10 @@ CHECKS: Final[tuple[Callable[[], object], ...]] = (
     partial(expect_whole_number, "NGD_THREADS", 1024),
     partial(expect_whole_number, "NGD_NUMA_NODE", 1023, "auto"),
 )
-"""Functions without arguments that raise InitError for an invalid variable, one per variable.
+"""One function per environment variable, which raises InitError if the value is invalid.
 
-NGD_TIMEOUT and NGD_EXPECT_SIZE have no function here: `ngd.init()` uses their values itself, and
-checks them when it reads them.
+The functions take no arguments. NGD_TIMEOUT and NGD_EXPECT_SIZE have no function here: `ngd.init()`
+uses their values itself, and checks them when it reads them.
 """
 
 

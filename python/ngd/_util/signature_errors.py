@@ -187,8 +187,8 @@ def misfit(call: str, signature: inspect.Signature, args: Any, kwargs: Any) -> s
 def by_keyword(surplus: Sequence[Any], named: Mapping[str, inspect.Parameter]) -> str:
     """Return the advice for `surplus`, the positional arguments of a call that are too many.
 
-    If the call has at least as many keyword-only parameters, advise to give `surplus` by keyword.
-    Otherwise advise to remove these arguments.
+    `named` has the parameters of the function. If it has enough keyword-only parameters for
+    `surplus`, advise to give `surplus` by keyword. Otherwise advise to remove these arguments.
     """
     keywords = [name for name, p in named.items() if p.kind is p.KEYWORD_ONLY]
     if len(surplus) > len(keywords):
@@ -439,10 +439,10 @@ def check_public_names(namespace: dict[str, Any]) -> None:
     """Make a package raise clear errors for wrong arguments and for unknown names.
 
     `namespace` is the globals() of the package. If arguments do not fit the signature of a public
-    function or method, the error has its public name. The error for an unknown name gives a similar
-    name or the page of the documentation that lists all names, such as "api/nn" for "ngd.nn". This
-    function sets `__getattr__` in `namespace` at run time: if the source of the package defined
-    `__getattr__`, type checkers would accept any name.
+    function or method, the error shows the public name of that function or method. The error for an
+    unknown name gives a similar name, or the page of the documentation that lists all names, such
+    as "api/nn" for "ngd.nn". This function sets `__getattr__` in `namespace` at run time: if the
+    source of the package defined `__getattr__`, type checkers would accept any name.
     """
     module, known = namespace["__name__"], namespace["__all__"]
     package = module.removeprefix("ngd.")

@@ -89,7 +89,7 @@ def parse_cpus(text: str) -> set[int]:
 
 
 def _share(items: list[Item], rank: int, ranks: int) -> list[Item]:
-    """Return the r-th equal part of `items`, for r = `rank`; the lengths differ by at most 1."""
+    """Divide `items` into `ranks` parts, whose lengths differ by at most 1; return part `rank`."""
     return items[rank * len(items) // ranks : (rank + 1) * len(items) // ranks]
 
 

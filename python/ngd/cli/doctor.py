@@ -167,7 +167,11 @@ def _build() -> Iterator[Finding]:
 
 
 def _mpi() -> Iterator[Finding]:
-    """Yield at most one finding: mpirun, and its match with the MPI library that ngd finds."""
+    """Yield at most one finding on mpirun.
+
+    It is "ok" if ngd was not built for MPI, or if mpirun has the same version as the MPI library
+    that ngd finds.
+    """
     info = build_info()
     path = shutil.which("mpirun")
     mpirun = version_of_mpirun(path) if path else None

@@ -116,9 +116,9 @@ class Ending:
     It is sent at the end of the phase LAST_WORDS, in which ranks may end by themselves.
     """
     grace_seconds: float
-    """The time between the signal `number` and SIGKILL."""
+    """The time, in seconds, from the signal that `number` gives until SIGKILL."""
     deadline: float | None
-    """The time at which the next `Phase` begins and its signal is sent; None in the last phase."""
+    """The time at which the next signal is sent to the ranks; None after SIGKILL."""
     phase: Phase = Phase.LAST_WORDS
     first: int | None = None
     """The rank whose failure ends the job; None if the job ends for another reason."""
@@ -405,11 +405,11 @@ class Job:
         self._note_leaving([int(message) for message in messages if message.isdecimal()])
 
     def _note_leaving(self, notified: Sequence[int]) -> None:
-        """Append ranks to `leaving`, the order in which ranks began to end.
+        """Append ranks to `leaving`, the list of ranks in the order in which they began to end.
 
-        `notified` has the ranks that have just sent the message that they begin to end. Append them
-        last. First append the ranks that have ended without a message. Such a rank may have been
-        killed, and the ranks in `notified` may end because they noticed its failure.
+        First append the ranks that have ended without a message. Then append `notified`, the ranks
+        that have just sent the message that they begin to end. They may end because they noticed
+        the failure of a rank that was killed, and a killed rank sends no message.
         """
         leaving = self.attempt.leaving
         for number, rank in self.ranks.items():

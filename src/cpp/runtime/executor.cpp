@@ -66,13 +66,13 @@ struct Executor::BoundInstruction {
   const Instruction* instruction = nullptr;
   const kernels::Kernel* kernel = nullptr;  // of a Run instruction
   std::unique_ptr<Nested> nested;           // of a Scan or a Cond: its nested programs
-  BoundInstruction* started = nullptr;      // of a Wait: its Start
+  BoundInstruction* started = nullptr;      // for a Wait: the Start whose collective it waits for
   PendingCollective* pending = nullptr;     // of a Start or a Wait: its collective
   std::vector<const void*> inputs;
   std::vector<void*> outputs;
   std::vector<Patch> patches;
   bool writes_variable = false;
-  bool is_short = false;      // takes microseconds: no check for signals before it
+  bool is_short = false;      // a kernel that takes microseconds, so signals are not checked first
   std::int64_t begin_ns = 0;  // the time at which the instruction began in the last recorded run
   Faults before;              // with NGD_CHECK_FINITE: the faults (NaN, infinity) of the operands
   struct SavedOperand {
@@ -161,7 +161,9 @@ void* Executor::private_memory() {
 void Executor::bind() {
   for (const auto& bytes : program_.constants)
     constants_.emplace_back(device_, bytes.size()).write(bytes.data());
-  bound_.reserve(program_.instructions.size());  // Waits point at Starts, which must not move
+  // In bound_, the element of a Wait has a pointer to the element of its Start. So bound_ must not
+  // be reallocated.
+  bound_.reserve(program_.instructions.size());
   for (const Instruction& instruction : program_.instructions) bind_instruction(instruction);
 }
 
@@ -439,8 +441,8 @@ void Executor::execute(BoundInstruction& bound) {
 // Run an instruction and check its result. Throw NotFinite in three cases: the result has a NaN and
 // no operand has one; the result has an infinity and no operand has an infinity or a NaN; or an
 // operand that is an argument or a variable of the step has a NaN. The numbers in the attributes
-// count as operands. The result of a collective is checked at its Wait, against the operand of its
-// Start.
+// count as operands. A collective has two instructions: Start reads the operand, and Wait has the
+// result. So the result is checked after Wait, against the faults of the operand.
 void Executor::execute_checked(BoundInstruction& bound) {
   const BoundInstruction& operation = bound.started == nullptr ? bound : *bound.started;
   bound.before = faults_of(bound.instruction->attrs);

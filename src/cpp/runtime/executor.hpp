@@ -114,9 +114,9 @@ class Executor {
   void run_recorded(std::uint64_t recording, const void* const* inputs, void* const* outputs);
   // Check for signals, set the addresses of arguments and results, and execute the instruction.
   void perform(BoundInstruction& bound, const void* const* inputs, void* const* outputs);
-  // Return record(). If `recording` is given, leave out this program's times unless they were
-  // measured in the recording with this number. A branch that did not run in the recording of the
-  // outer program may have times of an earlier recording.
+  // Return record(). If the number `recording` is given and this program's times are from another
+  // recording, leave them out. Example: a branch that did not run in the outer program's recording
+  // may have times of an earlier recording.
   Record record_in(std::optional<std::uint64_t> recording) const;
   void drain() noexcept;
   // Run or enqueue the kernel or nested programs, or start or wait for the collective. Errors of

@@ -12,7 +12,7 @@ struct Faults {
   bool nan = false, infinite = false;
 };
 
-// Return the kinds of faults that an array has. Integers have no faults.
+// Return the kinds of faults (NaN, infinity) that an array has. An array of integers has none.
 Faults faults_of(const TensorType& type, const void* data) noexcept;
 
 // Return the kinds of faults (NaN, infinity) among the numbers in the attributes of an instruction.

@@ -81,8 +81,8 @@ class LifeTree {
   }
 
  private:
-  // Set spans_ to the nodes of the tree whose instructions together are exactly those of the life.
-  // Set above_ to all ancestors of these nodes.
+  // Set spans_ to the nodes of the tree whose instructions together are exactly those during which
+  // the block `life` is in use. Set above_ to all ancestors of these nodes.
   void find_nodes(const Life& life) {
     spans_.clear();
     above_.clear();
@@ -97,8 +97,8 @@ class LifeTree {
     above_.erase(std::unique(above_.begin(), above_.end()), above_.end());
   }
 
-  // Return the lowest offset at which `bytes` bytes are free at all instructions of the life that
-  // was last passed to find_nodes().
+  // Return the lowest offset at which `bytes` bytes are free during the whole life (a range of
+  // instructions) that was last passed to find_nodes().
   std::size_t lowest_free(std::size_t bytes) const {
     std::size_t offset = 0, before = 0;
     do {

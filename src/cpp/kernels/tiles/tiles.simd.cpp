@@ -40,7 +40,8 @@ constexpr bool contains_dtype(Domain domain, int dtype) {
   return domain != Domain::Floats;
 }
 
-// For each opcode, a type with apply<T>(a, b, c) and the columns of its line in opcodes.inc.
+// Define a type for each opcode. apply<T>(a, b, c) computes the opcode. The constants are the
+// columns "operands", "domain" and "result" of the opcode's line in opcodes.inc.
 #define NGD_OP(name, operands_, domain_, result_, expression)                                 \
   struct Op_##name {                                                                          \
     static constexpr int operands = operands_;                                                \
@@ -153,8 +154,8 @@ NGD_INLINE T apply_second(T x, T c) {
   return x <= T(0) ? T(0) : x;
 }
 
-// Compute a pair, two statements in one loop, with the signature of a TileFunction: store
-// second(first(a[i], b[i]), c[i]) in out[i].
+// Compute two statements in one loop: store second(first(a[i], b[i]), c[i]) in out[i]. The
+// signature is that of a TileFunction.
 template <First first, Second second, class T>
 void pair_loop(const void* a_, const void* b_, const void* c_, void* out_, std::int64_t count) {
   const auto *a = static_cast<const T*>(a_), *b = static_cast<const T*>(b_);

@@ -168,7 +168,8 @@ class TileConv {
   std::int64_t kernels_stride(std::int64_t group) const {
     return depth_ * groups_.width(group) + kLine;
   }
-  // Return the number of elements of the transformed kernels of the widest group, in all 36 planes.
+  // The channels of the result are divided into groups. Return the number of elements of the
+  // transformed kernels of the widest group, in all 36 planes.
   std::int64_t max_kernel_elements() const { return kPlanes * (depth_ * max_width_ + kLine); }
   // Return the number of elements of the transformed data of `tiles` tiles, in all 36 planes.
   std::int64_t data_elements(std::int64_t tiles) const {
@@ -395,8 +396,8 @@ class WeightGradient {
   std::int64_t values_stride(const ChannelGroups& groups, std::int64_t group) const {
     return plane_stride(block_, groups.width(group), tile_);
   }
-  // Return the offset of the transformed values of a group of the data's channels (in_offset) or of
-  // dy's channels (out_offset).
+  // Return the offset, in elements, at which `values` has the transformed values of a group of the
+  // data's channels (in_offset) or of dy's channels (out_offset).
   std::int64_t in_offset(std::int64_t group) const { return group_offset(in_, group); }
   std::int64_t out_offset(std::int64_t group) const {
     return in_offset(in_.count) + group_offset(out_, group);

@@ -36,8 +36,8 @@ NGD_INLINE Element* address(const Tile<Element>& t, int i, int j) {
   return t.image + (t.at + i * t.row + j * t.column);
 }
 
-// The transform of a tile of the data. line() multiplies a line by the matrix that Lavin and Gray
-// (transforms.hpp) call B^T.
+// The transform of a tile of the data. line() multiplies one row or one column of the tile by the
+// matrix that Lavin and Gray (transforms.hpp) call B^T.
 struct DataTransform {
   static constexpr int from = kInputTile, to = kInputTile;
   NGD_INLINE void line(const Vector* d, Vector* v) {
@@ -52,8 +52,8 @@ struct DataTransform {
   }
 };
 
-// The transform of sums of products to a tile of the result. Lavin and Gray (transforms.hpp) call
-// its matrix A^T.
+// The transform of 36 sums to a tile of the result. Each sum adds products of transformed data and
+// transformed kernels over the channels. Lavin and Gray (transforms.hpp) call the matrix A^T.
 struct ResultTransform {
   static constexpr int from = kInputTile, to = kTile;
   NGD_INLINE void line(const Vector* m, Vector* y) {
@@ -97,8 +97,8 @@ struct WeightTransform {
   }
 };
 
-// The transform of sums of products to the gradient of a 3 x 3 kernel. Its matrix is the transpose
-// of the matrix of WeightTransform.
+// The transform of 36 sums to the gradient of a 3 x 3 kernel. Each sum adds products of transformed
+// data and transformed dy over all tiles. The matrix is the transpose of that of WeightTransform.
 struct WeightAdjointTransform {
   static constexpr int from = kInputTile, to = kKernel;
   NGD_INLINE void line(const Vector* u, Vector* g) {
