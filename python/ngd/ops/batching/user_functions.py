@@ -133,9 +133,9 @@ def gradient_per_example(
 ) -> Callable[..., Any]:
     """Return a gradient function for all examples, which calls `one` once per example.
 
-    `one` is the gradient function of one example. `is_mapped` has a bool per operand: True if each
-    example has its own slice of the operand. The adjoints of the slices are then stacked. If it is
-    False, all examples share the operand, and its adjoint is the sum over the examples.
+    `one` is the gradient function of one example. `is_mapped` has a bool per operand. True means
+    that each example has its own slice of the operand: the adjoints of the slices are stacked.
+    False means that all examples share the operand: its adjoint is the sum over the examples.
     """
     floats = [i for i, operand in enumerate(function.inputs) if is_float(operand.dtype)]
     types = [function.inputs[i] for i in floats]

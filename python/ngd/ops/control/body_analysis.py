@@ -144,8 +144,8 @@ def before_reshapes(node: Node) -> Node:
 def replace_nodes(outputs: Sequence[Node], replacements: Mapping[Node, Node]) -> list[Node]:
     """Return the outputs of a graph in which some nodes are replaced.
 
-    A node that is a key of `replacements` is replaced by the value of this key. The nodes that read
-    it, directly or through other nodes, are made again.
+    A node that is a key of `replacements` is replaced by the value of this key. All nodes that
+    depend on a replaced node are rebuilt.
     """
 
     def change(node: Node, operands: tuple[Node, ...]) -> Node | tuple[Node, ...]:
