@@ -55,8 +55,8 @@ def _cubic(x: Array, a: float) -> Array:
     """Return the weights of Keys's cubic kernel at the distances x.
 
     The kernel is centered at an output element. x has the signed distances from this center to
-    input elements. The unit is one input element, or more if antialias widens the kernel. `a` is
-    the coefficient of the kernel.
+    input elements; 1.0 is one input element. If antialias widens the kernel by a factor, the
+    distances are divided by this factor. `a` is the coefficient of the kernel.
     """
     x = np.abs(x)
     near = ((a + 2) * x - (a + 3)) * x * x + 1
@@ -69,7 +69,8 @@ def _triangle(x: Array, a: float) -> Array:
     """Return the weights of the linear kernel at the distances x.
 
     The kernel is centered at an output element. x has the signed distances from this center to
-    input elements. The unit is one input element, or more if antialias widens the kernel.
+    input elements; 1.0 is one input element. If antialias widens the kernel by a factor, the
+    distances are divided by this factor.
 
     The parameter `a` is unused. It gives `_triangle` the signature of `_cubic`.
     """

@@ -102,10 +102,9 @@ def without_gradient(loss: Node, target: Node, adjoints: Mapping[Node, Node], pa
 def end_of_path(loss: Node, target: Node, adjoints: Mapping[Node, Node]) -> Node | None:
     """Return the first node that stops the gradient between a target and the loss, or None.
 
-    `target` has no gradient. The nodes that depend on it are visited in the order in which they are
-    computed. A node stops the gradient if none of its results is a float, or if its gradient rule
-    returns no gradient. If no node stops the gradient, the loss does not depend on the target, and
-    None is returned.
+    The target has no gradient. The nodes that depend on the target are visited in the order in
+    which they are computed. A node stops the gradient if none of its results is a float, or if its
+    gradient rule returns no gradient. None means that the loss does not depend on the target.
     """
     dependent, active = {target}, {target}
     for node in topological((loss,)):
@@ -231,7 +230,7 @@ def _unbroadcast(part: Node, shape: Shape) -> Node:
 
     `part` is the contribution of one op to the adjoint of the operand. If the op has broadcast the
     operand, `part` is larger than the operand. It is then summed over the axes along which the
-    operand was repeated. A scalar `part` is for every element, and is broadcast to `shape`.
+    operand was repeated. A scalar `part` applies to every element, and is broadcast to `shape`.
     """
     if part.shape == shape or not part.shape:
         return broadcast_to(part, shape)

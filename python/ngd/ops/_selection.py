@@ -74,8 +74,9 @@ class Selection:
     indexed: tuple[int, ...]
     """For each array, the axis of x that it indexes, for error messages.
 
-    The axis in `axes` is counted after the basic index is applied. It differs if the index has a
-    None. For example, `rows` in x[None, rows] indexes axis 0 of x, but axis 1 of x[None, :].
+    `axes` has the axis of the result of the basic index instead. The two axes differ if a None
+    precedes the array. For example, in x[None, rows] the array `rows` indexes axis 0 of x, but axis
+    1 of x[None, :].
     """
     shape: Shape
     """The shape to which the arrays are broadcast."""

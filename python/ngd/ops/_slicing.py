@@ -117,7 +117,10 @@ class Slice(Op):
 
 
 def basic_index(x: Type, index: tuple[Any, ...]) -> tuple[list[range], Shape]:
-    """Return one range per axis of x, with the indices that are read, and the result's shape."""
+    """Return (ranges, shape) of x[index]: the indices to read, and the result's shape.
+
+    ranges[i] is a Python range of the indices along axis i of x, such as range(3, 4) for index 3.
+    """
     consuming = builtins.sum(i is not None and i is not Ellipsis for i in index)
     if consuming > len(x.shape):
         raise ShapeError(

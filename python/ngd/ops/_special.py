@@ -204,9 +204,9 @@ class Digamma(CompositeUnary):
 
     Notes
     -----
-    The recurrence digamma(x + 1) = digamma(x) + 1 / x applies up to 10.5, the asymptotic series
-    from there on, and the reflection formula below 0 (DLMF, section 5). The absolute error is some
-    1e-15 in float64, so few digits are right near the roots.
+    The recurrence digamma(x + 1) = digamma(x) + 1 / x is used between 0 and 10.5, the asymptotic
+    series above 10.5, and the reflection formula below 0 (DLMF, section 5). The absolute error is
+    about 1e-15 in float64, so the relative error is large near the roots.
 
     Examples
     --------

@@ -84,10 +84,10 @@ def std(x: Value, axis: Axis = None, keepdims: bool = False, ddof: int = 0) -> N
 
 
 def lines_of(where_: str, x: Value, axis: Axis) -> tuple[Node, Shape]:
-    """Return (lines, axes): x with the given axes joined to one last axis, and their numbers.
+    """Return (lines, axes): x with the given axes joined to one last axis, and the given axes.
 
-    A line is a vector along the last axis of the first result. The second result is a tuple of
-    the given axes, as sorted non-negative numbers.
+    A line is a vector along the last axis of `lines`. `axes` is a tuple of sorted non-negative
+    numbers.
     """
     node = as_node(x, where=where_)
     axes = normalize_axes(where_, axis, node.type)
@@ -189,7 +189,10 @@ def median(x: Value, axis: Axis = None, keepdims: bool = False) -> Node:
 
 
 def _quantile(where_: str, x: Value, q: Any, axis: Axis, keepdims: bool, method: str) -> Node:
-    """Return the quantiles `q`, an array in [0, 1]. The axes of `q` are first in the result."""
+    """Return the quantiles of x for `q`, an array of numbers in [0, 1].
+
+    The axes of `q` come first in the result.
+    """
     expect_quantiles(where_, q, method)
     node, dtype = as_compute_dtype(where_, x)
     ordered, axes = sorted_lines(where_, node, axis)

@@ -123,7 +123,7 @@ def batch_cond(batching: Batching, node: Node, operands: Sequence[Batched]) -> R
 
 
 def choose_by_example(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Compute both branches of a cond for all examples, and choose results by `where`."""
+    """Compute both branches of a cond for all examples, and select each example's results."""
     if communicates(node):
         raise CompileError(
             "vmap: expected a cond without collectives; got one with collectives (made at "

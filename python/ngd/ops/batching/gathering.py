@@ -17,11 +17,12 @@ from .rewrite import Batched, Batching, Results, batches
 
 
 def rows_of_examples(batching: Batching, node: Node, indices: Node, extent: int) -> Node:
-    """Convert the row indices of each example to indices into the joined rows of all examples.
+    """Convert the row indices of each example to indices into the rows of all examples.
 
-    `indices` has the batch axis, and so has the result. Each example has `extent` rows, so index i
-    of example b becomes b * extent + i. An index that is out of range for its example raises an
-    error at run time, as without vmap.
+    The rows of example 0 come first, then those of example 1, and so on. Each example has `extent`
+    rows, so index i of example b becomes b * extent + i. `indices` and the result have the batch
+    axis. An index that is out of range for its example raises an error at run time, as without
+    vmap.
     """
     caller = node.attrs.get("caller") or node.op.name
     if not node.attrs.get("negative", True):

@@ -17,10 +17,11 @@ from .rewrite import Batched, Batching, Results, align_batch_axis, batches
 
 @batches(MatMul)
 def batch_matmul(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Multiply the matrices of all examples.
+    """Multiply the matrices a and b of each example.
 
-    The operands are a and b. If all examples share one matrix b and a is not transposed, the rows
-    of a in all examples form one matrix. Otherwise the batch axis is one more leading axis.
+    If all examples share one matrix b and a is not transposed, a is reshaped to one matrix, which
+    has the rows of all examples. Otherwise the op multiplies stacks of matrices, with the batch
+    axis in front of the other axes.
     """
     a, b = operands
     if not b.is_mapped and b.node.ndim == 2 and not node.attrs["transpose_a"]:

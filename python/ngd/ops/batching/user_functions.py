@@ -131,10 +131,11 @@ def once_per_example(
 def gradient_per_example(
     function: HostFunction, one: Callable[..., Any], is_mapped: Sequence[bool], size: int
 ) -> Callable[..., Any]:
-    """Return a gradient function that calls `one`, the gradient function of one example.
+    """Return a gradient function for all examples, which calls `one` once per example.
 
-    `is_mapped` has a bool per operand: True if each example has its own slice of the operand. If it
-    is False, all examples share the operand, and its adjoint is the sum over the examples.
+    `one` is the gradient function of one example. `is_mapped` has a bool per operand. True means
+    that each example has its own slice of the operand: the adjoints of the slices are stacked.
+    False means that all examples share the operand: its adjoint is the sum over the examples.
     """
     floats = [i for i, operand in enumerate(function.inputs) if is_float(operand.dtype)]
     types = [function.inputs[i] for i in floats]

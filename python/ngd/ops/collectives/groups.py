@@ -47,10 +47,10 @@ ONE_RANK: Final = LaunchedWorld(0, 1)
 
 
 def joined_world() -> Group | None:
-    """Return the world that a collective of a graph has used last, or None.
+    """Return the world that was recorded last for a graph with collectives, or None.
 
-    `world_ranks` and `settle_world` record the world, when a graph is built or compiled. The result
-    is None if no world is recorded, or if the recorded world no longer exists.
+    `world_ranks` records the world when a graph is built, and `settle_world` when it is compiled.
+    The result is None if no world is recorded, or if the recorded world no longer exists.
     """
     return _last_joined() if _last_joined is not None else None
 

@@ -99,8 +99,9 @@ class Collective(Op):
     def submission(self, x: Type, **attrs: Any) -> dict[str, Any]:
         """Return keyword arguments for the C++ communicator, which runs the collective of a node.
 
-        They come from the node's attributes: root, reduce_op, algorithm, tag, and counts in
-        elements (src/cpp/comm/collective.hpp). The other arguments follow from the operand.
+        They come from the node's attributes, such as root, reduce_op, algorithm and tag. If each
+        rank has a block, the sizes of the blocks, in elements, are computed from the attributes
+        and from `x`, the type of the operand (src/cpp/comm/collective.hpp).
         """
         return {k: v for k, v in attrs.items() if k != "group"}
 

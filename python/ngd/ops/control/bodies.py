@@ -220,7 +220,7 @@ def is_known_before_run(node: Node) -> bool:
 def captured_inputs(
     order: Sequence[Node], outputs: Sequence[Node], computed: set[Node]
 ) -> dict[Node, Node]:
-    """Return a new body input for each node that the body reads or returns but does not compute."""
+    """Return {node: new body input} for nodes that a body reads or returns but does not compute."""
     read = chain.from_iterable(node.inputs for node in order if node in computed)
     captured: dict[Node, Node] = {}
     for node in chain(read, outputs):

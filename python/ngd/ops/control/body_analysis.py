@@ -114,9 +114,9 @@ def products_of(adjoint: Node) -> list[Node]:
     """Return the matrix products AᵀB whose sum is the adjoint of a weight in one iteration.
 
     The list is empty if the adjoint is not such a sum. It is also empty if A or B is a result of a
-    loop or a branch inside the body. An inner loop stacks A and B over its own iterations. The
-    outer loop would then store these stacks for each of its iterations. Users nest loops to save
-    this memory.
+    loop or a branch inside the body. An inner loop returns A and B as stacks over its own
+    iterations. If the outer loop stored these stacks in each of its iterations, nested loops would
+    not save memory.
     """
     if adjoint.op is add:
         parts = [products_of(x) if x.type == adjoint.type else [] for x in adjoint.inputs]
@@ -142,9 +142,10 @@ def before_reshapes(node: Node) -> Node:
 
 
 def replace_nodes(outputs: Sequence[Node], replacements: Mapping[Node, Node]) -> list[Node]:
-    """Return the outputs of a graph, rewritten with other nodes.
+    """Return the outputs of a graph in which some nodes are replaced.
 
-    A node that is a key of `replacements` is replaced by the value of this key.
+    A node that is a key of `replacements` is replaced by the value of this key. All nodes that
+    depend on a replaced node are rebuilt.
     """
 
     def change(node: Node, operands: tuple[Node, ...]) -> Node | tuple[Node, ...]:
