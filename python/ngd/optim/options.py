@@ -196,8 +196,8 @@ def checked(where: str, checks: Mapping[str, Check], options: Mapping[str, Any])
 def add_names(where: str, variables: Iterable[Variable], names: UniqueNames) -> None:
     """Add variables to `names`, which gives each variable a unique name.
 
-    Raise ValueError if two variables of one model have the same name, or two variables that belong
-    to no model. Variables of different models may have the same name: `names` adds a prefix.
+    Raise ValueError for equal names in one model, or among variables outside of models. Variables
+    of different models may have the same name: `names` adds a prefix.
     """
     try:
         names.add(variables)

@@ -424,7 +424,7 @@ def scatter(
     group: Group | None = None,
     sync_op: bool = True,
 ) -> Task | None:
-    """Give every rank its block of the tensors of rank `src`.
+    """Send the r-th tensor or block of `tensor_list` on rank `src` to rank r of the group.
 
     Return the task of the operation, or None if this rank is not in the group.
 
@@ -433,7 +433,7 @@ def scatter(
     Parameters
     ----------
     tensor : Tensor
-        The destination of this rank's block.
+        The destination on this rank.
     tensor_list : list of Tensor, or Tensor
         On `src`: one tensor per rank, or one tensor that holds all blocks one after the other. It
         is ignored on the other ranks.
@@ -717,7 +717,8 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Task]:
     Returns
     -------
     list of Task
-        One task per send or receive. Operations in a group without this rank are skipped.
+        One task per send or receive, except for those in groups without this rank: these are
+        skipped.
     """
     tasks = [each.op(each.tensor, each.peer, each.group) for each in p2p_op_list]
     return [task for task in tasks if task is not None]

@@ -108,7 +108,7 @@ def order_collectives(graph: Graph, target: Target, options: CompileOptions) -> 
 
 
 class Merged:
-    """A record of the collectives of a graph, which replaces equal collectives by one new node.
+    """A table of the collectives of a graph, with one new node for all equal collectives.
 
     Collectives are equal if they have the same op, operands and attributes.
     """

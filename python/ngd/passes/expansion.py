@@ -31,8 +31,8 @@ def needs_kernel(node: Node) -> bool:
 def expand_op(node: Node) -> tuple[Node, ...]:
     """Return the nodes of other ops that together compute the results of `node`.
 
-    With NGD_CHECK_FINITE=1, the call site of each new node has the name of the op of `node`, so
-    that errors name the op that the user called.
+    With NGD_CHECK_FINITE=1, the call site of each new node also stores the name of the op of
+    `node`, so that errors name the op that the user called.
     """
     if not config.check_finite() or isinstance(node.site, ExpansionSite):
         return expansion(node)

@@ -4,8 +4,9 @@
 Two steps may call equal collectives on different data. If two ranks called these steps in different
 orders, the data would mix. So the ranks compare the numbers of the steps that they are running
 (src/cpp/comm/computations.hpp). One step may also have different numbers on two ranks, for example
-if only one of them computes an additional branch. So a rank raises an error only if it has itself
-loaded a step with the other rank's number: then the two ranks are running two different steps.
+if only one of them computes an additional branch. So a difference alone is not an error. A rank
+raises an error only if it has also loaded a step with the other rank's number: then the two ranks
+are running two different steps.
 
 The number leaves out properties that usually differ between ranks: shapes, constants that are
 computed from shapes, the values of large arrays, and the groups and algorithms of collectives.

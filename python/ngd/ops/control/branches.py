@@ -145,10 +145,10 @@ def choose(
 
     Each of `pairs` is (operand, body input for this operand). `branches` has the outputs of the
     branch for True, then those for False. The branches compute the nodes that depend on body
-    inputs. Unless `since` is None, they also compute the nodes whose `id` is greater than `since`:
-    the caller got `since` from `newest()`, and then called the branch functions, which created
-    these nodes. Other nodes that the branches read become further operands. `close_over` has the
-    exact rules.
+    inputs. If `since` is not None, they also compute the nodes that the branch functions created.
+    `since` is a node number from a call of `newest()` before the branch functions ran: the nodes
+    that they created have a greater `id`. Other nodes that the branches read become further
+    operands. `close_over` has the exact rules.
     """
     outputs, captured = close_over([*branches[0], *branches[1]], [p for _, p in pairs], since)
     pairs = [*pairs, *captured]

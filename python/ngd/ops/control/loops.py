@@ -299,9 +299,9 @@ class ScanGradient:
         """Let the gradient's loop carry the adjoints of the carried values of the scan.
 
         Return, for each carried value of the scan, the body input for its adjoint. Return None
-        instead if the value is not in `active_inputs`: its adjoint is not computed. `adjoints` has
-        the adjoint of each last carried value, which the scan returns, or None. The loop starts
-        with this adjoint, or with zeros for None.
+        instead if the value is not in `active_inputs`: its adjoint is not computed. `adjoints` has,
+        for each carried value, the adjoint of its value after the last iteration of the scan, or
+        None. The loop starts with this adjoint, or with zeros for None.
         """
         return [
             self.loop.carry(zeros(value.shape, value.dtype) if adjoint is None else adjoint)
@@ -382,11 +382,11 @@ class ScanGradient:
         return [by_input.get(x) for x in chain(*self.body_inputs)]
 
     def set_next_carries(self, adjoints: Mapping[Node, Node]) -> None:
-        """Pass each carried adjoint to the next iteration of the gradient's loop.
+        """Set the adjoints that the gradient's loop carries to its next iteration.
 
-        This is the adjoint of the carried value at the start of an iteration of the scan. The
-        same value is the carried value at the end of the preceding iteration of the scan. The
-        gradient's loop runs in the other direction, so it processes that iteration next.
+        An iteration of the scan receives the carried values that the preceding one returned. The
+        gradient's loop runs in the other direction. Its body computes the adjoints of the received
+        values, and its next iteration needs them as the adjoints of the returned values.
         """
         for value, after, start in zip(
             self.body_inputs.carries, self.carry_adjoints, self.start_adjoints, strict=True

@@ -8,7 +8,8 @@ ops of a kernel have one shape.
 Three facts decide whether two ops may be results of one kernel. Together they are the *merge key*
 of an op:
 
-- its *depth*: the largest number of ops that are not elementwise on a path to the op.
+- its *depth*: the largest number of ops that are not elementwise, on a path up to and including the
+  op.
 - its *need*: a pair (first collective, depth). A value with a lesser need is needed earlier. Each
   op that is not elementwise, and that reads the value directly or through elementwise ops, has such
   a pair. The need of the value is the least of these pairs. The first collective of an op is the op
@@ -80,7 +81,7 @@ Need: TypeAlias = tuple[Order, float]
 The key is the least pair (first collective, depth) of some ops. These ops are not elementwise, and
 read the value directly or through elementwise ops. The first collective of an op is the op itself,
 if it is a collective, or else the first collective that depends on the op. The depth of an op is
-the largest number of ops that are not elementwise on a path to the op. The op itself counts."""
+the largest number of ops that are not elementwise, on a path up to and including the op."""
 LAST: Final[Need] = (Order(maxsize), inf)
 """The greatest need. A value has this need if all ops that depend on the value are elementwise, or
 if no op depends on it. For example, the step only returns the value or stores it in a variable."""
@@ -89,9 +90,9 @@ if no op depends on it. For example, the step only returns the value or stores i
 class MergeKey(NamedTuple):
     """The key of an op for fusion: ops with equal keys may be results of one kernel.
 
-    `depth` is the largest number of ops that are not elementwise on a path to the op. `need` is a
-    sort key: the lesser the need of an op, the earlier the step needs its value (see `Need`).
-    `shape` is the shape of the op.
+    `depth` is the largest number of ops that are not elementwise, on a path up to and including the
+    op. `need` is a sort key: it is lesser if the step needs the value of the op earlier (see
+    `Need`). `shape` is the shape of the op.
     """
 
     depth: int
@@ -126,8 +127,8 @@ class Kernel:
     def add(self, node: Node, sources: list[Node]) -> None:
         """Add the op `node` to the kernel.
 
-        `sources` are the operands of `node`, as `external` returns them. The kernel reads each of
-        them from memory, unless it is added to the kernel later.
+        `sources` are the operands of `node`, as `external` returns them. The kernel reads an
+        operand from memory, unless the operand is added to the kernel later.
         """
         self.members.append(node)
         self.outside.pop(node, None)
@@ -155,10 +156,10 @@ def fuse_elementwise(graph: Graph, target: Target, options: CompileOptions) -> G
 
 
 class Bundle(Protocol):
-    """Nodes that `order_bundles` puts next to each other in the order of nodes.
+    """Nodes that `order_bundles` puts next to each other in the list that it returns.
 
-    An example are the ops that one fused kernel replaces: all operands of the kernel come before
-    the first of these ops, and all readers of the kernel come after the last one.
+    For example, they are the ops that one fused kernel replaces. The operands of the kernel come
+    before the first of these ops, and the readers of the kernel come after the last one.
     """
 
     @property
@@ -213,10 +214,9 @@ class Grouping:
         self.readers: dict[Node, dict[Kernel, None]] = {}
         """For each value, the elementwise kernels made so far that read it."""
         self.latest: dict[tuple[MergeKey, Node], Kernel] = {}
-        """A dict from (merge key, operand) to a kernel. An op with this merge key that reads the
-        operand may be added to the kernel. The kernel has the same merge key and reads the same
-        operand, which has the kernel's shape. If several kernels match, the dict has the kernel to
-        which an op that reads the operand was added last."""
+        """For each pair (`MergeKey`, operand): the kernel with this key to which an op that reads
+        the operand was added most recently. Another op that has this key and reads the operand may
+        also be added to this kernel. The dict has only operands that have the kernel's shape."""
         for node in reversed(graph.nodes):
             if not is_elementwise(node):
                 if node.inputs:
@@ -292,8 +292,8 @@ class Grouping:
 def depths(graph: Graph) -> dict[Node, int]:
     """Return the depth of each value.
 
-    The depth is the largest number of ops that are not elementwise on a path to the value. The op
-    that computes the value counts, too. A node without inputs, such as a variable, has depth 0.
+    The depth is the largest number of ops that are not elementwise, on a path up to and including
+    the op that computes the value. A node without inputs, such as a variable, has depth 0.
     """
     found: dict[Node, int] = {}
     for node in graph.nodes:
@@ -349,10 +349,10 @@ def external(node: Node) -> list[Node]:
 
 
 def see_through(node: Node) -> Node:
-    """Return the operand that a chain of broadcasts repeats; `node` is the end of the chain.
+    """Return the value that a broadcast repeats, or `node` itself if it is not a broadcast.
 
-    Return `node` itself if it is not a broadcast. A kernel reads the operand with stride 0, so the
-    broadcasts need not be computed.
+    If the operand of the broadcast is also a broadcast, return the value that this one repeats, and
+    so on. A kernel reads the value with stride 0, so the broadcasts need not be computed.
     """
     while node.op.kernel.is_broadcast:
         node = node.inputs[0]
@@ -360,7 +360,7 @@ def see_through(node: Node) -> Node:
 
 
 def literal(node: Node) -> Literal | None:
-    """Return the number that statements contain instead of a one-element constant.
+    """Return a one-element constant as a `Literal`, a number in the statements of a kernel.
 
     `node` may also be a view or a broadcast of the constant. Return None for any other node.
     """
@@ -416,7 +416,7 @@ class BodyWriter:
 
 
 def emit(kernel: Kernel, new: dict[Node, Node]) -> Node:
-    """Make the node that computes a fused kernel in the new graph, and return its first result.
+    """Add a fused kernel to the new graph, and return the node of the kernel's first result.
 
     `new` maps nodes of the old graph to the nodes of the new graph that replace them.
     """
@@ -436,9 +436,10 @@ def emit(kernel: Kernel, new: dict[Node, Node]) -> Node:
 
 
 def broadcast_chain(node: Node) -> tuple[Shape, ...]:
-    """Return the shapes along a chain of broadcasts, which begins with the node.
+    """Return the shape of a node and, if it is a broadcast, the shape of its operand, and so on.
 
-    The last shape is that of the first operand that is not a broadcast.
+    The last shape is that of the first operand that is not a broadcast. For example, the result is
+    ((2, 3), (3,)) for a broadcast of a vector, and ((3,),) for the vector.
     """
     shapes = [node.shape]
     while node.op.kernel.is_broadcast:
