@@ -65,7 +65,9 @@ class Trainer(transformers.Trainer):
         inputs: dict[str, Any],
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor:
-        """Accumulate the gradients of a micro-batch; the last one also updates the parameters.
+        """Accumulate the gradients of a micro-batch.
+
+        The call for the last micro-batch of an update also updates the parameters.
 
         Parameters
         ----------
@@ -94,7 +96,7 @@ class Trainer(transformers.Trainer):
         return loss.detach() / count
 
     def _step(self) -> CompiledStep:
-        """Return the compiled step. Create it at the first call, and for another optimizer."""
+        """Return the compiled step. Create it at the first call, or if the optimizer changed."""
         optimizer = self.optimizer.optimizer  # the optimizer that accelerate has wrapped
         if self._compiled is None or self._compiled.optimizer is not optimizer:
             norm = self.args.max_grad_norm

@@ -34,7 +34,7 @@ def has_hook(callback: Any, hook: str) -> bool:
 
 
 def check_callbacks(callbacks: Any) -> list[Any]:
-    """Return the callbacks as a list; raise TypeError for a list or an item of the wrong type."""
+    """Return the callbacks as a list. Raise TypeError unless they are a sequence of callbacks."""
     if not isinstance(callbacks, Sequence):
         raise TypeError(
             f"train.Trainer: callbacks: expected a list; got {type(callbacks).__name__}. Write "
@@ -55,8 +55,8 @@ def check_callbacks(callbacks: Any) -> list[Any]:
 def stateful(callbacks: Sequence[Any]) -> Iterator[tuple[str, Any]]:
     """Yield (key, callback) for each callback that has the methods `state` and `load_state`.
 
-    The key is the name of the class and a number that counts these callbacks of the class from 0,
-    such as "EarlyStopping.0".
+    The key is the name of the class and an index among these callbacks of the class, such as
+    "EarlyStopping.0" for the first EarlyStopping.
     """
     counts: Counter[str] = Counter()
     for callback in callbacks:

@@ -24,8 +24,8 @@ class Callback:
     If a callback has the methods `state()` and `load_state(state)`, a checkpoint keeps its state.
     `state()` returns a value that JSON can hold. The checkpoint has the state of rank 0, and
     `load_state` gets it on every rank when the training resumes. The key of the state in the
-    checkpoint is the name of the class and a number that counts the callbacks of this class, such
-    as "EarlyStopping.0".
+    checkpoint is the name of the class and an index among the callbacks of this class, such as
+    "EarlyStopping.0" for the first EarlyStopping.
 
     Examples
     --------

@@ -119,7 +119,7 @@ class DiLoCo:
 
     Wire. float32 sends float64 parameters as float64. bfloat16 rounds each outer gradient, sums in
     float32 and rounds the sum. For a mean M of the values x of n ranks, the error is at most
-    2**-8 * (sum|x| / n + |M|) * (1 + 2**-8). int8 divides each row by its largest magnitude / 127
+    2**-8 * (sum|x| / n + |M|) * (1 + 2**-8). int8 divides each row by (its largest magnitude) / 127
     and rounds it to integers. A row is one index of the first axis, or the whole of an array with
     fewer than two axes. The mean is computed in float32. The error of an element is at most the
     mean over ranks of its row's largest magnitude, divided by 254, plus the rounding of float32.

@@ -81,7 +81,7 @@ class StopSignals:
         -------
         signal.Signals or None
             The signal with the highest number, equal on all ranks. None if no rank received one. If
-            the context has no signals, the result is None, and the ranks do not communicate.
+            StopSignals was created without signals, return None without communication.
 
         Examples
         --------

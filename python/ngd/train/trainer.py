@@ -416,8 +416,8 @@ class Trainer:
     def _agree_on_stop(self) -> None:
         """Set `stopped` and `has_stopped_early` to the same values on all ranks. Collective.
 
-        `stopped` is a signal that any rank has received, or None. `has_stopped_early` is True if
-        `_must_stop` is True on any rank.
+        `stopped` is the highest signal that a rank has received, or None. `has_stopped_early` is
+        True if `stop()` or a callback has set `_must_stop` on at least one rank.
         """
         noted = np.array([self._signals.noted, self._must_stop], np.int64)
         number, must_stop = all_reduce(noted, op="max")

@@ -123,9 +123,10 @@ class Recomputation:
     follows_graph = True
     """True because `__call__` reads only its arguments and the nodes that compute them.
 
-    `vmap` traces a function on nodes without the mapped axis, and then adds the axis. A gradient
-    rule with follows_graph = True is called with nodes that have the axis. Any other rule may read
-    any traced node, so it is called with traced nodes. See ops/batching/user_functions.py.
+    `vmap` first traces a function on nodes without the mapped axis. Then it makes new nodes that
+    have this axis. A gradient rule with follows_graph = True is called with the new nodes. Any
+    other rule may also read other traced nodes, so it is called with the traced nodes, and its
+    results are rewritten. See ops/batching/user_functions.py.
     """
 
     def __init__(self, name: str) -> None:

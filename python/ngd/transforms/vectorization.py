@@ -266,9 +266,10 @@ def leaf_axes(where: str, axes: Axes, tree: Any) -> list[int | None]:
 
 
 def read_argument(path: str, leaf: Any, axis: int | None) -> Argument:
-    """Return a leaf of the arguments as an Argument, with a node for an array.
+    """Make an Argument from a leaf of the arguments; an array becomes a node.
 
-    The axis becomes a number >= 0. Leaves that are not arrays have no axis.
+    A negative axis becomes the same axis counted from the start, such as 1 for -1 of a matrix. A
+    leaf that is not an array gets the axis None.
     """
     is_number = isinstance(leaf, Node) and leaf.op is PLACEHOLDER and leaf.attrs.get("weak")
     if is_number or not (isinstance(leaf, Node) or is_array(leaf)):

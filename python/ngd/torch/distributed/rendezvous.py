@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rendezvous: how the ranks of torch.distributed become a group of ngd.
 
-- The default group is ngd's world, if the environment variables of the launcher give ngd the same
-  rank and number of ranks as torch.distributed.
+- The default group is ngd's own default group (the *world*), if the environment variables of the
+  launcher give ngd the same rank and number of ranks as torch.distributed.
 - Any other group is created by its members alone, because torch.distributed calls this backend only
   on the members of the new group. Through the store of torch.distributed, the members exchange a
-  key, a number for the group, and the names of their hosts. If ngd's world uses MPI, the new group
-  is a group of that world. Otherwise the members share memory, so they must be on one host.
+  key, a number for the group, and the names of their hosts. If ngd's world uses MPI, and its ranks
+  have the same numbers as those of torch.distributed, the new group is a subgroup of the world.
+  Otherwise the members share memory, so they must be on one host.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ the C++ core; this thread *drives* the core. The rules for threads are:
 
 - One thread at a time drives the core, and holds the lock `turns`. A thread that waits for its
   collective drives for a few milliseconds (a *slice*), releases the lock, and takes it again. In
-  between, another thread can submit a collective, without which the first one may never complete.
+  between, another thread can submit its collective. Other ranks may have to complete this
+  collective before they call the one for which the first thread waits.
 - A wait for one collective also advances the pending collectives of all other groups, because ranks
   may wait for the collectives of several groups in different orders.
 - A thread that calls ngd's own functions, and not torch.distributed, does not take the lock. While
@@ -64,8 +65,9 @@ LAST_SLICE_SECONDS: Final = 1e-3
 the work does not complete during this wait either, the core raises an error that names the missing
 ranks: those that have not called the collective, or do not answer."""
 MAX_OUTSTANDING: Final = 64
-"""The largest number of works whose tensors the C++ core may still use. If a submission exceeds it,
-each of these works is advanced without waiting, and releases its tensors if it is complete."""
+"""A limit for the works whose tensors the C++ core may still use. While there are more, each
+submission advances all of these works without waiting. A work that is then complete releases its
+tensors."""
 
 
 class WorkGroup(Protocol):
@@ -98,7 +100,7 @@ outstanding: dict[Work, None] = {}
 
 
 def reset_after_fork() -> None:
-    """Reset the state in a forked child, which has no other threads and no collectives."""
+    """Replace `turns` and clear `outstanding` in a forked child, which has only one thread."""
     global turns
     turns = _core.FairLock()
     outstanding.clear()
@@ -192,8 +194,8 @@ class Work(torch.distributed.Work):
         Parameters
         ----------
         timeout : datetime.timedelta, optional
-            The longest time to wait; by default `seconds`, or the timeout of the group if `seconds`
-            is None.
+            The longest time to wait. If it is None, zero or negative, the attribute `seconds` is
+            used instead, or the timeout of the group if `seconds` is None.
 
         Returns
         -------
