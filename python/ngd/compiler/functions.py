@@ -57,8 +57,8 @@ MANY_TRACES: Final = 8
 """The number of traces at which a function issues a RetraceWarning. Four traces are normal:
 training and evaluation each need one for full batches and one for the shorter last batch."""
 MANY_FUNCTIONS: Final = 100
-"""A RetraceWarning is issued if this many `Function` objects of one Python function are traced: a
-loop probably makes one per iteration. Fewer may be normal, as in tests with many cases."""
+"""A RetraceWarning is issued when this many `Function` objects of one Python function have been
+traced. A loop probably makes one per iteration. Tests with many cases may make fewer than this."""
 
 
 class Tracing(threading.local):
