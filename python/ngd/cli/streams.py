@@ -79,7 +79,7 @@ class OutputStream:
         return may_continue
 
     def _read(self) -> tuple[bytes, bool]:
-        """Return the bytes in the pipe, and False if its writing end is closed."""
+        """Return (bytes in the pipe, is_open); is_open is False if the writing end is closed."""
         try:
             data = os.read(self.source.fileno(), PIPE_BYTES)
         except BlockingIOError:

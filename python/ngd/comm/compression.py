@@ -137,7 +137,10 @@ class TopK:
         self._next = call, residual
 
     def _memory(self) -> Array | None:
-        """Return the residual of the last call of `keep` whose collective has started, or None."""
+        """Return the residual, the amounts that are not sent yet, or None if there is no residual.
+
+        It is the residual of the last call of `keep` whose collective has started.
+        """
         if self._next is not None and self._next[0].started:
             self._residual = self._next[1]
             self._next = None

@@ -2,8 +2,8 @@
 """The table of collectives: for each one, the operand and the result of a rank.
 
 A collective has one name: `ngd.NAME` is the function for arrays, `ngd.Group.NAME` the method of a
-group, and `ngd.ops.NAME` the op in a graph. src/cpp/comm/collective.hpp has the same table for the
-core.
+group, and `ngd.ops.NAME` the op in a graph. The table of the C++ runtime is `kKinds` in
+src/cpp/comm/collective.hpp.
 """
 
 from __future__ import annotations

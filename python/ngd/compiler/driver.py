@@ -371,7 +371,7 @@ def as_arguments(inputs: Any) -> Any:
 
 
 def nodes_in(argument: str, tree: Any) -> tuple[list[Any], Structure]:
-    """Return the leaves of a structure of nodes, and a `Structure` with their nesting."""
+    """Return a flat list of the nodes in nested containers, and a `Structure` of the nesting."""
     leaves, structure = flatten(tree)
     if structure is LEAF and isinstance(tree, Sequence) and not isinstance(tree, (str, bytes)):
         leaves, structure = flatten(list(tree))
@@ -422,7 +422,10 @@ def pairs_of(part: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def signature(graph: Graph) -> tuple[tuple[int, ...], ...]:
-    """Return a cache key of a graph: ids of nodes, because `==` of nodes makes a new node."""
+    """Return the ids of a graph's inputs, outputs and updates, as a key of the cache.
+
+    The nodes themselves cannot be in a key, because `==` of two nodes makes a new node.
+    """
     pairs = [node for pair in graph.updates for node in pair]
     return tuple(tuple(n.id for n in nodes) for nodes in (graph.inputs, graph.outputs, pairs))
 

@@ -57,8 +57,8 @@ MANY_TRACES: Final = 8
 """The number of traces at which a function issues a RetraceWarning. Four traces are normal:
 training and evaluation each need one for full batches and one for the shorter last batch."""
 MANY_FUNCTIONS: Final = 100
-"""A RetraceWarning is issued if this many `Function` objects of one Python function are traced: a
-loop probably makes one per iteration. Fewer may be normal, as in tests with many cases."""
+"""A RetraceWarning is issued when this many `Function` objects of one Python function have been
+traced. A loop probably makes one per iteration. Tests with many cases may make fewer than this."""
 
 
 class Tracing(threading.local):
@@ -87,12 +87,12 @@ class Trace:
     structure: Structure
     """The structure of the result of the function."""
     fixed: dict[int, Any]
-    """The leaves of the result that are not nodes, by index. A call returns them unchanged."""
+    """The values in the flattened result that are not nodes, by index. Calls return them as is."""
     is_one_array: bool
     """True if the function returned one node."""
 
     def results(self, values: Sequence[Any]) -> Any:
-        """Return the function's result: the step's arrays (`values`) and other leaves (`fixed`)."""
+        """Build the function's result from `values` (the step's arrays) and `fixed` (constants)."""
         if self.fixed:
             made = iter(values)
             count = len(values) + len(self.fixed)
@@ -200,7 +200,7 @@ class Function:
         return results[0] if trace.is_one_array else trace.results(results)
 
     def trace(self, *args: Any, **kwargs: Any) -> Executable:
-        """Return the compiled step for such arguments, without running it.
+        """Return the compiled step for the given arguments, without running it.
 
         The `graph` of the step is the traced graph, and str() of the step is its program.
 
@@ -232,11 +232,11 @@ class Function:
 
     @property
     def num_traces(self) -> int:
-        """The number of traces that the function keeps, one per kind of arguments."""
+        """The number of traces, the compiled steps that the function keeps."""
         return len(self._traces)
 
     def clear(self) -> None:
-        """Remove all traces, and free their memory."""
+        """Remove all compiled steps of the function, and free their memory."""
         with self._lock:
             self._traces.clear()
             self._families.clear()
@@ -272,7 +272,7 @@ class Function:
         )
 
     def _key_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Key, list[Any]]:
-        """Return (key, leaves) of the arguments. Calls with equal keys run one compiled step."""
+        """Return (key, leaves): the `Key` of the compiled step, and the flat list of arguments."""
         if kwargs or len(args) != self._arity:
             try:
                 bound = self._signature.bind(*args, **kwargs)
@@ -295,7 +295,7 @@ class Function:
         return tuple(bound.arguments.get(name, DEFAULT) for name in self._signature.parameters)
 
     def _trace_for(self, key: Key, leaves: Sequence[Any]) -> Trace:
-        """Return the trace for a key. Make it if it is missing or belongs to an earlier world."""
+        """Return the `Trace` (compiled step) of a `Key`; make it if missing or of an old world."""
         trace = self._traces.get(key)
         if trace is not None and not is_replaced(trace.world):
             return trace
@@ -331,8 +331,8 @@ class Function:
     def _run(self, key: Key, leaves: Sequence[Any]) -> tuple[list[Node | None], Any, Any]:
         """Run the Python function on placeholders; return (placeholders, result, updates).
 
-        `placeholders` has None for each leaf that is a constant. `updates` has the new values of
-        variables, or is None without the option `updates`.
+        `placeholders` has an entry per value in the arguments, None for a constant. `updates` has
+        the new values of variables, or is None without the option `updates`.
         """
         inputs = [
             self._placeholder(spec, path, leaf)
@@ -354,7 +354,7 @@ class Function:
         return inputs, as_result(self.name, returned[0]), returned[1]
 
     def _placeholder(self, spec: LeafSpec, path: str, leaf: Any) -> Node | None:
-        """Return a placeholder for an array or a float; None for a leaf that stays a constant."""
+        """Return a placeholder for an array or a float in the arguments; None for a constant."""
         if spec is FLOAT:
             attrs = {"name": path, "uniform": False, "weak": True}
             return Node(PLACEHOLDER, (), attrs, Type(float64, ()))
@@ -364,7 +364,7 @@ class Function:
         return None
 
     def _call_python(self, values: Sequence[Any]) -> Any:
-        """Call the Python function with one value per parameter, in a context marked as tracing."""
+        """Call the Python function with one value per parameter, while `TRACING` is True."""
         bound = inspect.BoundArguments(self._signature, {})
         arguments = zip(self._signature.parameters, values, strict=True)
         bound.arguments.update((name, value) for name, value in arguments if value is not DEFAULT)
@@ -380,7 +380,7 @@ class Function:
             del _tracing.groups[outer:]
 
     def _name_lists(self, key: Key, leaves: Sequence[Any], error: Exception) -> None:
-        """If `error` is about a list, raise a TypeError naming a list of numbers in the call."""
+        """If a list of numbers in the call can explain `error`, raise a TypeError naming it."""
         if isinstance(error, Error) or not is_about_list(error):
             return
         pairs = zip(leaves, key.specs, strict=True)
@@ -445,7 +445,7 @@ def signature_of(python: Callable[..., Any]) -> inspect.Signature:
 
 
 def building(tree: Any) -> bool:
-    """Return True if ngd.vjp or ngd.jvp only adds nodes to a graph for the arguments `tree`."""
+    """Return True if ngd.vjp or ngd.jvp of `tree` returns nodes, and False if it returns arrays."""
     nodes = (leaf for leaf in leaves_of(tree) if isinstance(leaf, Node))
     return bool(_tracing.groups) or not all(isinstance(node, Variable) for node in nodes)
 

@@ -62,8 +62,8 @@ LeafSpec: TypeAlias = ArraySpec | FixedSpec | str
 or a text, not a class, because each call of an `@ngd.function` makes one per leaf."""
 
 _new: Final = tuple.__new__
-"""`_new(Key, (form, specs))` makes a `Key` in each call of an `@ngd.function`. It is faster than
-`Key(form, specs)`, which runs Python code."""
+"""A function: `_new(Key, (form, specs))` is a faster way to write `Key(form, specs)`, which runs
+Python code. Speed matters here, because each call of an `@ngd.function` makes a `Key`."""
 
 
 def is_array_spec(spec: LeafSpec) -> TypeGuard[ArraySpec]:
@@ -193,18 +193,18 @@ class Key(NamedTuple):
 def without_extents(key: Key) -> tuple[Any, ...]:
     """Return a key that is equal for arguments whose arrays differ only in the sizes of axes.
 
-    For an array, the returned key has the dtype and the number of axes. If this key is equal for
-    two traces of a function, they share one hash of the computation (class `fingerprint.Family`).
-    So the ranks regard these traces as the same computation.
+    For an array, the returned key has the dtype and the number of axes. All compiled steps of a
+    function with the same returned key get one number (`fingerprint.Family`). Ranks compare these
+    numbers, and regard steps with equal numbers as the same computation.
     """
     ranks = ((x[0], len(x[1])) if is_array_spec(x) else x for x in key.specs)
     return (key.form, *ranks)
 
 
 def reason(key: Key, earlier: Sequence[Key]) -> str:
-    """Return a text with the reason for a new trace: how its key differs from earlier keys.
+    """Return the reason why a function was compiled again for new arguments, as a text.
 
-    `key` is the key of the new trace, and `earlier` has the keys of the earlier traces. The text
+    `key` describes the new arguments, and `earlier` those of the earlier compilations. The text
     has the differences between `key` and the most similar earlier key.
     """
     same_form = [other for other in reversed(earlier) if other.form is key.form]
@@ -215,9 +215,10 @@ def reason(key: Key, earlier: Sequence[Key]) -> str:
 
 
 def differences(key: Key, other: Key) -> list[str]:
-    """Return a text for each argument in which two keys with the same `form` differ.
+    """Return a text for each argument whose entry, such as a dtype and shape, differs in two keys.
 
-    An example of the result is ["x is float32[3], not float32[2]"].
+    The arguments have the same nesting (`form`) in both keys. An example of the result is
+    ["x is float32[3], not float32[2]"].
     """
     pairs = zip(key.form.paths, key.specs, other.specs, strict=True)
     return [
