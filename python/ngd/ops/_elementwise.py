@@ -122,10 +122,10 @@ class Binary(Elementwise):
 
 
 def one_dtype(values: Sequence[Value]) -> DType | None:
-    """Return the common dtype of the operands if it needs no promotion rules, else None.
+    """Return the common dtype of operands that need no promotion rules, else None.
 
-    There are two such cases: all operands are nodes of one dtype, or they are nodes of one floating
-    dtype and Python scalars. A Python scalar takes the floating dtype of the nodes.
+    Operands need no rules in two cases: all are nodes of one dtype, or they are nodes of one
+    floating dtype and Python scalars. A Python scalar takes the floating dtype of the nodes.
     """
     dtype, weak = None, False
     for v in values:

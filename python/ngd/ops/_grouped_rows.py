@@ -56,7 +56,7 @@ class GroupedOp(Op):
 
 
 class GroupedMatMul(GroupedOp):
-    """Multiply each row by the matrix of its group, as the experts of a mixture do.
+    """Multiply each row by the matrix of its group, as in a mixture of experts.
 
     Parameters
     ----------
@@ -65,7 +65,8 @@ class GroupedMatMul(GroupedOp):
     w
         A matrix [k, n] per group: [groups, k, n].
     offsets
-        Integers [groups]: the end of each group in the rows, which is a cumulative count.
+        Integers [groups]: for each group, the index after its last row. For example, groups of 1
+        and 2 rows have the offsets [1, 3].
 
     Returns
     -------

@@ -178,7 +178,10 @@ class CallHost(Op):
 
 
 def _two_results(x: Array, y: Array) -> tuple[Array, Array]:
-    """Return x and y concatenated, and the sum of x: a function with two results for SAMPLES."""
+    """Return x and y concatenated, and the sum of x.
+
+    The test cases in SAMPLES call this function, because it has two results.
+    """
     return np.concatenate([x, y]), np.asarray(x.sum(), np.float32)
 
 

@@ -94,7 +94,11 @@ class MatMul(Op):
         return reshape(product, shape)
 
     def _product(self, a: Node, b: Node) -> Node:
-        """Return a matmul of operands with at least two axes, in its simplest form."""
+        """Return the product of operands with at least two axes.
+
+        If a has more than two axes and b has two, a is reshaped to a matrix: [2, 3, 4] to [6, 4].
+        The matmul reads a transposed operand without a copy (see `simplify`).
+        """
         attrs = {"transpose_a": False, "transpose_b": False}
         if a.ndim > 2 and b.ndim == 2:  # one matmul for all batches, one for db
             rows = reshape(a, (math.prod(a.shape[:-1]), a.shape[-1]))

@@ -437,8 +437,8 @@ avg_pool: Final[AvgPool] = register(AvgPool())
 class AvgPoolGrad(Op):
     """The op that computes the gradient of avg_pool with respect to x.
 
-    The gradient of each mean is divided by the number by which avg_pool divides the sum of the
-    window. The quotient is added to each element of x in the window.
+    The gradient of a window's mean is divided by n, the divisor of this mean in avg_pool. The
+    quotient is added to the gradient of each element of x in the window.
     """
 
     # Attributes of a node: spatial, the sizes of the spatial axes of x, and those of avg_pool.

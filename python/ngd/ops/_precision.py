@@ -29,7 +29,7 @@ def with_float32_operands(node: Node) -> Node:
 
 
 def expansion(node: Node) -> tuple[Node, ...]:
-    """Return the nodes that replace the results of a node, in the same types.
+    """Return one replacement node per result of `node`, with the type of this result.
 
     The nodes are those of `Op.expand`, which compute the results by other ops. But if an operand is
     a 16-bit float, the nodes compute the same op in float32 and cast its results.

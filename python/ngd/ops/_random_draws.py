@@ -346,7 +346,7 @@ def multinomial(
 
 
 def _expect_weights(weights: Any, least: int) -> None:
-    """Raise ValueError for a weight outside [0, inf), or a row with too few positive weights."""
+    """Raise ValueError for a weight outside [0, inf), or a row with fewer than `least` above 0."""
     is_weight = (weights >= 0) & (weights < np.inf)
     if not is_weight.all():
         raise ValueError(
