@@ -539,7 +539,7 @@ def function(
     """Compile a Python function to a step. Use it as a decorator, with or without arguments.
 
     The function is called with nodes, once per combination of structure, shapes, dtypes and
-    constants of its arguments. `num_traces` is the number of kept traces. The function must be pure.
+    constants of its arguments. `num_traces` counts the traces kept. The function must be pure.
     It prints only in such a call, and a step does not see later changes of Python values that it
     reads, except of variables. A block such as `nn.training` belongs inside the function.
 
