@@ -356,7 +356,8 @@ def map_tree(
     """Run a collective on each array of a tree.
 
     If `asynchronous` is True, XLA does not wait in the call: one background thread of the process
-    runs the asynchronous calls one after another. If XLA has no futures, XLA waits nevertheless.
+    runs the asynchronous calls one after another. An old version of XLA, whose foreign function
+    interface has no futures, waits nevertheless.
     """
     kind = KINDS[name]
     return jax.tree.map(lambda x: bind_collective(x, kind, op, group, root, asynchronous), tree)

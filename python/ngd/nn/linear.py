@@ -164,7 +164,7 @@ class Embedding(Module):
         return partial(_without_row, initializer, self.padding_idx)
 
     def forward(self, numbers: Node) -> Node:
-        """Return the rows of the table for some indices.
+        """Return the row of the table for each index in `numbers`.
 
         Parameters
         ----------
