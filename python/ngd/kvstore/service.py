@@ -403,7 +403,7 @@ class Service:
                 time.sleep(SHORTEST_NAP)
 
     def _value(self, number: int) -> Array:
-        """Return a copy of the value of a key, which later pushes do not change."""
+        """Return a copy of the value of a key. Later pushes do not change the copy."""
         value = self.table.value(self.keys[number].key)
         return value.copy() if isinstance(self.table, Plain) else value
 
