@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program of `python -m ngd.launch`, which is `ngd run`."""
+"""The program of `python -m ngd.launch`. It does the same as the command `ngd run`."""
 
 from .cli.run import main
 

@@ -254,10 +254,10 @@ def batch_collective(operands: Any, axes: Any, **params: Any) -> Any:
 def jvp_exchange(primitive: Primitive, primals: Any, tangents: Any, **params: Any) -> Any:
     """Run a send or a receive, and return the result and its tangent.
 
-    A second call of the same kind, with the tangent of the first operand, returns the tangent of
-    the result. If that operand has no tangent, there is no second call, and the result has no
-    tangent either. The second call takes the result of the first call as an operand. Otherwise JAX
-    could drop the first call, if nothing else uses its result.
+    The primitive is called a second time, with the tangent of its first operand. This call returns
+    the tangent of the result. If the first operand has no tangent, there is no second call, and the
+    result has no tangent. The second call takes the result of the first call as an operand.
+    Otherwise JAX could drop the first call, if nothing else uses its result.
     """
     result = primitive.bind(*primals, **params)
     if type(tangents[0]) is ad.Zero:
@@ -356,7 +356,8 @@ def map_tree(
     """Run a collective on each array of a tree.
 
     If `asynchronous` is True, XLA does not wait in the call: one background thread of the process
-    runs the asynchronous calls one after another. If XLA has no futures, XLA waits nevertheless.
+    runs the asynchronous calls one after another. An old version of XLA, whose foreign function
+    interface has no futures, waits nevertheless.
     """
     kind = KINDS[name]
     return jax.tree.map(lambda x: bind_collective(x, kind, op, group, root, asynchronous), tree)

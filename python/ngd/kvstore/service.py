@@ -61,9 +61,9 @@ class Kind(IntEnum):
     HEARTBEAT = 5
     """A notice that the sender still uses the store.
 
-    It is sent only to ranks that have closed the store and sent BYE. Such a rank waits in `close`
-    for the other ranks. It raises an error if a rank that has not sent BYE sends no message for
-    NGD_TIMEOUT.
+    The sender sends it only to ranks that have closed the store by BYE. Such a rank waits in
+    `close` until all ranks have sent BYE. The waiting rank raises an error if a rank that has not
+    sent BYE sends no message for NGD_TIMEOUT.
     """
     BYE = 6
     """The sender will send no more requests."""
@@ -403,7 +403,7 @@ class Service:
                 time.sleep(SHORTEST_NAP)
 
     def _value(self, number: int) -> Array:
-        """Return a copy of the value of a key, which later pushes do not change."""
+        """Return a copy of the value of a key. Later pushes do not change the copy."""
         value = self.table.value(self.keys[number].key)
         return value.copy() if isinstance(self.table, Plain) else value
 
@@ -411,9 +411,9 @@ class Service:
         """Answer the pending pushes (applied, but not answered) that need not wait any more.
 
         A push waits while its rank is more than `staleness` pushes of the key ahead of another rank
-        that has not closed the store. If no such rank is left, the kind of the answer is ANSWER. If
-        the push has waited longer than NGD_TIMEOUT, the kind is LATE, and the payload is the list
-        of the ranks for which it waits.
+        that has not closed the store. When the push need not wait, the answer has the kind ANSWER.
+        If the push has waited longer than NGD_TIMEOUT, the answer has the kind LATE, and its
+        payload is the list of the ranks for which the push waits.
         """
         for each in list(self._pending_pushes):
             clock = self._clocks[each.number]

@@ -22,8 +22,8 @@ They are from 100 us to 50 s.
 class Tally:
     """The number of runs of a compiled step, and their time.
 
-    `add` takes no lock. It is called right after a run, and two threads do not run a step on the
-    CPU at the same time: the second call raises BusyError.
+    `add` takes no lock. It is called right after a run, and two threads do not run the same step on
+    the CPU at the same time. A call of a step that another thread runs raises BusyError.
 
     Parameters
     ----------

@@ -36,7 +36,7 @@ class ModuleList(Module):
         Parameters
         ----------
         module : Module
-            The module. Its name is the former length of the list.
+            The module. If the list had n modules, the name of the new module is str(n).
         """
         if not isinstance(module, Module):
             raise TypeError(

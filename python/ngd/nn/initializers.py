@@ -239,7 +239,7 @@ def _normal(mean: float, std: float, random: Generator, shape: Shape) -> Any:
 def _truncated_normal(
     std: float, mean: float, limit: float, random: Generator, shape: Shape
 ) -> Any:
-    """Draw normal numbers at most `limit` standard deviations from `mean`; redraw the others."""
+    """Draw normal numbers; redraw those farther than `limit` * `std` from `mean`."""
     values = random.standard_normal(shape)
     outside = np.abs(values) > limit
     while outside.any():

@@ -164,7 +164,7 @@ class Embedding(Module):
         return partial(_without_row, initializer, self.padding_idx)
 
     def forward(self, numbers: Node) -> Node:
-        """Return the rows of the table for some indices.
+        """Return the row of the table for each index in `numbers`.
 
         Parameters
         ----------
@@ -186,7 +186,7 @@ class Embedding(Module):
 def _without_row(
     initializer: Initializer, row: int, random: np.random.Generator, shape: tuple[int, ...]
 ) -> Any:
-    """Return the values of an initializer for a table, with zeros in one row."""
+    """Return the values of `initializer` for a table, with zeros in the row `row`."""
     rows = np.arange(shape[0])[:, None]
     return initializer(random, shape) * (rows != row)
 
