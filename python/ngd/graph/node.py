@@ -438,7 +438,7 @@ def offset_of(node: Node) -> int | None:
 
 
 def result_of(node: Node, number: int) -> Node:
-    """Return the result of an op with the index `number`; `node` is the first result."""
+    """Return the result with the index `number` of an op; `node` is its first result."""
     return node.results[number]
 
 

@@ -369,7 +369,7 @@ def variable(name: str, initial: Any, *, per_rank: bool = False) -> Variable:
 
 
 def is_one_number(array: Array) -> bool:
-    """Return whether an array has one number in memory, like np.broadcast_to(1.0, (2,))."""
+    """Return whether all elements share one number in memory, as in np.broadcast_to(1.0, (2,))."""
     return array.size > 1 and not any(array.strides)
 
 
