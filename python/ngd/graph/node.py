@@ -173,9 +173,9 @@ class Op:
         raise NotImplementedError(self.name)
 
     def scratch_bytes(self, **attrs: Any) -> int:
-        """Return the bytes of the buffers for the outputs of the graphs that a loop or branch runs.
+        """Return the size in bytes of the buffers for the outputs of a loop's or branch's graphs.
 
-        Other values in these graphs are not counted.
+        Other values in these graphs are not counted. An op that runs no graphs returns 0.
         """
         return 0
 
@@ -204,20 +204,21 @@ class Op:
     def replace_row_major(self, node: Node) -> Node | None:
         """Return a node that has the value of `node` but applies this op; None if impossible.
 
-        This op computes the same as the standard op `layout.row_major_op`, such as a convolution,
-        with another order of axes in memory, such as channels last. `node` applies the standard op.
-        The method transposes the operands of `node` for this op, and applies this op to them. If
-        the axes of the result are in another order than those of `node`, it transposes the result.
+        This op is a variant of the standard op `layout.row_major_op`, such as a convolution. It
+        computes the same with another order of axes in memory, such as channels last. `node`
+        applies the standard op. The method transposes the operands of `node` for this op, and
+        applies this op to them. If the axes of the result are in another order than those of
+        `node`, it transposes the result.
         """
         return None
 
     def move_transpose(self, node: Node, axes: Shape) -> Node | tuple[Node, ...] | None:
         """Return a replacement of `node` that transposes the result instead of the operands.
 
-        Every operand of `node` is a transposition: some node, with its axes in the order `axes`.
-        The replacement applies the op to the nodes that the operands transpose, and then transposes
-        the result. Return a tuple if the op has several results, and None if there is no such
-        replacement. See passes/layouts.py.
+        Every operand of `node` is the transposition of some node x, with the order of axes `axes`.
+        The replacement applies the op to these nodes x, and then transposes the result. Return a
+        tuple if the op has several results, and None if there is no such replacement. See
+        passes/layouts.py.
         """
         return None
 
@@ -432,12 +433,12 @@ def types_of(node: Node) -> Type | tuple[Type, ...]:
 
 
 def offset_of(node: Node) -> int | None:
-    """Return where a view begins in the bytes of its input; None if a node is not a view."""
+    """Return the offset in bytes of a view in its input; None if the node is not a view."""
     return node.op.offset(node.inputs[0].type, **node.attrs) if node.op.kernel.is_view else None
 
 
 def result_of(node: Node, number: int) -> Node:
-    """Return one of the results of an op, given the first one."""
+    """Return the result with the index `number` of an op; `node` is its first result."""
     return node.results[number]
 
 
@@ -511,12 +512,12 @@ class Ancestors:
 
 
 class EndOfAncestors:
-    """The end marker of an `Ancestors` list. It is copied or pickled after all nodes of the list.
+    """The end marker of an `Ancestors` list, which has the nodes from which a node is computed.
 
-    `_copied.ids` has the ids of the nodes in all lists that are being copied. When pickle reaches
-    the marker, it calls `__reduce__`, which removes the ids of this list. The iterator
-    `Ancestors.in_turn` would remove them too early, because pickle reads several nodes from the
-    iterator before it pickles the first of them.
+    The marker is copied or pickled after all nodes of the list. `_copied.ids` has the ids of the
+    nodes in all lists that are being copied. When pickle reaches the marker, it calls `__reduce__`,
+    which removes the ids of this list. The iterator `Ancestors.in_turn` would remove them too
+    early, because pickle reads several nodes from the iterator before it pickles the first of them.
     """
 
     def __init__(self, ids: set[int]) -> None:

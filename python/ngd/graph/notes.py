@@ -24,7 +24,8 @@ class ExpectedUpdate(NamedTuple):
 
     variable: Any
     layer: str
-    """The layer whose call computes the new value of `variable`. ngd.compile's warning names it."""
+    """The layer whose call computes the new value of `variable`. ngd.compile names this layer if it
+    warns that a step does not update `variable`."""
 
 
 class Promotion(NamedTuple):

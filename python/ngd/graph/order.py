@@ -15,7 +15,7 @@ class Stage(IntEnum):
     """The second part of the sort key, for collectives with the same `Order.number`.
 
     In a sharded weight update, each rank updates its shard of a variable. For this, the compiler
-    replaces a collective of the user's graph by several collectives, all with its number. The
+    replaces a collective of the user's graph by several collectives, which keep its number. The
     compiler also adds collectives. An added collective has the number of a collective of the user's
     graph after which it starts, or -1 if it starts before all of them. Collectives with the same
     number start in the order of these constants.
@@ -25,9 +25,9 @@ class Stage(IntEnum):
     """The collective itself. If the compiler replaces it by several collectives, this is the stage
     of the first one, such as the reduction over the ranks of each host."""
     OTHER_FACTOR = 1
-    """The second of two collectives that replace the reduction of a gradient A^T B (a matmul): an
-    all-gather of B, with the stage `ITSELF`, and an all-to-all of the columns of A. From their
-    results, each rank computes its rows of the sum."""
+    """The second of two collectives that replace the reduction of a gradient A^T B (a matmul). The
+    first is an all-gather of B, with the stage `ITSELF`; the second is an all-to-all of the columns
+    of A. From their results, each rank computes its rows of the reduced gradient."""
     BETWEEN_HOSTS = 2
     """The reduction over the ranks that have the same local index on each host. The reduction over
     the ranks of each host comes first, with the stage `ITSELF`."""
@@ -38,8 +38,8 @@ class Stage(IntEnum):
     """The broadcast of the result of matmuls to the ranks of a host. Only one rank of the host, the
     owner, computes these matmuls."""
     UPDATED_PARTS = 5
-    """The all-gather of the shards of a variable that ranks of different hosts have updated. It
-    runs over the ranks that have the same local index on each host."""
+    """The all-gather of the updated shards of a variable. It runs over the ranks that have the same
+    local index on each host; each of these ranks has updated one of the shards."""
 
 
 class Order(NamedTuple):

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 class Kernel(NamedTuple):
     """The computation of an op. Passes read it to fuse, to plan memory and to choose kernels.
 
-    An op with the default record is computed by the native kernel that `Op.lower` names. By
-    default, this is the kernel with the name of the op. If the device has no such kernel, the
-    compiler replaces the op by its expansion (`Op.expand`). Collectives, and ops without operands
-    (leaves), run no kernel.
+    An op with `kernel = Kernel()`, the default, is computed by the native kernel that `Op.lower`
+    names. By default, this is the kernel with the name of the op. If the device has no such kernel,
+    the compiler replaces the op by its expansion (`Op.expand`). Collectives, and ops without
+    operands (leaves), run no kernel.
     """
 
     is_elementwise: bool = False
@@ -50,8 +50,8 @@ class Kernel(NamedTuple):
     is_copy: bool = False
     """True for an op that copies elements and computes nothing.
 
-    Its cost has no operations, rematerialisation treats it as cheap, and mixed precision lets it
-    copy 16-bit floats.
+    Such an op counts as 0 scalar operations in the cost of a step. Rematerialisation treats it as
+    cheap, and mixed precision lets it copy 16-bit floats.
     """
     reduction: str = ""
     """The kind of reduction along attrs["axes"] that the op computes, such as "sum".
@@ -110,9 +110,9 @@ class Numerics(NamedTuple):
 
     Mixed precision and gradients read this record.
 
-    In a step of mixed precision, an op with the default record computes in float32, unless it is
-    elementwise, a reduction, or only moves elements. By default the gradient of an op is computed
-    in the dtype of its operands.
+    In a step of mixed precision, an op with `numerics = Numerics()`, the default, computes in
+    float32, unless it is elementwise, a reduction, or only moves elements. By default the gradient
+    of an op is computed in the dtype of its operands.
     """
 
     is_contraction: bool = False
@@ -160,7 +160,7 @@ class Comm(NamedTuple):
     """The properties of an op that communicates, or whose value the group of ranks determines.
 
     Examples are an all-reduce, and the number of the rank. An op that only reads the results of
-    such ops has the default record.
+    such ops has `comm = Comm()`, the default.
     """
 
     is_collective: bool = False

@@ -85,7 +85,7 @@ class Variable(Node):
     per_rank : bool
         True if each rank has a value of its own by design. The ranks then do not compare values.
     owner : LiveState or None
-        The state that has the variable, if it belongs to an optimizer or to an average of weights.
+        The state to which the variable belongs, such as `optimizer.state`, or None.
 
     Raises
     ------
@@ -113,7 +113,7 @@ class Variable(Node):
         self._storages: dict[str, Storage] = {}
         self.cell = _core.Cell(name)
         self.owner: Any = None
-        """The state of an optimizer or average (a LiveState) that has this variable, or None."""
+        """The LiveState to which this variable belongs, such as `optimizer.state`, or None."""
         self.scope: Scope | None = None
         """The namespace of the model that the variable belongs to; None if it has no model."""
 
@@ -369,12 +369,12 @@ def variable(name: str, initial: Any, *, per_rank: bool = False) -> Variable:
 
 
 def is_one_number(array: Array) -> bool:
-    """Return whether an array repeats one number in memory, as np.broadcast_to(1.0, (2,)) does."""
+    """Return whether all elements share one number in memory, as in np.broadcast_to(1.0, (2,))."""
     return array.size > 1 and not any(array.strides)
 
 
 def placeholder(name: str, shape: Shape, dtype: Any = np.float32, *, uniform: bool = False) -> Node:
-    """Make an input of a compiled step, whose value each call gives.
+    """Make an input of a compiled step. Each call of the step passes a value for it.
 
     Parameters
     ----------

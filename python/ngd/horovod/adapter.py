@@ -37,7 +37,8 @@ class Adapter:
     def start(self, call: str, tensors: Any, *args: Any, **kwargs: Any) -> Handle:
         """Start a collective whose results are new tensors.
 
-        `call` is its name in COLLECTIVES, and its function gets `args` and `kwargs`.
+        `call` is a name in COLLECTIVES, such as "allreduce". `args` and `kwargs` are the other
+        arguments of this collective.
         """
         row = COLLECTIVES[call]
         if row.takes_list:

@@ -48,8 +48,8 @@ SEPARATE_SIZE: Final = 1 << 16
 JOIN, ALL_REDUCE, OTHER, BARRIER = range(4)
 """The kinds of calls. OTHER is any collective in which a joined rank cannot take part."""
 KIND, CALLS, OP, DTYPE, SIZE, NAME, SHAPE, FACTORS, COLUMNS = range(9)
-"""The columns of an announcement: kind of call, number of announcements of this rank, op, index in
-`dtypes.ALL`, number of elements, three CRC-32s (name, shape, factors); and the column count."""
+"""Columns of the row that announces a call: kind, number of calls that the rank has announced, op,
+index in `dtypes.ALL`, number of elements, CRC-32s of name, shape and factors; the column count."""
 
 
 class Handle:
@@ -554,7 +554,7 @@ def answer_call(group: Group, row: Array, caller: int, site: str) -> None:
 
 
 def neutral_element(op: int, dtype: DType) -> Any:
-    """Return the value that a rank in `join` gives to a reduction: 0 for Sum, 1 for Product, ..."""
+    """Return the value that a rank waiting in `join` contributes to a reduction: 0 for Sum, ..."""
     if op == Product:
         return 1
     if op not in (Min, Max):
