@@ -352,7 +352,7 @@ class Module:
         yield from self._walk(prefix)
 
     def _walk(self, prefix: str) -> Iterator[tuple[str, Parameter]]:
-        """Yield the pairs (dotted name, declaration) of `declared`, without its check of lists."""
+        """Yield (dotted name, Parameter or Buffer) pairs, without the checks of `declared`."""
         for trained in (True, False):
             for key, parameter in self._parameters.items():
                 if parameter.trained is trained:

@@ -143,8 +143,8 @@ take_along_axis: Final[TakeAlongAxis] = register(TakeAlongAxis())
 class AddAlongAxis(Op):
     """The adjoint of take_along_axis: an array of zeros to which the op adds the updates.
 
-    The operands are `updates` and `indices`, of equal shape. The op adds each update to the element
-    at the index of the update along the axis. In the gradient of take_along_axis, `updates` is the
+    The operands are `updates` and `indices`, of equal shape. For axis 1 of two axes, the op adds
+    updates[i, j] to result[i, indices[i, j]]. In the gradient of take_along_axis, `updates` is the
     adjoint of its result. 16-bit floats are accumulated in float32 and rounded once.
 
     Attributes of a node: axis; size, the extent of the result along the axis; caller, the name of

@@ -109,8 +109,9 @@ class ConvolutionOp(Op):
     """Two positions in the list (*operands, result) of this op.
 
     `result` is the position of the array that has the shape of the convolution's result. `weights`
-    is the position of the array that has the shape of the convolution's weights. For example, the
-    list of conv_data_grad is (dy, w, dx), so the positions are 0 and 1. -1 is the op's own result.
+    is the position of the array that has the shape of the convolution's weights. -1 is the last
+    position. For example, the list of conv_data_grad is (dy, w, dx), so `result` is 0 and `weights`
+    is 1: dy has the shape of y = conv(x, w).
     """
     shape_attr: ClassVar[str] = ""
     """The name of the attribute with the result's spatial extents.
@@ -314,7 +315,9 @@ def with_channel_bias(node: Node, bias: Node, channels: int) -> Node | None:
 
 
 class ConvDataGrad(ConvolutionOp):
-    """The adjoint of the data of a convolution. conv_transpose applies this op too.
+    """The op that computes dx, the adjoint of a convolution's data x, from dy and the weights.
+
+    ops.conv_transpose uses this op too.
 
     Attributes of a node: `spatial` (the spatial extents of the data), and the attributes of conv.
     """
@@ -377,7 +380,7 @@ conv_data_grad: Final[ConvDataGrad] = register(ConvDataGrad())
 
 
 class ConvWeightGrad(ConvolutionOp):
-    """The adjoint of the weights of a convolution.
+    """The op that computes dw, the adjoint of a convolution's weights w, from the data and dy.
 
     Attributes of a node: `kernel` (the spatial extents of the weights), and the attributes of conv.
     """
