@@ -3,8 +3,8 @@
 
 A message is a memfd, a file in memory. Its descriptor is sent over a Unix socket with one byte. The
 file starts with the number of parts and the size of each part in bytes. The parts follow at aligned
-offsets: a pickle, and then the arrays in it. The sender never waits for the receiver, so two
-processes that send to each other cannot block.
+offsets: a pickle without the data of its arrays, and then this data. The sender never waits for the
+receiver, so two processes that send to each other cannot block.
 """
 
 from __future__ import annotations

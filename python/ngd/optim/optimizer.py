@@ -270,9 +270,9 @@ class Optimizer:
         self.state = LiveState(self.name, *([loss_scale.state] if loss_scale else []))
         """The optimizer state by name, for checkpoints.
 
-        The first call of `minimize` or `apply` makes the variables that belong to parameters. If a
-        checkpoint is loaded earlier, the state keeps the loaded values, and the new variables get
-        them in that call.
+        The first call of `minimize` or `apply` makes the state variables of each parameter, such as
+        its moments. If a checkpoint is loaded earlier, the state keeps the loaded values, and the
+        new variables get them in that call.
         """
         self._accumulators: dict[Variable, Variable] = {}
         self._names = UniqueNames()

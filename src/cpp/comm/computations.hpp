@@ -24,7 +24,8 @@ namespace ngd::comm {
 // thread may call the functions.
 class Computations {
  public:
-  // Add 1 to the count of a computation, the hash of a loaded step. remove() subtracts 1.
+  // Count a loaded step. `computation` is the hash that identifies the step's computation. remove()
+  // undoes one add().
   void add(std::uint64_t computation) {
     const std::lock_guard lock(mutex_);
     ++num_holders_[computation];

@@ -18,9 +18,9 @@ std::string array_of(std::uint64_t entry) {
 }
 
 // Return the first index at which the numbers of two layouts differ. The numbers are the extents of
-// an array, or the entries of a list of arrays (Layout::numbers). A layout may hold only the first
-// Layout::known of them. If the numbers that both layouts hold are equal, return how many both
-// hold.
+// an array, or one number per array of a list (entry_of() in layout.hpp). A layout may hold only
+// the first Layout::known of them. If the numbers that both layouts hold are equal, return how many
+// both hold.
 std::size_t first_difference(const Layout& a, const Layout& b) noexcept {
   const std::size_t num_common = std::min(a.known, b.known);
   return static_cast<std::size_t>(

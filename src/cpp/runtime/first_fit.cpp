@@ -7,8 +7,8 @@
 // bytes:
 //   throughout   the bytes of each block whose life has this node as one of its nodes. These bytes
 //                are in use during all instructions of the node's span
-//   during       the bytes of each block whose life has this node, or a node below it, as one of its
-//                nodes
+//   during       the bytes of each block whose life has this node, or a node below it, as one of
+//                its nodes
 // A new block must not use bytes that another block uses at an instruction of the new block's life.
 // Each of these bytes is in one of these sets: `during` of a node of the new block's life, or
 // `throughout` of an ancestor of such a node. The number of sets to read therefore grows with the

@@ -476,7 +476,8 @@ class _StaticCopy:
     def _input(self, name: str, node: fx.Node | None) -> fx.Node:
         """Add a placeholder with the metadata of `node` to the copy of the graph.
 
-        The text that describes the copy calls the placeholders "%input0", "%input1" and so on.
+        In the text of `copied`, which describes the copy, the placeholders are called "%input0",
+        "%input1" and so on.
         """
         placeholder_ = self.graph.placeholder(name)
         if node is not None:

@@ -152,8 +152,8 @@ struct Workspace {
 };
 
 // Call body(workspace, row, rows) for each block of rows: the block begins at row number `row`, and
-// has `rows` rows. `workspace` is scratch memory of the calling thread. The blocks are divided among
-// the threads.
+// has `rows` rows. `workspace` is scratch memory of the calling thread. The threads divide the
+// blocks among them.
 template <class T, class Body>
 void for_blocks(const Rows& rows, void* scratch, Body&& body) {
   device::for_pieces(rows.pieces, [&](std::int64_t piece) {

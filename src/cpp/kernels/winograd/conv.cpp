@@ -518,7 +518,7 @@ class WeightGrad final : public Kernel {
 
 // Return true if Winograd's convolution is faster than the other kernels for this shape. It is
 // faster if there are at least kMinTiles tiles, and at least half of the tiles' positions are in
-// the images. With fewer tiles, the transform of the kernels takes too much of the time.
+// the images. With fewer tiles, the transform of the weights takes too much of the time.
 // docs/adr/0042-winograd.md has the measurements.
 bool is_fastest(const Tiling& tiling) {
   constexpr std::int64_t kMinTiles = 16;
