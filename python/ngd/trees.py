@@ -66,7 +66,7 @@ class Structure:
         return self._rebuild(iter(leaves))
 
     def _rebuild(self, leaves: Iterator[Any]) -> Any:
-        """Return the nested structure, whose leaves are the next items of `leaves`."""
+        """Return the nested structure with the next items of `leaves` as its leaves."""
         if self.kind is None:
             return next(leaves)
         parts = [part._rebuild(leaves) for part in self.parts]

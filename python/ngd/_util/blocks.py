@@ -38,7 +38,7 @@ def open_block(name: str) -> Iterator[None]:
 def suspend_block(name: str) -> Iterator[None]:
     """Remove the name of a `with` block from `open_blocks()` while this context is active.
 
-    At its end, `open_blocks()` is what it was before, with or without the name. `nn.evaluation`
+    At its end, `open_blocks()` is as before it, with or without the name. `nn.evaluation`
     removes the name of `nn.training`. So code in a block of `nn.evaluation` may call an
     @ngd.function, even if an outer block of `nn.training` is open.
     """
