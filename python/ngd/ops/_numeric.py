@@ -76,7 +76,7 @@ def fmod(a: Value, b: Value) -> Node:
         array([-1.5,  1.5])
     """
     first, second = align("fmod", a, b)
-    if not is_float(first.dtype):  # the smallest integer has no magnitude
+    if not is_float(first.dtype):  # -first would overflow for the smallest one
         rest = remainder(first, second)
         has_sign_of_divisor = logical_and(not_equal(rest, 0), not_equal(rest < 0, first < 0))
         return where(has_sign_of_divisor, rest - second, rest)

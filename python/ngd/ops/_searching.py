@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -253,7 +252,7 @@ def _density(counts: Node, edges: Node) -> Node:
 def _summands(x: Node, weights: Value | None) -> Node:
     """Return a vector of the numbers that the elements of x add to the counts of a histogram."""
     if weights is None:
-        return full((math.prod(x.shape),), 1, int64)
+        return full((x.size,), 1, int64)
     node = as_node(weights, where="histogram")
     if node.shape != x.shape:
         raise ShapeError(
